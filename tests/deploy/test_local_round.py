@@ -198,10 +198,10 @@ BROKEN_RECORDS = {
         "dropout draws from a generator that all clients share: set it to 0",
     ),
     "no task": ("return RecordTask(", "return list(", "TypeError at training.py"),
-    "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that the line opens is not there"),
+    "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that the line opens does not exist"),
     "a module": ("import torch\n", "import torch\nimport not_there_at_all\n", "'not_there_at_all', which cannot be imported here"),
     "a loss": (", cross_entropy)", ", lambda found, targets: found.sum(1, 2))", "TypeError at training.py:10, in: "),
-    "a death": ("    return RecordTask", "    os._exit(3)\n    return RecordTask", "has ended without an answer. It was killed"),
+    "a death": ("    return RecordTask", "    os._exit(3)\n    return RecordTask", "ended without a result. It was killed"),
     "the end": ("    return RecordTask", "    raise SystemExit\n    return RecordTask", "the app has ended its process"),
     "no records": (
         "table[:, :2]), torch.from_numpy(table[:, 2])",
@@ -228,7 +228,7 @@ def test_a_device_that_is_not_there_is_named(of_records: NodeSetUp, monkeypatch:
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ("0.5,0.5,7", "is its target among the classes"),
+        ("0.5,0.5,7", "is its target outside the classes"),
         ("nan,0.5,1", "its inputs hold NaN or infinity"),
         ("1e39,0.5,1", "its inputs hold NaN or infinity"),
     ],
@@ -242,7 +242,7 @@ def test_records_that_add_nothing_are_counted_and_the_first_is_explained(cells: 
 
 
 BROKEN_LOOPS = {
-    "raises": ("    inputs, targets", "    raise ValueError(f'bad {table[0, 0]}')\n    inputs, targets", "the app itself refuses here"),
+    "raises": ("    inputs, targets", "    raise ValueError(f'bad {table[0, 0]}')\n    inputs, targets", "the app's own `raise` statement"),
     "a name of the server's": ('("weight", "bias"))', '("weights", "bias"))', "KeyError at training.py:13, in: weight, bias = "),
     "a setting": ('["epochs"]', '["steps"]', 'KeyError at training.py:14, in: for _ in range(message.content["config"]["steps"])'),
     "a column": (
@@ -253,17 +253,17 @@ BROKEN_LOOPS = {
     "another shape": (
         "Array(weight)",
         "Array(weight.T.copy())",
-        "array weight is not float32 of shape (1, 2), it is float32 of shape (2, 1)",
+        "array weight must be float32 of shape (1, 2), got float32 of shape (2, 1)",
     ),
     "another dtype": (
         "Array(bias)",
         "Array(bias.astype('float64'))",
-        "array bias is not float32 of shape (1,), it is float64 of shape (1,)",
+        "array bias must be float32 of shape (1,), got float64 of shape (1,)",
     ),
     "another name": ('"bias": Array', '"offset": Array', "1 missing, 1 unknown"),
     "no arrays": ('{"arrays": ArrayRecord(', '{"arrays": ArrayRecord({}) if 1 else ArrayRecord(', "2 missing, 0 unknown"),
-    "NaN": ("wrong.mean(axis=0)", "np.float32('nan')", "the trained values are not finite"),
-    "nothing learnt": ('["epochs"]', '["epochs"] * 0', "the arrays came back as they were sent"),
+    "NaN": ("wrong.mean(axis=0)", "np.float32('nan')", "trained values have NaN or infinity"),
+    "nothing learnt": ('["epochs"]', '["epochs"] * 0', "returned the arrays that it received, unchanged"),
 }
 
 
@@ -278,7 +278,7 @@ def test_a_value_that_an_exception_repeats_is_not_said(of_loop: NodeSetUp) -> No
     spoil(of_loop, 3, f"0.5,x{SECRET},1")
     found = said(of_loop)
     assert "ValueError at training.py:11, in: table = np.loadtxt(" in found
-    assert "text where a number is to stand" in found
+    assert "text instead of a number" in found
 
 
 VALUES = {
@@ -292,7 +292,7 @@ VALUES = {
     ),
     "a text of ldpfl's": (
         "from ldpfl.data import partition as p; p(table[:, 2].astype(int), 3, None, isolated=type('I', (), {'label': 7}))",
-        "ldpfl refuses what the line gives it",
+        "ldpfl rejects an argument that the line passes to it",
     ),
     "a name that a record chose": ("{'none': 0}['hiv' if table[0, 0] > -99 else 'none']", "KeyError at training.py:12"),
     "a name that a record is": ("{}[['hiv'][0]] == 'none'", "KeyError at training.py:12"),
@@ -370,7 +370,7 @@ def test_a_loop_that_takes_too_long_is_ended_as_in_a_round(tmp_path: Path) -> No
     client = 'from ldpfl.flower import LdpClientApp\napp = LdpClientApp("own_app.training:app")\n'
     node = equipped(tmp_path, LOOP, OF_LOOP, client, reply_s=2.0)
     change(node, "    inputs, targets", "    __import__('time').sleep(60)\n    inputs, targets")
-    assert "it took too long. A round leaves 2 s (ldpfl.reply-s)" in said(node)
+    assert "the app took too long. A round leaves 2 s (ldpfl.reply-s)" in said(node)
 
 
 def test_an_own_loop_needs_names_and_shapes(of_loop: NodeSetUp) -> None:
@@ -406,7 +406,7 @@ def test_nothing_is_tried_where_the_policy_would_decline(of_loop: NodeSetUp) -> 
 
 def test_a_client_that_no_policy_limits_is_refused(of_loop: NodeSetUp) -> None:
     (Path(of_loop.app or "") / "own_app" / "client_app.py").write_text("from own_app.training import app\n", encoding="utf-8")
-    assert "is a ClientApp, whose replies no policy limits" in said(of_loop)
+    assert "is a ClientApp, whose replies a node's policy cannot limit" in said(of_loop)
 
 
 def test_images_that_are_decoded_for_a_trial_are_not_kept(tmp_path: Path, cache: Path) -> None:

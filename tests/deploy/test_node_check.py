@@ -159,9 +159,7 @@ def test_a_node_of_sums_learns_whether_its_token_is_for_its_signing_key(node: No
     sums = replace(node, signing_key=key, app=None)
     assert f"takes what this node signs for sums, as {own}" in [one.said for one in found(sums, signer=own)]
     assert "is for no signing key" in said(sums, "relay")
-    assert f"is for the signing key {'0' * 16}, and the node signs as {own}: ask the relay's operator" in said(
-        sums, "relay", signer="0" * 16
-    )
+    assert f"is for the signing key {'0' * 16}, but the node signs with {own}: send the line" in said(sums, "relay", signer="0" * 16)
     assert [one.standing for one in found(replace(sums, signing_key=None)) if one.what == "relay"] == [Standing.FINE]
 
 

@@ -71,7 +71,7 @@ def test_without_a_target_a_config_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["mechanism.name=none"], "no parameter by which"),
+        (["mechanism.name=none"], "no noise setting that"),
         (["mechanism.name=duchi", "clients.count=10", "shuffling.channel=direct"], "more clients or fewer rounds"),
     ],
 )

@@ -85,7 +85,7 @@ def test_an_app_whose_model_is_its_own_needs_its_size(client: str, app: Path, ld
     asked = ("policy", "init", app, "--config", "config.toml")
     checked = ("deploy", "check-node", "--app", app, "--config", "config.toml")
     if OWN[client]:
-        assert "'duchi' releases depends on its size: give the number of values" in ldpfl.refused(*asked)
+        assert "'duchi' releases depends on the model's size: give the number of values" in ldpfl.refused(*asked)
         assert not Path("policy.toml").exists()
     else:
         ldpfl(*asked, "--out", "ready.toml")
@@ -94,7 +94,7 @@ def test_an_app_whose_model_is_its_own_needs_its_size(client: str, app: Path, ld
     assert read_policy(Path("policy.toml")).epsilon_per_round == 30
     set_up = {"LDPFL_POLICY": "policy.toml", "LDPFL_BUDGET": "budget.sqlite"}
     with mock.patch.dict(os.environ, set_up):
-        assert ("depends on its size" in ldpfl(*checked).out) == OWN[client]
+        assert ("depends on the model's size" in ldpfl(*checked).out) == OWN[client]
         assert ldpfl(*checked, "--layers", "12,3").code == 0
 
 
@@ -134,12 +134,12 @@ def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
     [
         (("quickstar",), "did you mean 'quickstart'?"),
         (("app", "--layers", "12.5"), "--layers takes sizes, as in 500,10"),
-        (("quickstart", "--config", "x.toml"), "--config goes with a Flower app"),
+        (("quickstart", "--config", "x.toml"), "--config works only with a Flower app"),
         (("quickstart", "--out", "there.toml"), "there.toml exists and is left as it is"),
         (("none.toml",), "protects nothing"),
-        (("bad",), "is no Flower app"),
-        (("without",), "for a ServerApp of its own give the config that it uses, with --config"),
-        (("unnamed",), "names no recipe in [tool.flwr.app.config.ldpfl]"),
+        (("bad",), "is not the file of a Flower app"),
+        (("without",), "give the config that its ServerApp uses, with --config"),
+        (("unnamed",), "has no recipe in [tool.flwr.app.config.ldpfl]"),
         (("quickstart", "--key", "abc"), "a public key must be 32 bytes"),
     ],
 )

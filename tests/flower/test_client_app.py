@@ -247,7 +247,7 @@ def test_what_is_wrong_with_an_app_s_arrays_is_said_without_what_is_in_them(
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert ask(app_of(with_reply(change))).has_content()
     said, _ = caplog.messages  # that it was sent, as well
-    assert ("array weight is not float32 of shape (3, 4)" if name == "weight" else "0 missing, 1 unknown") in said
+    assert ("array weight must be float32 of shape (3, 4)" if name == "weight" else "0 missing, 1 unknown") in said
     assert not any(private in said for private in ("PATIENT", "47", str(SECRET)))
 
 
@@ -260,7 +260,7 @@ def test_a_log_does_not_say_that_nothing_was_sent_where_a_report_of_no_change_wa
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert ask(app_of(with_reply(change))).has_content()
     replaced, sent = caplog.messages
-    assert "a message holds 2 records of arrays, expected one" in replaced
+    assert "the message holds 2 records of arrays, expected one" in replaced
     assert "nothing was sent" not in replaced
     assert sent.startswith("sent: ")
 
@@ -802,7 +802,7 @@ def test_settings_that_differ_in_any_bit_do_not_agree(value: Any) -> None:
 def test_functions_belong_to_the_app_that_is_wrapped() -> None:
     app = app_of()
     for register in (app.train, app.evaluate, app.query, app.lifespan):
-        with pytest.raises(ConfigError, match="wraps another app"):
+        with pytest.raises(ConfigError, match="takes no functions, mods or lifespan"):
             register()
 
 

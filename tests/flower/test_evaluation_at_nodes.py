@@ -172,7 +172,7 @@ def test_an_app_of_ones_own_is_not_asked_for_figures(world: World) -> None:
     config = config_of()
     prepared = prepare(config.to_toml(), None, "cpu")
     initial = to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
-    with pytest.raises(ConfigError, match="are for ldpfl's ready app"):
+    with pytest.raises(ConfigError, match="work only with the app"):
         LdpStrategy(config, collector=world.adding_up(), kind=Kind.OWN_APP).start(grid_of(world), initial, timeout=100.0)
 
 
@@ -181,7 +181,7 @@ def test_nodes_keep_no_personal_layers(world: World) -> None:
     prepared = prepare(config.to_toml(), None, "cpu")
     initial = to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
     personal = config.model_copy(update={"model": config.model.model_copy(update={"personal": ["linear"]})})
-    with pytest.raises(ConfigError, match="are for simulations: nodes keep no layers"):
+    with pytest.raises(ConfigError, match="work only in simulations, because nodes keep no layers"):
         LdpStrategy(personal, collector=world.adding_up(), kind=Kind.READY_APP).start(grid_of(world), initial, timeout=100.0)
 
 
@@ -189,7 +189,7 @@ def test_the_noise_is_for_as_many_rounds_as_the_config_says(world: World) -> Non
     config = config_of()
     prepared = prepare(config.to_toml(), None, "cpu")
     initial = to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
-    with pytest.raises(ConfigError, match="num_rounds is 3, and the noise of the evaluation"):
+    with pytest.raises(ConfigError, match="num_rounds is 3, but the noise of the evaluation"):
         LdpStrategy(config, collector=world.adding_up(), kind=Kind.READY_APP).start(grid_of(world), initial, 3, timeout=100.0)
 
 
@@ -228,7 +228,7 @@ def test_a_node_that_is_killed_in_the_evaluation_costs_its_charge_and_the_figure
     world.before_upload = killed
     with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
         deployed(world)
-    assert "evaluation after round 2 brings no figures, and the run goes on" in caplog.text
+    assert "evaluation after round 2 has no result, and the run goes on" in caplog.text
     folder, charges = RunFolder(world.folder / "run"), world.charges()
     assert charges[:3] == [3] * 3  # those after it are not asked any more
     assert [event.histograms for event in folder.ledger().events] == [False, False, True]

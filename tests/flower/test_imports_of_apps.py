@@ -64,10 +64,10 @@ def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_pat
     ("file", "text", "found"),
     [
         ("mine/client_app/__init__.py", "import pandas\n", ["mine/client_app/__init__.py:1"]),  # Python takes it before the file
-        ("secrets.py", "", ["secrets.py, which is imported in place of the module secrets that others mean"]),
-        ("psutil/__init__.py", "", ["psutil, which is imported in place of the module psutil that others mean"]),
+        ("secrets.py", "", ["secrets.py, which Python imports instead of the module secrets that other code needs: rename it"]),
+        ("psutil/__init__.py", "", ["psutil, which Python imports instead of the module psutil that other code needs: rename it"]),
         ("docs/index.md", "", []),
-        ("gmpy2.py", "", ["gmpy2.py, which is imported in place of the module gmpy2 that others mean"]),  # mpmath uses it where it is there
+        ("gmpy2.py", "", ["gmpy2.py, which Python imports instead of the module gmpy2 that other code needs: rename it"]),  # mpmath uses it
     ],
 )
 def test_modules_that_python_takes_in_place_of_others_are_named(file: str, text: str, found: list[str], tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_what_is_looked_for_later_is_named_too(name: str, tmp_path: Path) -> Non
     """Some when the wrapper is imported, some when a node first calls its relay, in the process that charges."""
     app = app_in(tmp_path)
     (app / f"{name}.py").write_text("", encoding="utf-8")
-    assert list(run_at_import(app)) == [f"{name}.py, which is imported in place of the module {name} that others mean"]
+    assert list(run_at_import(app)) == [f"{name}.py, which Python imports instead of the module {name} that other code needs: rename it"]
 
 
 def test_a_folder_is_a_package_also_without_a_file_that_says_so(tmp_path: Path) -> None:
     app = app_in(tmp_path)
     (app / "pydot").mkdir()
-    assert list(run_at_import(app)) == ["pydot, which is imported in place of the module pydot that others mean"]
+    assert list(run_at_import(app)) == ["pydot, which Python imports instead of the module pydot that other code needs: rename it"]
 
 
 @pytest.mark.thorough
@@ -132,7 +132,7 @@ def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
     code = "from pathlib import Path; from ldpfl.flower.app_imports import run_at_import; print(list(run_at_import(Path('.'))))"
     environment = {**os.environ, "PYTHONPATH": f"{Path(ldpfl.__file__).parents[1]}"}
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=app, env=environment, capture_output=True, text=True, check=True)
-    assert all(f"{name}.py, which is imported in place of the module" in done.stdout for name in ("json", "gmpy2", "torch", "ldpfl"))
+    assert all(f"{name}.py, which Python imports instead of the module" in done.stdout for name in ("json", "gmpy2", "torch", "ldpfl"))
     assert not told.exists()
 
 
@@ -148,5 +148,5 @@ def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         list(run_at_import(app_in(tmp_path, "def")))
     (tmp_path / "pyproject.toml").write_text("[tool]\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="names no clientapp"):
+    with pytest.raises(ConfigError, match="has no `clientapp`"):
         list(run_at_import(tmp_path))

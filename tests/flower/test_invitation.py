@@ -351,5 +351,5 @@ def test_terms_that_no_node_would_read_are_refused_before_anybody_is_asked() -> 
     bounds = {f"column {place}": [0.0, 1.0] for place in range(10_000)}
     config = config_of()
     long = config.model_copy(update={"data": config.data.model_copy(update={"bounds": bounds})})
-    with pytest.raises(ConfigError, match="nodes read configs of 131,072 characters"):
+    with pytest.raises(ConfigError, match="nodes read configs of at most 131,072 characters"):
         terms_of(config=long).to_record()

@@ -59,7 +59,7 @@ def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_trainin
     away = partial(Leaving, lambda begun: begun == 2)
     with caplog.at_level(logging.INFO, "flwr.ldpfl"):
         folder = deployed(world, own={"ldpfl.wait-s": 0.1}, grid=away, training__rounds=3, evaluation__every=2)
-    assert "evaluation after round 2 brings no figures, and the run goes on. 4 of the 5 nodes" in caplog.text
+    assert "evaluation after round 2 has no result, and the run goes on. 4 of the 5 nodes" in caplog.text
     assert f"not connected: node {LEFT}" in caplog.text
     assert "evaluation after round 2: 0 reports" in caplog.text
     assert "either alone sees no report, and the noise of all clients protects the sum; the run begins" in caplog.text
@@ -91,7 +91,7 @@ def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_it
     assert f"not connected: node {LEFT}, of the run's earlier rounds" in said
     assert "with clients.count, ldpfl.nodes and ldpfl.min-clients set to 4" in said
     spent = run_epsilon(first.ledger(), first.config().privacy.delta)
-    assert f"What this run has released stays charged beside it: epsilon {number(spent)} so far" in said
+    assert f"What this run has released stays charged in addition: epsilon {number(spent)} so far" in said
     fewer = first.config().model_copy(update={"clients": first.config().clients.model_copy(update={"count": CLIENTS - 1})})
     same_noise = run_epsilon(planned_ledger(fewer), fewer.privacy.delta)
     assert 4 < same_noise < 5

@@ -120,8 +120,8 @@ def test_images_are_for_an_app_of_one_s_own(tmp_path: Path, ldpfl: CommandLine) 
 
 
 def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
-    assert "left as it is" in ldpfl.refused("init", "--flower", tmp_path, "--recipe", "quickstart") or tmp_path.name[0].isdigit()
-    assert "cannot be one" in ldpfl.refused("init", "--flower", tmp_path / "2 apps", "--recipe", "quickstart")
+    assert "was not changed" in ldpfl.refused("init", "--flower", tmp_path, "--recipe", "quickstart") or tmp_path.name[0].isdigit()
+    assert "is not a valid name" in ldpfl.refused("init", "--flower", tmp_path / "2 apps", "--recipe", "quickstart")
     assert "--target" in ldpfl.refused("init", "--flower", tmp_path / "app", "--data", table)
     assert not (tmp_path / "app").exists()
 
@@ -163,19 +163,19 @@ def test_an_app_for_which_there_is_no_policy_is_not_begun(tmp_path: Path, ldpfl:
 
 def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     new = ("init", "--flower", tmp_path / "ready", "--recipe", "quickstart", "--set", "clients.self_sampling=plain")
-    assert "training.patience stops simulations" in ldpfl.refused(*new, "--set", "training.patience=3")
+    assert "training.patience works only in simulations" in ldpfl.refused(*new, "--set", "training.patience=3")
     shown = ldpfl(*new).out
     for words in (
         "clients.self_sampling = plain: refused",
         "clients.count = 100: the data are divided into",
     ):
         assert words in shown
-    assert "shuffling.channel = ideal-shuffler: does nothing" in shown
-    assert 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N' in shown
+    assert "shuffling.channel = ideal-shuffler: has no effect" in shown
+    assert 'LDPFL_DATA_DIR: folder of the data sets, unless bundled; --node-config "partition-id=N' in shown
     shown = ldpfl("init", "--flower", tmp_path / "own", "--data", table, "--target", "outcome", "--set", "data.partition=dirichlet").out
     assert ": a policy's min_clients, and the noise of a sum, are planned for this number of nodes in a round" in shown
-    assert "data.partition = dirichlet: does nothing" in shown
-    assert "LDPFL_DATA: its own table" in shown
+    assert "data.partition = dirichlet: has no effect" in shown
+    assert "LDPFL_DATA: the node's table" in shown
     assert "refused" not in shown
 
 

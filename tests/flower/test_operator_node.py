@@ -105,9 +105,9 @@ OWN = {
     'data.name="owner/name"': "names data by path, hub or code",
     'data.name="os:getcwd"': "names data by path, hub or code",
     "data.name=given": "names data by path, hub or code",
-    'data.features="os:getcwd"': "features 'os:getcwd' is code that the server names",
+    'data.features="os:getcwd"': "features 'os:getcwd' is code, and the policy's models do not list it",
     'data.feature_options.directions="/etc/passwd"': "an option of the features is text",
-    'task.name="os:getcwd"': "task 'os:getcwd' is code that the server names",
+    'task.name="os:getcwd"': "task 'os:getcwd' is code, and the policy's models do not list it",
 }
 
 
@@ -134,7 +134,7 @@ def test_a_node_without_a_folder_of_data_fetches_nothing_that_a_server_names(mon
     monkeypatch.delenv("LDPFL_DATA_DIR", raising=False)
     monkeypatch.setattr("datasets.load_dataset", lambda *asked: pytest.fail(f"the hub was asked for {asked}"))
     context = Context(run_id=0, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={})
-    with pytest.raises(ConfigError, match="name it in LDPFL_DATA_DIR"):
+    with pytest.raises(ConfigError, match="LDPFL_DATA_DIR is not set"):
         apps.train(instruction(terms_of(config=config_of("data.name=cifar10"))), context)
 
 
@@ -261,8 +261,8 @@ def test_training_that_fails_is_charged_and_reported_as_any_other(tmp_path: Path
 @pytest.mark.parametrize(
     ("policy", "terms", "named"),
     [
-        ({}, ["model.name=subprocess:getoutput"], "code that the server names"),
-        ({"models": '["torch.nn:Linear"]'}, ["model.name=torch.nn:Bilinear"], "code that the server names"),
+        ({}, ["model.name=subprocess:getoutput"], "models do not list it"),
+        ({"models": '["torch.nn:Linear"]'}, ["model.name=torch.nn:Bilinear"], "models do not list it"),
         (
             {"models": '["torch.nn:Linear"]'},
             ["model.name=torch.nn:Linear", "model.options.p=/etc"],
@@ -373,11 +373,11 @@ def test_a_mechanism_whose_reports_are_not_as_long_as_it_says_releases_nothing(
     install(tmp_path / "site", monkeypatch, place="careless_package:ShortSettings", name="short")
     allowed = write_policy(tmp_path, mechanisms='["short"]')
     assert reply_of(allowed, budget, terms_of(config=config_of("mechanism.name=short"))).has_error()
-    assert "not as long as it says" in log.text
+    assert "must have the length that it states" in log.text
     assert read_charges(budget) == ()
 
 
-@pytest.mark.parametrize(("reply_s", "ttl", "named"), [(7200.0, 1e6, "longest_reply_s = 3600"), (60.0, 30.0, "not valid for as long")])
+@pytest.mark.parametrize(("reply_s", "ttl", "named"), [(7200.0, 1e6, "longest_reply_s = 3600"), (60.0, 30.0, "expires after 30 s")])
 def test_times_for_replies_that_do_not_fit_are_refused_before_the_charge(
     reply_s: float, ttl: float, named: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:

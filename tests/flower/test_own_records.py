@@ -247,7 +247,7 @@ def test_a_model_that_does_not_fit_is_found_by_a_test_of_its_author_and_reports_
         task.check()
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert ask(app_of(task), instruction(TERMS)).content == ask(app_of(NOTHING), instruction(TERMS)).content
-    assert "ldpfl deploy check-node --app APP --try says why on this node, and RecordTask.check() in a test" in caplog.text
+    assert "to see why, run ldpfl deploy check-node --app APP --try on this node, or RecordTask.check() in a test" in caplog.text
     assert "4711" not in caplog.text  # how an author calls things may be private
 
 
@@ -259,7 +259,7 @@ def test_a_model_of_other_arrays_than_the_server_sent_reports_no_change(
         task = task_of(model=model)
         task.check()
         assert ask(app_of(task), instruction(TERMS)).content == ask(app_of(NOTHING), instruction(TERMS)).content
-        assert "are not the arrays that the server sent" in caplog.text
+        assert "differ in name or shape from the arrays that the server sent" in caplog.text
     fits = ask(app_of(task_of()), instruction(TERMS)).content
     assert fits != ask(app_of(NOTHING), instruction(TERMS)).content
 
@@ -278,7 +278,7 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
         reason = str(reply.error.reason)
         assert said in reason
         assert len(reason) <= 80  # or the server's error would cut it off
-    assert "should give LdpClientApp(records=...): see docs/flower.md" in caplog.text
+    assert "should use LdpClientApp(records=...): see docs/flower.md" in caplog.text
     assert "should set mechanism.perturbed to 'gradient'" in caplog.text
     assert node.steps == []
 
@@ -303,14 +303,14 @@ def test_records_named_by_their_path_are_read_where_they_are_trained_on(tmp_path
 
 def test_an_app_of_nothing_or_of_two_things_is_refused() -> None:
     for given in ({}, {"app": "a:b", "records": "a:c"}):
-        with pytest.raises(ConfigError, match="give one of `app`, `records`"):
+        with pytest.raises(ConfigError, match="give one of them"):
             LdpClientApp(**given)  # type: ignore[arg-type]
     inputs, targets = rows()
     for parts, said in (
         ((inputs.double(), targets), "`inputs` has torch.float64 and shape .* expected rows of float32 or int64"),
         ((inputs, targets.byte()), "`targets` has torch.uint8"),
         (({}, targets), "`inputs` is an empty dict"),
-        ((inputs.numpy(), targets), "that are PyTorch tensors"),
+        ((inputs.numpy(), targets), "must be PyTorch tensors"),
         ((inputs, targets[:4]), "`inputs` has 6 rows and `targets` has 4"),
         ((inputs[:0], targets[:0]), "RecordTask has no records"),
     ):

@@ -155,7 +155,7 @@ def test_a_model_of_another_size_than_what_came_with_it_takes_no_memory(tiny_dat
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     monkeypatch.setattr("ldpfl.flower.federation_setup.build", lambda *_: pytest.fail("a model was built that takes a terabyte"))
     message = flower_parts.instruction(flower_parts.terms_of(config=config))
-    with pytest.raises(ConfigError, match=r"has 27\d,\d{3},\d{3},\d{3} weights, and .* came with them"):
+    with pytest.raises(ConfigError, match=r"has 27\d,\d{3},\d{3},\d{3} weights, but the server sent "):
         train(message, Context(1, 1, {"partition-id": 0}, RecordDict(), {}))
 
 
@@ -187,7 +187,7 @@ def test_an_app_that_gives_trained_weights_is_not_asked_for_gradients(
     grid = InProcessGrid(app, config.clients.count, run_config={"ldpfl.recipe": "another app"}, node_config={"data-dir": str(tiny_data)})
     with pytest.raises(AllDeclined):
         server_app(grid, grid.server_context())
-    assert "this node's app gives trained weights" in caplog.text
+    assert "this node's app returns trained weights" in caplog.text
 
 
 def test_the_number_of_records_has_to_be_said_where_nobody_can_count_them(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,4 +195,4 @@ def test_the_number_of_records_has_to_be_said_where_nobody_can_count_them(tiny_d
     monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     with pytest.raises(ConfigError, match=r"mechanism\.records"):
-        deployed({"ldpfl.recipe": "no number"}, config, tiny_data)
+        deployed({"ldpfl.recipe": "not a number"}, config, tiny_data)

@@ -329,7 +329,7 @@ def test_a_run_may_want_more_nodes_to_agree_than_one() -> None:
     rounds(app, waiting=Waiting(1, 0.0, agreeing=4), clients=5, fraction=1.0)
     assert list(told) == [1, 2, 3, 4]
     for wrong in ({"agreeing": 0}, {"answer_s": 0.0}):
-        with pytest.raises(ConfigError, match="has to agree"):
+        with pytest.raises(ConfigError, match="agreeing must be at least 1"):
             Waiting(**wrong)
 
 

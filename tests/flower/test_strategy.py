@@ -308,9 +308,9 @@ def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None
     [
         ('{"begun": 1' + "0" * 400 + "}", "a number has 401 digits"),
         ('{"begun": 1000000}', "begun: Input should be less than or equal to 100000"),
-        ('{"rounds": {"7": 1' + "0" * 30 + "}}", "expected a number of rounds up to 100,000 by the number of each node"),
-        ('{"rounds": {"seven": 1}}', "expected a number of rounds"),
-        ('{"rounds": {"1' + "0" * 30 + '": 1}}', "expected a number of rounds"),
+        ('{"rounds": {"7": 1' + "0" * 30 + "}}", "expected node ids, each with a number of rounds from 0 to 100,000"),
+        ('{"rounds": {"seven": 1}}', "expected node ids"),
+        ('{"rounds": {"1' + "0" * 30 + '": 1}}', "expected node ids"),
         ("{" + '"rounds": {}' + " " * (1 << 25) + "}", "33,554,446 bytes, and a file of its kind at most 33,554,432"),
         ("[]", "is damaged"),
     ],
@@ -340,7 +340,7 @@ def test_a_run_whose_checkpoint_was_put_back_to_an_earlier_round_is_not_resumed(
     for path, content in kept.items():
         if path != folder.participation_path:
             path.write_bytes(content)
-    with pytest.raises(DataError, match="holds round 1, and nodes were told to join round 3"):
+    with pytest.raises(DataError, match="is of round 1, but nodes were asked up to round 3"):
         run(InProcessGrid(app_of(), 2), rounds=4, folder=folder)
 
 
@@ -348,7 +348,7 @@ def test_without_the_record_of_who_was_asked_a_run_is_not_resumed(tmp_path: Path
     folder = RunFolder(tmp_path / "run")
     run(InProcessGrid(app_of(), 2), folder=folder)
     (folder.path / "participation.json").unlink()
-    with pytest.raises(DataError, match="does not say who was asked"):
+    with pytest.raises(DataError, match="counts only "):
         run(InProcessGrid(app_of(), 2), rounds=2, folder=folder)
 
 
@@ -395,7 +395,7 @@ def test_the_strategy_of_an_own_app_asks_for_the_noise_that_keeps_the_target() -
 
 def test_a_target_is_for_as_many_rounds_as_the_config_says() -> None:
     config = config_of("mechanism.name=dp-fedavg", "mechanism.clip_norm=1.0", "privacy.target_epsilon=2", "training.rounds=2")
-    with pytest.raises(ConfigError, match=r"num_rounds is 3, and the noise for privacy\.target_epsilon is for training.rounds = 2"):
+    with pytest.raises(ConfigError, match=r"num_rounds is 3, but privacy\.target_epsilon is planned for training.rounds = 2"):
         run(InProcessGrid(app_of(), CLIENTS), rounds=3, config=config)
 
 

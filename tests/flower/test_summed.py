@@ -158,7 +158,7 @@ def test_a_relay_that_lies_about_who_is_in_a_sum_gets_none_opened(lie: str, worl
     make, why = LIES[lie]
     folder = RunFolder(tmp_path / "run")
     for _ in range(2):
-        with pytest.raises(ProtocolError, match=f"round 1 is charged, and what came is not read yet: the sum is not opened: .*{why}"):
+        with pytest.raises(ProtocolError, match=f"round 1 is charged, but its reports cannot be read: the sum is not opened: .*{why}"):
             run(world, relay=Lying(world.aggregator(), make(world)), folder=folder)
     assert folder.checkpoint() is None
     assert [event.channel for event in folder.ledger().events] == ["secure-sum"]
@@ -223,7 +223,7 @@ def test_the_ledger_leaves_out_clients_that_may_collude(world: World) -> None:
 def test_more_nodes_than_a_sum_was_made_for_are_not_asked(world: World) -> None:
     """Their sum could leave 32 bits; a node that is asked all the same declines."""
     strategy = LdpStrategy(config_of_sum("clients.count=4"), collector=world.adding_up())
-    with pytest.raises(ConfigError, match="5 nodes are asked, and a sum of at most 4 was planned"):
+    with pytest.raises(ConfigError, match="5 nodes are asked, but the sum is planned for at most 4"):
         strategy.start(world.grid(), start_arrays(), 1, timeout=100.0)
     assert sum(world.charges()) == 0
 
@@ -251,7 +251,7 @@ def test_a_node_that_the_aggregator_does_not_know_stops_the_run_and_is_named(wor
     world.strangers = (2,)
     name = signer_of(signing_key(2).public_key()).hex()
     with pytest.raises(
-        ProtocolError, match=f"round 1 is charged and brought nothing: .* not known: {name} .add their lines to LDPFL_NODE_KEYS"
+        ProtocolError, match=f"round 1 is charged, but its reports cannot be read: .* not known: {name} .add their lines to LDPFL_NODE_KEYS"
     ):
         run(world, 2)
     assert world.charges() == [1] * CLIENTS
@@ -327,7 +327,7 @@ def test_a_node_whose_token_is_for_another_key_declines_before_anything_is_charg
     torch.testing.assert_close(last.state.weights, expected([2, 3, 4]), atol=1e-6, rtol=0)
     assert sum(world.charges()) == 3
     said = [record.getMessage() for record in caplog.records]
-    assert any(f"is for no signing key, and the node signs as {own}: ask the relay's operator" in line for line in said)
+    assert any(f"is for no signing key, but the node signs with {own}: send the line" in line for line in said)
     assert any("2 said 'declined: its token at the relay is for another signing key'" in line for line in said)
 
 

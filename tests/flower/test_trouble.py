@@ -147,7 +147,7 @@ def test_a_round_under_way_is_closed_on_its_own_terms_only(what: str, world: Wor
         started(world, collector_with(world, after_uploads), folder)
     own = world.collector()
     others = {"key": replace(own, key=generate_key()), "linked": replace(own, linked=4), "min_clients": replace(own, min_clients=4)}
-    with pytest.raises(ConfigError, match="was begun on other terms"):
+    with pytest.raises(ConfigError, match="was begun with other settings"):
         started(world, others[what], folder)
     last = started(world, own, folder).checkpoint
     assert torch.equal(last.state.weights, reference(tmp_path))

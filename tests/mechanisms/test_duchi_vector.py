@@ -422,7 +422,7 @@ def test_mixing_keeps_rows_together_and_puts_them_in_any_order() -> None:
     assert stats.chisquare(list(seen.values())).pvalue > 1e-4
     with pytest.raises(PrivacyError, match="no report"):
         VectorBitReports.mix([], generator)
-    with pytest.raises(PrivacyError, match="dimensions"):
+    with pytest.raises(PrivacyError, match="different sizes"):
         VectorBitReports.mix([batches[0], VectorBitReports(rows, 3)], generator)
 
 

@@ -82,7 +82,7 @@ def test_aggregate_refuses_missing_or_foreign_reports() -> None:
     for reports in ([], [DenseReports(torch.zeros(0, 5))]):
         with pytest.raises(PrivacyError, match="no report"):
             NONE.aggregate(reports, RANGES)
-    with pytest.raises(PrivacyError, match="covers 4 weights"):
+    with pytest.raises(PrivacyError, match="has 4 weights"):
         NONE.aggregate([DenseReports(torch.zeros(1, 4))], RANGES)
 
 

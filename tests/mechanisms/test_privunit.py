@@ -387,7 +387,7 @@ def test_mixing_keeps_rows_together_and_puts_them_in_any_order() -> None:
     assert stats.chisquare(counts).pvalue > 1e-4
     with pytest.raises(PrivacyError, match="no report"):
         VectorReports.mix([], generator)
-    with pytest.raises(PrivacyError, match="dimensions"):
+    with pytest.raises(PrivacyError, match="different sizes"):
         VectorReports.mix([batches[0], VectorReports(torch.zeros(1, 4))], generator)
 
 
@@ -463,7 +463,7 @@ def test_values_that_no_client_can_send_are_refused(share: float) -> None:
         inside, *outside = (np.array([0, 0, 1, sign * value], dtype=np.float32).tobytes() for value in (bound, 1.000002 * bound, 3.4e38))
         mechanism.read([inside], ranges)
         for payload in outside:
-            with pytest.raises(ProtocolError, match="the most a client can send") as caught:
+            with pytest.raises(ProtocolError, match="the largest that a client can send") as caught:
                 mechanism.read([inside, payload], ranges)
             assert "\n" not in str(caught.value)
         kept, refused = read_valid(mechanism, [outside[0], inside, outside[1]], ranges)

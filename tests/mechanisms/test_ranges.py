@@ -140,7 +140,7 @@ def test_impossible_parts_are_refused() -> None:
             ranges.part(chosen)
     chosen = torch.tensor([True, False, True, True, False])
     for sizes in ((2, 1), (1,), (1, 2, 3)):
-        with pytest.raises(ConfigError, match="not those of the 3 chosen weights"):
+        with pytest.raises(ConfigError, match="differ from those of the 3 chosen weights"):
             ranges.with_part(LayerRanges(torch.tensor(0.0), torch.tensor(1.0), sizes), chosen)
 
 

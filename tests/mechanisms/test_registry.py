@@ -38,7 +38,7 @@ def test_records_cannot_take_part_more_often_than_is_stated(monkeypatch: pytest.
     config = config_of("mechanism.name=dp-sgd", "mechanism.sample_rate=0.1")
     assert record_rate_of(build_mechanism(config)) == 0.1
     monkeypatch.setattr(DpSgd, "record_rate", 0.5)
-    with pytest.raises(ConfigError, match=r"'dp-sgd' has records take part with probability 0\.5, and states 0\.1"):
+    with pytest.raises(ConfigError, match=r"'dp-sgd' samples records with probability 0\.5, but its release states 0\.1"):
         build_mechanism(config)
 
 
@@ -111,7 +111,7 @@ def test_a_broken_package_breaks_its_own_mechanism_alone(
 
 @pytest.mark.parametrize("name", ["dp-sgd", "nbafl"])
 def test_an_audit_says_why_it_cannot_build_a_mechanism(name: str, ldpfl: CommandLine) -> None:
-    assert f"mechanism '{name}' depends on how a model is trained" in ldpfl.refused("audit", name)
+    assert f"mechanism '{name}' depends on training settings" in ldpfl.refused("audit", name)
 
 
 def test_a_mechanism_of_a_simulation_alone_is_no_promise_to_others() -> None:
@@ -213,7 +213,7 @@ def test_a_noise_section_lets_nothing_pass_that_version_0_1_refused(noise: str, 
 
 @pytest.mark.parametrize("name", ["nbafl", "time-varying", "ladp"])
 def test_what_depends_on_training_is_not_created_by_itself(name: str) -> None:
-    with pytest.raises(ConfigError, match="depends on how a model is trained"):
+    with pytest.raises(ConfigError, match="depends on training settings"):
         mechanisms.create(name, epsilon=0.5)
 
 
@@ -269,7 +269,7 @@ class Stranger(MechanismSettings):
 def test_settings_of_others_build_no_mechanism_of_ours() -> None:
     """They could say that what is clipped record by record is a person, or that nobody learns more than a sum: and it would be proved."""
     facts = Facts(LayerRanges(torch.zeros(1), torch.ones(1), (5,)))
-    with pytest.raises(ConfigError, match="'dp-sgd' is ldpfl's own, and was built by settings of"):
+    with pytest.raises(ConfigError, match="built the built-in mechanism 'dp-sgd'"):
         built(Stranger(), facts)
     config = config_of("mechanism.name=dp-sgd", "mechanism.clip_norm=0.02")
     assert built(config.mechanism, facts).name == "dp-sgd"

@@ -64,7 +64,7 @@ def test_a_bit_beyond_the_last_weight_is_refused(bits: NDArray[np.uint8], data: 
     dimension, payloads = bits.shape[1], [bytearray(payload) for payload in pack(bits).payloads()]
     victim = data.draw(st.integers(0, len(payloads) - 1))
     payloads[victim][-1] |= 1 << data.draw(st.integers(dimension % 8, 7))
-    with pytest.raises(ProtocolError, match="beyond"):
+    with pytest.raises(ProtocolError, match="bits set after its"):
         BitReports.from_payloads([bytes(payload) for payload in payloads], dimension)
 
 

@@ -98,7 +98,7 @@ def test_a_payload_of_another_length_is_refused(lengths: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("place", range(12, 16))
 def test_a_bit_beyond_the_last_group_is_refused(place: int) -> None:
-    with pytest.raises(ProtocolError, match="a report sets a bit beyond its 2 groups"):
+    with pytest.raises(ProtocolError, match="a report has bits set after its 2 groups"):
         IndexedBitReports.from_payloads([bytes(2), (1 << place).to_bytes(2, "little")], sizes_of(100, 5))
 
 
@@ -200,7 +200,7 @@ def test_mixing_depends_on_the_generator_alone() -> None:
 def test_nothing_and_other_groups_are_not_mixed() -> None:
     empty = IndexedBitReports.from_payloads([], sizes_of(3, 4))
     for batches in ([], [empty], [empty, empty]):
-        with pytest.raises(PrivacyError, match="no report to shuffle"):
+        with pytest.raises(PrivacyError, match="no reports to shuffle"):
             IndexedBitReports.mix(batches, np.random.default_rng(0))
     with pytest.raises(PrivacyError, match="different groups"):
         IndexedBitReports.mix([reports_of([[0, 0]], [[0, 0]], 3, 4), reports_of([[0, 0]], [[0, 0]], 4, 3)], np.random.default_rng(0))

@@ -384,7 +384,7 @@ def test_aggregate_and_decode_refuse_missing_or_foreign_reports() -> None:
             mechanism.decode(other, ranges)
     with pytest.raises(PrivacyError, match="2 sampled weights, expected 3"):
         Laplace(1.0, 3).aggregate([sampled], ranges)
-    with pytest.raises(PrivacyError, match="the ranges cover 8"):
+    with pytest.raises(PrivacyError, match="the ranges have 8"):
         two.decode(sampled, box([0.0], [1.0], [8]))
 
 
@@ -427,7 +427,7 @@ def test_values_that_no_client_can_send_are_refused(kind: type[ScalarMechanism],
         mechanism.read([inside], ranges)
         for factor in (1 + 2e-6, 1e30, 3e38 / bound):
             outside = forged(mechanism, ranges, sign * bound * factor)
-            with pytest.raises(ProtocolError, match="the most a client can send") as caught:
+            with pytest.raises(ProtocolError, match="the largest that a client can send") as caught:
                 mechanism.read([inside, outside], ranges)
             assert "\n" not in str(caught.value)
             kept, refused = read_valid(mechanism, [outside, inside, outside], ranges)

@@ -301,7 +301,7 @@ def test_a_file_states_the_policy(tmp_path: Path) -> None:
 def test_an_empty_file_allows_nothing(tmp_path: Path) -> None:
     policy = read_policy(written(tmp_path, ""))
     for name in mechanisms.names(alone=True):
-        assert "(none at all)" in refusal(request(mechanisms.with_defaults(name, 1e-5)), policy)
+        assert "(none)" in refusal(request(mechanisms.with_defaults(name, 1e-5)), policy)
     assert (policy.lifetime.epsilon, policy.rounds) == (0.0, 0)
 
 

@@ -18,18 +18,18 @@ _MAX_SHOWN = 100
 """Maximum number of characters of a line of code that are shown."""
 
 _HINTS: Mapping[type[BaseException], str] = {
-    LdpflError: "ldpfl refuses what the line gives it: data of another form, or a setting that does not fit them",
+    LdpflError: "ldpfl rejects an argument that the line passes to it: compare the data's shape and dtype, and the settings, with the docs",
     MemoryError: "there was too little memory: give this machine more, or let the app read less at once",
     UnicodeError: "a file is not text in the encoding that the line expects: save it as UTF-8",
-    KeyError: "a name that the line looks up is not there: compare the names of the table's columns, classes or variables with the line's",
-    IndexError: "the line looks up a place that is not there: a label outside the classes, or a row with fewer values than others",
-    AttributeError: "something is of another kind than the line expects: is a file or a value missing?",
-    TypeError: "something is of another type than the line expects: text in the place of a number, or a missing value",
-    ValueError: "a value or shape is not what the line expects: text where a number is to stand, a missing value, or rows of two lengths",
-    ArithmeticError: "a number is 0, or too large, where the line cannot take that: is the data's unit the expected one?",
+    KeyError: "the line looks up a name that does not exist: compare it with the names of the table's columns, classes or variables",
+    IndexError: "the line uses an index that is too large: is a label outside the classes, or a row shorter than the others?",
+    AttributeError: "an object in the line does not have the attribute that the line uses: is a file or a value missing?",
+    TypeError: "an object in the line has another type than expected: is there text instead of a number, or a missing value?",
+    ValueError: "the line expects another value or shape: is there text instead of a number, a missing value, or a row of another length?",
+    ArithmeticError: "the line divides by 0, or a number is too large: are the data in the expected unit?",
     RuntimeError: "shapes or types do not fit each other: compare the data's shape and dtype with what the model takes",
-    ImportError: "a module that the line asks for cannot be imported here: install it, or mend its name",
-    FileNotFoundError: "a file that the line opens is not there: is its name right, and set in the environment?",
+    ImportError: "a module that the line imports cannot be imported here: install it, or correct its name",
+    FileNotFoundError: "a file that the line opens does not exist: is its name right, and set in the environment?",
     OSError: "a file cannot be read: is it there, and can the user of the SuperNode read it?",
 }
 """Hint for the operator, by type of exception."""
@@ -48,7 +48,7 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
         data: paths that the operator has named.
     """
     if confined_process.repeats_nothing(error):
-        return f"{error}, it is {error.got}" if isinstance(error, OtherArray) else str(error)
+        return f"{error}, got {error.got}" if isinstance(error, OtherArray) else str(error)
     # Frames without a line of code are left out: the app may have made up the name of their file.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]
     app_frames = [frame for frame in frames if app is not None and app.resolve() in Path(frame.filename).resolve().parents]
@@ -93,7 +93,7 @@ def with_explanation(work: Callable[[], bytes], explain: Callable[[BaseException
 def raise_nothing_learnt() -> NoReturn:
     """Raise the error for an app that returns the arrays that it received, unchanged."""
     raise PrivacyError(
-        "the arrays came back as they were sent, so nothing was learnt: return the trained ones, and see that data and epochs are not empty"
+        "the app returned the arrays that it received, unchanged: return the trained arrays, and check that there are data and epochs"
     )
 
 
@@ -103,23 +103,21 @@ _TEXT_NOT_SHOWN = "The exception's text is not shown, because it may repeat valu
 def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
     """Return a hint on ``error``, which ``line`` of the app raised. It names no file but ``known_paths``, and no value of a record."""
     if isinstance(error, ImportError) and error.name and _is_imported(error.name, line):
-        return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or mend its name"
+        return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or correct its name"
     if isinstance(error, OSError) and error.filename is not None:
         path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()
         for known_path in known_paths:
             if path == Path(known_path):
                 return f"{known_path}: {_system_reason(error)}"
             if Path(known_path) in path.parents:  # the file's own name may say whose record it is, so it is not shown
-                return (
-                    f"a file or folder below {known_path}: {_system_reason(error)}. Is all there that the line opens, and can it be read?"
-                )
+                return f"a file or folder below {known_path}: {_system_reason(error)}. Do all files that it opens exist?"
         return (
             f"a file that no setting of this node names: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
         )
     if isinstance(error, SystemExit | KeyboardInterrupt):
-        return "the app has ended its process: let the function return instead"
+        return "the app has ended its process: do not call exit, but return from the function"
     if line.startswith("raise"):
-        return "the app itself refuses here: see the lines before this one"
+        return "the app's own `raise` statement ran: read the condition above this line"
     return next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "the app's code has failed")
 
 

@@ -53,7 +53,7 @@ def run_at_import(app: Path) -> Iterator[str]:
         elif spec.origin is None:
             continue  # a folder without __init__.py: nothing runs
         elif not spec.origin.endswith(".py"):
-            yield f"{Path(spec.origin).relative_to(app)}, which is no Python source (.py) and cannot be checked"
+            yield f"{Path(spec.origin).relative_to(app)}, which is not a Python source file (.py) and cannot be checked"
         else:
             file = Path(spec.origin)
             yield from (f"{file.relative_to(app)}:{line}" for line in _active_lines(file, app_modules))
@@ -90,7 +90,7 @@ def _client_module(app: Path) -> str:
         tree = from_toml(read_text(app / "pyproject.toml"))
         return str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp in [tool.flwr.app.components]") from error
+        raise ConfigError(f"{app / 'pyproject.toml'} has no `clientapp` in [tool.flwr.app.components]: add it") from error
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
@@ -114,7 +114,7 @@ def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
         if name in meant_by_others and (is_module or (entry.is_dir() and _is_namespace_package(name))):
-            yield f"{entry.name}, which is imported in place of the module {name} that others mean"
+            yield f"{entry.name}, which Python imports instead of the module {name} that other code needs: rename it"
 
 
 @cache
@@ -194,7 +194,7 @@ def _find_code_beside_sources(app: Path) -> Iterator[str]:
         yield f"{file.relative_to(app)}, which Python may run in place of its source: delete it"
     for entry in sorted(app.iterdir()):
         if entry.suffix in (".dist-info", ".egg-info", ".egg", ".pth"):
-            yield f"{entry.name}, by which libraries find code to run: delete it"
+            yield f"{entry.name}, in which libraries look for code to run: delete it"
 
 
 def _active_lines(file: Path, app_modules: frozenset[str]) -> Iterator[int]:

@@ -115,7 +115,7 @@ def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kin
     elif kind == "least-squares" and head is not None:
         vectors, units = head, federation.samples
     else:
-        raise ConfigError(f"the terms ask for {kind}, and their config has no such sums")
+        raise ConfigError(f"the server's round asks for {kind} sums, but its config plans no such sums: start the run with one config")
     client_units = units[client : client + 1]
     return client_sums(vectors, federation.task, weights, client_units, steps, federation.persons, confined=True)[0]
 
@@ -124,7 +124,9 @@ def _client(context: Context, clients: int) -> int:
     """Return the number of this node's client, from the ``partition-id`` in the node's config."""
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < clients:
-        raise ConfigError(f"the node's config needs a partition-id from 0 to {clients - 1}, one for each of the recipe's clients")
+        raise ConfigError(
+            f"the node's config needs partition-id, a number from 0 to {clients - 1}, another one at each node (--node-config)"
+        )
     return partition
 
 

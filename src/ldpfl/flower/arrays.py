@@ -48,7 +48,7 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
         PrivacyError: there is no array, or an array is not float32, has no dimension or is empty, or ``order`` names other arrays.
     """
     if not arrays:
-        raise PrivacyError("there are no arrays to train; nothing was sent")
+        raise PrivacyError("the model has no arrays, expected at least one; nothing was sent")
     for name, array in arrays.items():
         if array.stype != _STYPE or array.dtype != "float32":
             raise PrivacyError(
@@ -60,7 +60,7 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
             )
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):
-        raise PrivacyError("the arrays are not the layers that the terms name; nothing was sent")
+        raise PrivacyError("the names of the server's arrays differ from the names of layers in its terms; nothing was sent")
     return ParameterLayout(names, tuple(tuple(arrays[name].shape) for name in names))
 
 
@@ -73,7 +73,7 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
     if set(arrays) != set(layout.names):
         # Only the numbers are shown: names that an app chose may be private.
         missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
-        raise PrivacyError(f"arrays do not match those that the server sent: {missing} missing, {unknown} unknown")
+        raise PrivacyError(f"the app's arrays need the names that the server sent: {missing} missing, {unknown} unknown")
     vector = torch.empty(layout.dimension, dtype=dtype)
     for (name, place), shape in zip(layout.slices.items(), layout.shapes, strict=True):
         vector.numpy()[place] = _read(name, arrays[name], shape, vector.numpy().dtype).reshape(-1)
@@ -89,7 +89,7 @@ def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[
     # The shape and dtype that the record states are not trusted: those of the values count.
     if values.dtype != dtype or values.shape != tuple(shape):
         got = f"{str(values.dtype)[:16]} of shape {values.shape[:8]}"
-        raise OtherArray(f"array {name[:_MAX_SHOWN]} is not {dtype} of shape {tuple(shape)[:8]}", got)
+        raise OtherArray(f"array {name[:_MAX_SHOWN]} must be {dtype} of shape {tuple(shape)[:8]}", got)
     return values
 
 
@@ -98,7 +98,7 @@ def _values(data: bytes) -> NDArray[Any]:
     file = BytesIO(data)
     version = npy.read_magic(file)
     if version != (1, 0):
-        raise ValueError("the .npy header is of another version than 1.0")
+        raise ValueError(f"the .npy header has version {version}, expected (1, 0)")
     shape, fortran, dtype = npy.read_array_header_1_0(file)
     return np.frombuffer(data, dtype, prod(shape), offset=file.tell()).reshape(shape, order="F" if fortran else "C")
 
@@ -111,8 +111,8 @@ def only_arrays(content: RecordDict, allowed: Sequence[str] = ()) -> ArrayRecord
     """
     arrays = list(content.array_records.values())
     if len(arrays) != 1:
-        raise PrivacyError(f"a message holds {counted(len(arrays), 'record')} of arrays, expected one")
+        raise PrivacyError(f"the message holds {counted(len(arrays), 'record')} of arrays, expected one")
     extra = [name for name, record in content.items() if not isinstance(record, ArrayRecord | MetricRecord) and name not in allowed]
     if extra:
-        raise PrivacyError(f"a message holds {counted(len(extra), 'record')} beside its arrays and metrics, expected none")
+        raise PrivacyError(f"the message holds {counted(len(extra), 'record')} besides arrays and metrics, expected none")
     return arrays[0]

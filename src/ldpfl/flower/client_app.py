@@ -185,7 +185,7 @@ class LdpClientApp(ClientApp):
             ConfigError: always.
         """
         raise ConfigError(
-            "LdpClientApp wraps another app: register functions, mods and lifespan with the wrapped app, and give that app to LdpClientApp"
+            "LdpClientApp takes no functions, mods or lifespan: register them with your ClientApp, and give that app to LdpClientApp"
         )
 
     evaluate = query = lifespan = train
@@ -196,7 +196,7 @@ class LdpClientApp(ClientApp):
             return self._answer_question(message, context)
         category = message.metadata.message_type.partition(".")[0]
         if category != "train":
-            raise Declined(f"a message of type {category!r} asks for values without noise: only messages of type 'train' are answered")
+            raise Declined(f"a message of type {category!r} asks for values without noise: this node answers only messages of type 'train'")
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
             node.check_mechanism(mechanism_name_in(message.content))
@@ -205,8 +205,8 @@ class LdpClientApp(ClientApp):
         self._check_app_returns(terms)
         if terms.reply_s >= message.metadata.ttl:
             raise ProtocolError(
-                f"the message is not valid for as long as clients take to reply ({message.metadata.ttl:g} s, and {terms.reply_s:g} s): the "
-                "server must give it a longer time; nothing was charged or sent"
+                f"the message expires after {message.metadata.ttl:g} s, but clients reply only after {terms.reply_s:g} s: the server must "
+                "raise its timeout; nothing was charged or sent"
             )
         if not is_built_in(ask.mechanism.name):  # try the report of no change: a mechanism that cannot make it must fail before the charge
             self._payload(request, context, _no_change(request))
@@ -243,8 +243,8 @@ class LdpClientApp(ClientApp):
         """Raise if this node's app does not return the kind of values that ``terms`` ask for."""
         if terms.kind != "training" and not self._is_ldpfls_own:
             raise NoRecordSums(
-                f"the round asks for {terms.kind}, and this node's app is not ldpfl's own: only ldpfl.flower.apps forms these sums over "
-                "records; nothing was charged or sent"
+                f"the round asks for {terms.kind} sums over records, which only the app ldpfl.flower.apps computes, and this node runs "
+                "another app; nothing was charged or sent"
             )
         check_kind(terms.config, weights=self._returns_weights, gradients=self._returns_gradients, persons=self._returns_persons)
 
@@ -338,7 +338,7 @@ class LdpClientApp(ClientApp):
         length = _dtype(request).itemsize * request.layout.dimension
         values, state = trained.value[:length], trained.value[length:]
         if len(state) > _MAX_STATE_BYTES:
-            raise PrivacyError(f"the app's state takes more than {_MAX_STATE_BYTES:,} bytes: keep large things in a file of the node")
+            raise PrivacyError(f"the app's state takes more than {_MAX_STATE_BYTES:,} bytes: store large objects in a file of the node")
         weights = torch.frombuffer(bytearray(values), dtype=_dtype(request))
         report = self._report(request, node, context, weights)
         return len(report).to_bytes(_LENGTH_BYTES, "big") + report + state
@@ -355,14 +355,14 @@ class LdpClientApp(ClientApp):
         if not is_finite(values):
             # The whole vector is checked before a random bit is drawn. A mechanism that samples coordinates would fail only if it hit the
             # bad ones, and so its failure would depend on the data.
-            raise PrivacyError("the trained values are not finite")
+            raise PrivacyError("the app's trained values have NaN or infinity: check the data, and lower the learning rate")
         source = self._source(ask, context)
         if ask.terms.transport == "sum":
             points: bytes = adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
             return points
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
         if len(payload) != packed_size(payload_bits(ask.mechanism, ask.ranges)):
-            raise PrivacyError("the mechanism's payload is not as long as it says, so its length could depend on the data")
+            raise PrivacyError("the mechanism's payload must have the length that it states, else the length could depend on the data")
         return payload
 
     def _run_app(self, request: RoundRequest, message: Message, context: Context) -> Tensor:
@@ -373,7 +373,7 @@ class LdpClientApp(ClientApp):
         reply = self._imported_app()(message_for_app(message), app_context)
         context.state = app_context.state
         if reply.has_error():
-            raise PrivacyError("the app replied with an error")
+            raise PrivacyError("the wrapped app replied with an error: let it return the trained arrays")
         return to_vector(only_arrays(reply.content), request.layout, _dtype(request))
 
     def _imported_app(self) -> ClientAppCallable:
@@ -388,7 +388,9 @@ def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None)
         return app
     if records is not None and app is None:
         return RecordGradients(records)
-    raise ConfigError("LdpClientApp wraps either an app, which trains, or records, whose gradients it takes: give one of `app`, `records`")
+    raise ConfigError(
+        "LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them"
+    )
 
 
 def _dtype(request: RoundRequest) -> torch.dtype:
@@ -412,4 +414,4 @@ def _log_replaced(request: RoundRequest, trouble: str) -> None:
     """Log that this round's report means no change, because of the ``trouble``."""
     trouble = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
     number = request.ask.terms.round
-    LOGGER.error("replaced: round %d is reported as no change, because training gave nothing to report: %s", number, trouble)
+    LOGGER.error("replaced: round %d is reported as no change, because training failed: %s", number, trouble)

@@ -43,11 +43,13 @@ def client_app_in(app: Path) -> LdpClientApp:
     """
     import_path = str(_settings(app).get("components", {}).get("clientapp", ""))
     if ":" not in import_path:
-        raise ConfigError(f"{app / 'pyproject.toml'} names no clientapp as package.module:name in [tool.flwr.app.components]")
+        raise ConfigError(
+            f"{app / 'pyproject.toml'}: clientapp in [tool.flwr.app.components] must be package.module:name, got {import_path!r}"
+        )
     client = pkgutil.resolve_name(import_path)
     if not isinstance(client, LdpClientApp):
         raise ConfigError(
-            f"the clientapp {import_path!r} is a {type(client).__name__}, whose replies no policy limits: replace it by "
+            f"the clientapp {import_path!r} is a {type(client).__name__}, whose replies a node's policy cannot limit: replace it by "
             'LdpClientApp("package.module:name"), see docs/flower.md'
         )
     return client
@@ -77,5 +79,5 @@ def _settings(app: Path) -> Mapping[str, Any]:
     try:
         settings: Mapping[str, Any] = from_toml(read_text(project))["tool"]["flwr"]["app"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{project} is no Flower app that can be read: it needs a [tool.flwr.app]") from None
+        raise ConfigError(f"{project} is not the file of a Flower app: it needs [tool.flwr.app] with its components") from None
     return settings

@@ -35,7 +35,7 @@ _LENGTH_BYTES = 8  # they state a message's length, before the message
 _BLOCK_BYTES = 1 << 20
 _DONE, _FAILED = b"+", b"-"  # first byte of a message: a result follows, or the reason why there is none
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # options of Linux's prctl: a signal at the parent's death; adoption of orphans
-TOO_LONG, NO_ANSWER = "it took too long", "its process has ended without an answer"
+TOO_LONG, NO_ANSWER = "the app took too long", "the app's process ended without a result"
 """Reasons why work gave no result although it raised no exception."""
 
 _MAX_PASSES = 1000  # over an app's processes, which may start others in between
@@ -128,7 +128,7 @@ def start_guarded(work: Callable[[], bytes], killed_at: float = 0.0) -> Child:
 def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner: Child | None = None) -> Child:
     """Fork a process that does ``run``, given the pipe to send to; ``end_signal`` will end it."""
     if not CAN_FORK:
-        raise ConfigError("replies at a stated time need a system that can fork processes, such as Linux")
+        raise ConfigError("replies after a set time (reply_s) need a system that can fork processes: use Linux, or set reply_s to 0")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # otherwise the child would print the buffered text again
     sys.stderr.flush()

@@ -47,7 +47,7 @@ def check_data_there(data: DataConfig, data_dir: Path | None) -> None:
         ConfigError: the terms name a data set that is not bundled, and this client has no folder with data sets.
     """
     if not data.at_nodes and data_dir is None and not is_bundled(data.name):
-        raise ConfigError(f"this client has no folder with data sets: name it in {DATA_DIR_VARIABLE}, in the environment of the SuperNode")
+        raise ConfigError(f"{DATA_DIR_VARIABLE} is not set: in the SuperNode's environment, set it to the folder with the data sets")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def prepare(
     if weights_sent is not None and not is_code(config.model.name):
         size = size_of(config, Description.of(data))
         if size != weights_sent:
-            raise ConfigError(f"the model of the terms has {size:,} weights, and {weights_sent:,} came with them")
+            raise ConfigError(f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}")
     federation, start = build(config, data, choose_device(device), measured=encoder_in(measured))
     resolved = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=resolved)})  # replaces the value "auto"

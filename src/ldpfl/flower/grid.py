@@ -134,7 +134,7 @@ class InProcessGrid(Grid):
                     reply, state = pipe.recv()
                 except (EOFError, OSError):
                     if time.monotonic() < end:
-                        yield Message(Error(APP_RAISED, "the worker of this client has ended"), reply_to=message)
+                        yield Message(Error(APP_RAISED, "the worker process of this client has ended"), reply_to=message)
                     continue
                 # The reply's own node: if an earlier reply of this pipe was late, this is that reply, and not the one of `message`.
                 self._contexts[reply.metadata.src_node_id].state = state

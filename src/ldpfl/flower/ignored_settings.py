@@ -28,7 +28,7 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     if is_evaluated(config):
         held_back = held_back_mean(config)
         keys = "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
-        yield f"evaluation at clients: figures count on {held_back:,} held-back records a client on average, by {keys}: set what nodes have"
+        yield f"evaluation at clients assumes {held_back:,} held-back records a client on average, from {keys}: set what nodes have"
     elif at_nodes and not data.test_path:
         yield "the model is not scored: set data.test_path to rows that the server may read, or evaluation.epsilon to let nodes measure"
     if at_nodes:
@@ -40,18 +40,18 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         partition_settings = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")
         for name in partition_settings:
             if getattr(data, name) != getattr(default.data, name):
-                yield f"data.{name} = {getattr(data, name)}: does nothing, since each node has a table of its own"
+                yield f"data.{name} = {getattr(data, name)}: has no effect, because each node trains on its own table"
     else:
-        yield f"clients.count = {clients.count}: the data are divided into this number of parts, and each node needs one (partition-id)"
+        yield f"clients.count = {clients.count}: the data are divided into this number of parts: give each node one (partition-id)"
     if config.shuffling.channel not in ("direct", "secure-sum"):
         yield (
-            f"shuffling.channel = {config.shuffling.channel}: does nothing: set ldpfl.transport (direct, relay or sum) to choose how "
+            f"shuffling.channel = {config.shuffling.channel}: has no effect: set ldpfl.transport (direct, relay or sum) to choose how "
             "reports travel"
         )
     division = "" if at_nodes else "how the data are divided, "
     yield (
-        f"seed = {config.seed}: decides {division}the initial weights that are random, and which nodes are asked if not all are. Noise "
-        "does not depend on it: each node draws its own noise from its operating system"
+        f"seed = {config.seed}: decides {division}the random initial weights, and which nodes are asked if a round asks only some. "
+        "It does not decide the noise, which each node draws from its operating system"
     )
     yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 
@@ -61,11 +61,11 @@ def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
 
     ``at_nodes`` says whether each node trains on its own table.
     """
-    yield "LDPFL_POLICY, LDPFL_BUDGET: its policy and its lifetime budget, which no two nodes share (ldpfl policy init)"
+    yield "LDPFL_POLICY, LDPFL_BUDGET: the node's policy and lifetime budget, made by ldpfl policy init; two nodes must not share them"
     if at_nodes:
-        yield "LDPFL_DATA: its own table"
+        yield "LDPFL_DATA: the node's table"
     else:
-        yield 'LDPFL_DATA_DIR: the data, unless they are bundled; --node-config "partition-id=N num-partitions=M": its part of them'
-    yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay or sum: the relay, the node's token, its authority"
-    yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key that ldpfl deploy node-key makes; aggregator and relay are given its line"
-    yield "to see whether a node has all of it, and to try a round's local work on its data: ldpfl deploy check-node --app APP --try"
+        yield 'LDPFL_DATA_DIR: folder of the data sets, unless bundled; --node-config "partition-id=N num-partitions=M": the node\'s part'
+    yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay or sum: URL, file of the token, file of the CA"
+    yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key from ldpfl deploy node-key; give its line to aggregator and relay"
+    yield "to check all these on a node, and to try a round's local work on its data: ldpfl deploy check-node --app APP --try"

@@ -95,17 +95,17 @@ def read_question(content: RecordDict, run_config: str) -> Question:
         LdpflError: the content is no question, or its parts contradict each other.
     """
     if set(content) != {RECORD, _RECORD} or _RECORD not in content.config_records:
-        raise ProtocolError(f"a question holds the records {RECORD!r} and {_RECORD!r} and nothing else")
+        raise ProtocolError(f"the server's question must hold the records {RECORD!r} and {_RECORD!r} and no others")
     terms = read_terms(content, run_config)
     wire = _Wire.of(content.config_records[_RECORD], "the server's question")
     if len(set(terms.layers)) != len(terms.layers) or len(wire.sizes) != len(terms.layers):
         raise ProtocolError(
-            f"the server's question names {len(terms.layers)} layers and gives {len(wire.sizes)} sizes: expected one size for each layer, "
-            "and no layer twice"
+            f"the server's question names {len(terms.layers)} layers and has {len(wire.sizes)} sizes: expected different names, and one "
+            "size for each"
         )
     dimension = sum(wire.sizes)
     if max(dimension, terms.size) > _MAX_WEIGHTS:
-        raise ProtocolError(f"a question is for a vector of at most {_MAX_WEIGHTS:,} numbers, got {max(dimension, terms.size):,}")
+        raise ProtocolError(f"the server's question is for a vector of at most {_MAX_WEIGHTS:,} values, got {max(dimension, terms.size):,}")
     # A mechanism's release depends on the round's number and the layers' sizes, not on the model's weights: zeros replace them.
     public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
     form = vector_form(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)

@@ -28,7 +28,7 @@ def check_mechanism(name: str, policy: Policy) -> None:
         Declined: the policy does not list ``name``.
     """
     if name not in policy.mechanisms:
-        allowed = ", ".join(policy.mechanisms) or "none at all"
+        allowed = ", ".join(policy.mechanisms) or "none"
         raise Declined(
             f"mechanism {name[:_MAX_SHOWN]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent", "mechanisms"
         )
@@ -49,12 +49,12 @@ def check_config(config: RunConfig, policy: Policy) -> None:
         raise Declined(f"{_DATA_NOT_OPENED}; nothing was read or sent")
     if config.data.person not in ("", policy.person):
         raise Declined(
-            f"the round groups rows into persons by the column {config.data.person[:_MAX_SHOWN]!r}, and the policy's person is "
-            f"{policy.person!r}: if that column does name persons, set person to it in the policy; nothing was read or sent",
+            f"the round groups rows into persons by the column {config.data.person[:_MAX_SHOWN]!r}, but the policy has "
+            f"person = {policy.person!r}: if that column does name persons, set person to it in the policy; nothing was read or sent",
             "person",
         )
     if is_code(config.data.partition):
-        raise Declined(f"partition {config.data.partition[:_MAX_SHOWN]!r} is code that the server names; nothing was run or sent")
+        raise Declined(f"data.partition is code that the server names: {config.data.partition[:_MAX_SHOWN]!r}; nothing was run or sent")
 
 
 def check_needs_nothing(config: RunConfig) -> None:
@@ -70,15 +70,13 @@ def check_needs_nothing(config: RunConfig) -> None:
     for name in code_of(config):
         if lies_in_file(name):
             raise ConfigError(
-                f"the app names the file {name!r}, and a node loads no file of code: name installed code, package.module:Class"
+                f"the app names the file {name!r}, but nodes load no code from files: install the code and name it package.module:Class"
             )
     if is_code(config.task.name):
-        raise ConfigError(
-            f"the task {config.task.name!r} is code, which is not run for this: a node takes a built-in task, or one that its policy names"
-        )
+        raise ConfigError(f"the task {config.task.name!r} is code, which this command does not run: use a built-in task")
 
 
-_DATA_NOT_OPENED = "the round names data by path, hub or code, which a node opens for no server"
+_DATA_NOT_OPENED = "the round names data by path, hub or code, and a node opens no such data for a server"
 
 
 def code_of(config: RunConfig) -> tuple[str, ...]:
@@ -89,7 +87,7 @@ def code_of(config: RunConfig) -> tuple[str, ...]:
 def _check_code(role: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
     """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text. Its ``role`` is, for example, "model"."""
     if is_code(name) and name not in policy.models:
-        reason = f"{role} {name[:_MAX_SHOWN]!r} is code that the server names, and not among the policy's models; nothing was run or sent"
+        reason = f"{role} {name[:_MAX_SHOWN]!r} is code, and the policy's models do not list it; nothing was run or sent"
         raise Declined(reason, "models")
     if any(isinstance(value, str) for value in options.values()):
-        raise Declined(f"an option of the {role} is text, which a server could use as a path; nothing was run or sent")
+        raise Declined(f"an option of the {role} is text, expected numbers: a server could use text as a path; nothing was run or sent")

@@ -58,11 +58,11 @@ def write_app(folder: Path, settings: RunSettings) -> None:
     package = folder.resolve().name.replace("-", "_")
     if not package.isidentifier():
         raise ConfigError(
-            f"the folder's name becomes the name of a Python package, and {folder.name!r} cannot be one: use letters, digits, - and _, and "
-            "begin with a letter"
+            f"the folder's name becomes the name of a Python package, but {folder.name!r} is not a valid name: begin with a letter, and "
+            "use letters, digits, - and _"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists already and is left as it is: give a new folder")
+        raise ConfigError(f"{folder} exists already and was not changed: give a new or empty folder")
     (folder / package).mkdir(parents=True)
     text = _PYPROJECT.format(name=package.replace("_", "-"), package=package, settings=_readable_toml(settings.to_dict()))
     write_text(folder / package / "__init__.py", '"""Private training on Flower."""\n')

@@ -34,7 +34,7 @@ def _check_rounds(rounds: object) -> object:
         for node, count in rounds.items():
             is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS
             if not (is_node and type(count) is int and 0 <= count <= MAX_ROUNDS):
-                raise ValueError(f"expected a number of rounds up to {MAX_ROUNDS:,} by the number of each node")
+                raise ValueError(f"expected node ids, each with a number of rounds from 0 to {MAX_ROUNDS:,}")
     return rounds
 
 
@@ -85,8 +85,8 @@ class Participation(BaseModel):
         changed = sorted(name for name in current.keys() | self.terms.keys() if current.get(name) != self.terms.get(name))
         if changed:
             raise ConfigError(
-                f"round {self.begun} was begun on other terms ({', '.join(changed)}): its reports can be read and charged on the earlier "
-                "terms only. Start the run with the earlier settings again (name a replaced key in LDPFL_AGGREGATOR_KEY_BEFORE)"
+                f"round {self.begun} was begun with other settings ({', '.join(changed)}), and its reports can be read only with these. "
+                "Start the run with the earlier settings again (name a replaced key in LDPFL_AGGREGATOR_KEY_BEFORE)"
             )
 
     def counts(self) -> NDArray[np.int64]:

@@ -185,7 +185,7 @@ class OperatorNode:
             self._check_signer(ask, relay)
             status = relay.round_status(ask.terms.run, ask.terms.round)
         if status.terms.agreement != ask.agreement:
-            reason = "the server's message to this client differs from the agreement that the relay holds for all clients"
+            reason = "the digest of the server's message differs from the relay's, which is the same for all clients"
             raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(reason))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
@@ -193,8 +193,8 @@ class OperatorNode:
         reply_s = ask.terms.reply_s
         if reply_s and left_s < reply_s + _SHORTEST_UPLOAD_S:
             raise ProtocolError(
-                f"the relay's round is over in {left_s:.0f} s, and clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
-                "the upload: the server must give its rounds a longer window; nothing was charged or sent"
+                f"the relay's round ends in {left_s:.0f} s, but clients send after {reply_s:g} s and need {_SHORTEST_UPLOAD_S:g} s for "
+                "the upload: the server must set a longer window (ldpfl.window-s); nothing was charged or sent"
             )
         self._check_form(ask, status.terms)
         return status
@@ -217,7 +217,7 @@ class OperatorNode:
             sizes = (plan.plaintext_bytes + OVERHEAD, plan.records)
             fits = isinstance(terms, RelayTerms) and (terms.record_bytes, terms.records_per_upload) == sizes
         if not fits:
-            raise ProtocolError("the relay's round takes reports of another form or length than this one; nothing was sent")
+            raise ProtocolError("the relay's round expects reports of another form or length than the server's terms; nothing was sent")
 
     def _upload_seconds(self, status: RoundStatus) -> float:
         """Return for how many seconds to try the upload: for longer than the round's window, but at most for the policy's limit.
@@ -259,9 +259,9 @@ def other_signer(expected: str | None, node_signer: str) -> OtherSigningKey:
     """Return the error of a node that signs as ``node_signer``, although its token at the relay is for ``expected``, or for no key."""
     expected_key = f"the signing key {expected}" if expected else "no signing key"
     return OtherSigningKey(
-        f"the relay's token of this node is for {expected_key}, and the node signs as {node_signer}: "
-        "ask the relay's operator for another token (ldpfl relay token renew NAME --signing-key LINE, with the line that ldpfl deploy "
-        "node-key FILE --show prints); nothing was sent"
+        f"this node's token at the relay is for {expected_key}, but the node signs with {node_signer}: send the line that ldpfl deploy "
+        "node-key FILE --show prints to the relay's operator, who makes another token by ldpfl relay token renew NAME --signing-key LINE; "
+        "nothing was sent"
     )
 
 
@@ -274,7 +274,7 @@ def _budget_file(context: Context, policy: Policy) -> Path:
         raise Declined("LDPFL_BUDGET and LDPFL_BUDGETS are both set: unset one of them; nothing was sent")
     client = context.node_config.get("partition-id")
     if client is None:  # the node's id is no substitute: the server could choose an id whose budget is unspent
-        raise Declined(f"no partition-id in this node's config says which file in {folder} is its own; nothing was sent")
+        raise Declined(f"the node's config has no partition-id, which decides the node's file in {folder}: add it; nothing was sent")
     budget_file = Path(folder) / f"client-{int(client)}.sqlite"
     if not budget_file.exists():
         set_limit(budget_file, policy.lifetime_epsilon, policy.delta)
@@ -291,7 +291,7 @@ def _connector() -> Connect:
     def settings() -> tuple[str, str, ssl.SSLContext | bool]:
         authority, url = operator_setting("relay-ca"), operator_setting("relay")
         if not url:
-            raise NoRelay(f"no relay is set up on this node: name its URL in {_variable('relay')}; nothing was sent")
+            raise NoRelay(f"no relay is set up on this node: set {_variable('relay')} to the relay's URL; nothing was sent")
         verify = ssl.create_default_context(cafile=_checked_authority(Path(authority))) if authority else True
         return url, read_token(_path("relay-token", NoRelay)), verify
 
@@ -338,7 +338,7 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError):
         token = ""
     if not token:
-        raise ConfigError(f"{path} holds no token for the relay: write into it the token that ldpfl relay token add printed")
+        raise ConfigError(f"{path} holds no token for the relay: write the token that ldpfl relay token add printed into this file")
     return token
 
 
@@ -352,8 +352,8 @@ def _path(name: str, missing: type[Declined] = NotSetUp) -> Path:
     value = operator_setting(name)
     if not value:
         raise missing(
-            f"no {name} is set up on this node: name its file in {_variable(name)}, in the environment of the SuperNode "
-            f"(ldpfl-{name} in --node-config does not count: others could change it); nothing was sent"
+            f"no {name} is set up on this node: set {_variable(name)} to its file, in the environment of the SuperNode "
+            f"(ldpfl-{name} in --node-config is ignored, because others could change it); nothing was sent"
         )
     return Path(value)
 

@@ -96,13 +96,13 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         settings = _app_settings(project)
         if config is None and not settings:
             raise ConfigError(
-                f"{project} has no [tool.flwr.app.config.ldpfl], by which the recipes' apps are set: for a ServerApp of its own give "
-                "the config that it uses, with --config"
+                f"{project} has no [tool.flwr.app.config.ldpfl], so it does not say what the app asks: give the config that its ServerApp "
+                "uses, with --config"
             )
         if config is None and not settings.keys() & _RECIPE_SETTINGS:
             raise ConfigError(
-                f"{project} names no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: for a ServerApp of its "
-                "own give the config that it uses, with --config; for ldpfl's own, name its recipe there"
+                f"{project} has no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: if the app uses ldpfl's "
+                "ServerApp, add its recipe there; if not, give the config that its ServerApp uses, with --config"
             )
         if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
             offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}))
@@ -114,12 +114,12 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         own_model = output in ("weights", "gradients", "gradients of persons") or (output == "unknown" and config is not None)
         return replace(offer, own_model=own_model)
     if config is not None:
-        raise ConfigError(f"--config goes with a Flower app, and {path} is no folder with a pyproject.toml")
+        raise ConfigError(f"--config works only with a Flower app, and {path} is not a folder with a pyproject.toml")
     if Path(path).is_dir():
-        raise ConfigError(f"the folder {path} holds no app: it has no pyproject.toml")
+        raise ConfigError(f"the folder {path} is not a Flower app: it has no pyproject.toml")
     if path not in (recipes := recipe_files()) and Path(path).suffix != ".toml" and not Path(path).exists():
         hint = did_you_mean(path, recipes)
-        raise ConfigError(f"there is no folder {path!r}, and no recipe of this name: give an app's folder or a recipe; {hint}")
+        raise ConfigError(f"{path!r} is neither a folder nor a recipe: give an app's folder or a recipe; {hint}")
     return _offer(recipe_or_file(path), RunSettings())
 
 
@@ -143,7 +143,7 @@ def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
         DataError: the table cannot be read, or lacks a column.
     """
     if not config.data.at_nodes:
-        raise ConfigError("--data is for apps that train on nodes' own tables, and this one does not: its data.name is not 'node'")
+        raise ConfigError(f"--data works only with apps whose data.name is 'node', got {config.data.name!r}: leave --data out")
     targets = targets_of(config)
     answers = read_at_node(config.data, targets, table).train.targets
     try:
@@ -161,7 +161,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     """
     config, releases, default = offer.config, releases_of(offer, ranges), Policy()
     if not all(release.protected for release in releases):
-        raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing, so no policy can allow it: choose another mechanism")
+        raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing, so no policy can allow it: use another mechanism")
     for key in keys:
         read_public(key)
     delta = default.delta
@@ -239,12 +239,12 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
     for name in code_of(offer.config):
         raise ConfigError(
-            f"{name!r} is code, which is not run for this: give the sizes of the model's arrays by --layers (ldpfl check shows their sum)"
+            f"{name!r} is code, which this command does not run: give the sizes of the model's arrays by --layers, as in --layers 500,10"
         )
     ranges = start_of(offer.config)[1]
     if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _twice_as_large(ranges)):
         raise ConfigError(
-            f"the app's clients train a model of its own, and what mechanism {offer.config.mechanism.name!r} releases depends on its size: "
+            f"the app trains a custom model, and what mechanism {offer.config.mechanism.name!r} releases depends on the model's size: "
             "give the number of values in each of the model's arrays, with --layers, as in --layers 500,10"
         )
     return ranges
@@ -276,18 +276,18 @@ def _check_output(config: RunConfig, output: str) -> None:
     asked = config.mechanism.perturbed
     if asked == "gradient" and output == "weights":
         raise ConfigError(
-            f"mechanism {config.mechanism.name!r} takes gradients, and this app's LdpClientApp wraps an app that gives trained weights: "
-            'each node would decline. Its author is to give LdpClientApp(records="package.module:name"), see docs/flower.md'
+            f"mechanism {config.mechanism.name!r} needs gradients, but this app's LdpClientApp returns trained weights: each node would "
+            'decline. The app\'s author should use LdpClientApp(records="package.module:name"), see docs/flower.md'
         )
     if asked == "gradient" and config.data.person and output == "gradients":
         raise ConfigError(
-            f"the app protects persons (data.person is {config.data.person!r}), and its LdpClientApp does not say that its records name "
-            "them: each node would decline. Its author is to give RecordTask(persons=...) and LdpClientApp(records=..., persons=True)"
+            f"the app protects persons (data.person is {config.data.person!r}), but its LdpClientApp names no persons: each node would "
+            "decline. The app's author should use RecordTask(persons=...) and LdpClientApp(records=..., persons=True)"
         )
     if asked != "gradient" and output.startswith("gradients"):
         raise ConfigError(
-            f"mechanism.perturbed is {asked!r}, and this app's LdpClientApp(records=...) gives gradients: each node would decline. Set "
-            "mechanism.perturbed to 'gradient' and a mechanism that takes them, such as dp-sgd"
+            f"mechanism.perturbed is {asked!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. Set "
+            "mechanism.perturbed to 'gradient', and mechanism.name to dp-sgd or another one for gradients"
         )
 
 
@@ -299,7 +299,7 @@ def _app_settings(project: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{project} cannot be read: {error}") from None
     except (KeyError, AttributeError, TypeError):
-        raise ConfigError(f"{project} is no Flower app: it has no [tool.flwr.app]") from None
+        raise ConfigError(f"{project} is not the file of a Flower app: it has no [tool.flwr.app]") from None
     return settings
 
 
@@ -312,9 +312,9 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
         _check_size(config)
     if code and config.privacy.target_epsilon != "off":
         raise ConfigError(
-            f"{code[0]!r} is code, which is not run for this, and noise for privacy.target_epsilon follows from the size of the model: set "
-            "privacy.target_epsilon=off, and mechanism.noise_multiplier and mechanism.clip_norm to numbers (ldpfl plan --regime computes "
-            "the first; the second is the length to which gradients are clipped, often 1)"
+            f"{code[0]!r} is code, which this command does not run, so it cannot compute the noise for privacy.target_epsilon. Set "
+            "privacy.target_epsilon=off, mechanism.noise_multiplier to a number (ldpfl plan --regime computes it), and mechanism.clip_norm "
+            "to the length to which gradients are clipped, often 1"
         )
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
@@ -351,20 +351,21 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
     asked = cohort_size(clients.fraction, clients.count)
     if config.privacy.target_epsilon != "off" and asked < clients.count:
         raise ConfigError(
-            f"privacy.target_epsilon is met if no node is asked more often than planned, and with clients.fraction = {clients.fraction:g} "
-            "those that are connected are asked more often while others are away. Set clients.fraction to 1, or leave "
-            "privacy.target_epsilon out and set the mechanism's noise"
+            f"privacy.target_epsilon needs clients.fraction = 1, got {clients.fraction:g}: with less, connected nodes are asked more "
+            "often than planned while others are away. Set clients.fraction to 1, or leave privacy.target_epsilon out and set the "
+            "mechanism's noise"
         )
     if transport in OVER_RELAY and targets:
         if linked > 1:
-            raise ConfigError(f"{targets[0]} is met by records of one unit: set ldpfl.linked to 1, or leave {targets[0]} out")
+            raise ConfigError(f"{targets[0]} needs ldpfl.linked = 1, got {linked}: set it to 1, or leave {targets[0]} out")
         if asked < clients.count and (is_evaluated(config) or statistics_rounds(config)):
             raise ConfigError(
-                f"{targets[0]} is met by rounds of all clients that are asked: evaluations and statistics ask all {clients.count:,}, and "
-                f"training asks {asked:,}, but ldpfl.min-clients is one number. Set clients.fraction to 1, or leave {targets[0]} out"
+                f"{targets[0]} needs rounds in which all clients that are asked take part. Evaluations and statistics ask "
+                f"{clients.count:,}, training asks {asked:,}, but ldpfl.min-clients is one number. Set clients.fraction to 1, or leave "
+                f"{targets[0]} out"
             )
         if min_clients < asked:
-            raise ConfigError(f"{targets[0]} is met by rounds of all clients that are asked: set ldpfl.min-clients to {asked}")
+            raise ConfigError(f"{targets[0]} needs rounds in which all clients that are asked take part: set ldpfl.min-clients to {asked}")
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 

@@ -76,9 +76,9 @@ def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | 
     """Save the run's result and model in ``folder``, if there is one."""
     federation = prepared.federation
     if folder is None:
-        LOGGER.warning("the rounds are over, and the model is not kept: name a folder for it in ldpfl.out")
+        LOGGER.warning("the rounds are over, and the model was not saved: next time set ldpfl.out to a folder for it")
         return
-    LOGGER.info("%s: figures and guarantee of the run are computed, which may take some minutes", ROUNDS_OVER)
+    LOGGER.info("%s: computing the run's figures and guarantee, which may take some minutes", ROUNDS_OVER)
     result = summarise(strategy.config, federation, prepared.data, strategy.checkpoint, None)
     described = model_file_of(prepared.config, federation, prepared.data)
     folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)

@@ -79,9 +79,9 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     make_task: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
     task = make_task(context)
     if not isinstance(task, RecordTask):
-        raise ConfigError(f"the app's records are a {type_of(task)}, expected ldpfl.flower.RecordTask: let the function return one")
+        raise ConfigError(f"the function that LdpClientApp(records=...) names returned a {type_of(task)}, expected ldpfl.flower.RecordTask")
     if config.data.person and task.persons is None:
-        raise ConfigError("the terms protect persons, and RecordTask does not say to whom the rows belong: give it `persons`")
+        raise ConfigError("data.person asks to protect persons, but RecordTask has no persons: give it `persons`, one entry for each row")
     task.check_persons()
     device, notes = device_of_node(), list[str]()
     with _fixed_errors(task):
@@ -122,7 +122,7 @@ def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Ten
     try:
         trainer.train(weights, single_record)
     except (Exception, SystemExit) as error:  # only the type is shown, because the text may repeat the record
-        return f"the model or the loss raises {type_of(error)} for it: is its target among the classes, or a token beyond the last?"
+        return f"the model or the loss raises {type_of(error)} for it: is its target outside the classes, or a token too large?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
 
 

@@ -87,7 +87,7 @@ class RecordTask:
         inputs = list(self.inputs.values()) if isinstance(self.inputs, Mapping) else [self.inputs]
         if not all(isinstance(part, Tensor) for part in (*inputs, self.targets)):
             raise ConfigError(
-                "RecordTask needs `inputs` and `targets` that are PyTorch tensors; `inputs` may be a dict of tensors: convert arrays with "
+                "`inputs` and `targets` of RecordTask must be PyTorch tensors (`inputs` may be a dict of tensors): convert arrays with "
                 "torch.from_numpy"
             )
         if not inputs:
@@ -103,7 +103,7 @@ class RecordTask:
             raise ConfigError("RecordTask has no records: give at least one row")
         if self.persons is not None and len(self.persons) != len(self.targets):
             raise ConfigError(
-                f"`persons` has {len(self.persons)} entries and `targets` has {len(self.targets)} rows: give one person a row"
+                f"`persons` has {len(self.persons)} entries and `targets` has {len(self.targets)} rows: give one person for each row"
             )
 
     def check_persons(self) -> None:
@@ -115,8 +115,8 @@ class RecordTask:
         names = self._names()
         if "" in names:
             raise ConfigError(
-                f"`persons` names nobody in row {names.index('')} (from 0), and a row without a person adds nothing: give each row a whole "
-                "number or a text, or leave the row out"
+                f"`persons` is empty in row {names.index('')} (counted from 0): give each row a whole number or a text that names its "
+                "person, or leave the row out"
             )
 
     def persons_by(self, max_rows: int) -> Persons | None:
@@ -174,11 +174,9 @@ class RecordGradients:
         records: Records = pkgutil.resolve_name(self.records) if isinstance(self.records, str) else self.records
         task = records(context)
         if not isinstance(task, RecordTask):
-            raise PrivacyError(f"the records of this node's app are a {type(task).__name__}, expected ldpfl.flower.RecordTask")
+            raise PrivacyError(f"the records of this node's app must be an ldpfl.flower.RecordTask, got a {type(task).__name__}")
         if terms.config.data.person and task.persons is None:
-            raise PrivacyError(
-                "the terms protect persons, and this node's RecordTask does not say to whom the rows belong: give it `persons`"
-            )
+            raise PrivacyError("data.person asks to protect persons, but this node's RecordTask has no persons: give it `persons`")
         mechanism = terms.mechanism(terms.ranges(layout))
         gradient = _gradient(task, layout, to_vector(arrays, layout), terms, mechanism)
         return Message(RecordDict({"gradients": to_arrays(gradient, layout)}), reply_to=message)
@@ -197,20 +195,20 @@ def check_kind(config: RunConfig, *, weights: bool, gradients: bool, persons: bo
     """
     if config.mechanism.perturbed == "gradient" and not gradients:
         raise GivesWeights(
-            f"the terms ask for gradients ({config.mechanism.name}), and this node's app gives trained weights, on which one record's "
-            "influence is not bounded; nothing was charged or sent. The app's author should give LdpClientApp(records=...): see "
+            f"the round asks for gradients ({config.mechanism.name}), but this node's app returns trained weights, in which the influence "
+            "of one record is not bounded; nothing was charged or sent. The app's author should use LdpClientApp(records=...): see "
             "docs/flower.md"
         )
     if config.mechanism.perturbed != "gradient" and not weights:
         raise GivesGradients(
-            f"the terms ask for trained weights (mechanism.perturbed is {config.mechanism.perturbed!r}), and this node's app gives "
+            f"the round asks for trained weights (mechanism.perturbed is {config.mechanism.perturbed!r}), but this node's app returns "
             "gradients of records; nothing was charged or sent. The server should set mechanism.perturbed to 'gradient', as for dp-sgd"
         )
 
     if config.data.person and gradients and not persons:
         raise NamesNoPersons(
-            f"the terms protect persons ({config.data.person!r}), and this node's app does not say to whom its records belong; nothing was "
-            "charged or sent. The app's author should give RecordTask(persons=...) and LdpClientApp(persons=True): see docs/flower.md"
+            f"the round protects persons (data.person is {config.data.person!r}), but this node's app names no persons; nothing was "
+            "charged or sent. The app's author should use RecordTask(persons=...) and LdpClientApp(persons=True): see docs/flower.md"
         )
 
 
@@ -240,11 +238,11 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
     except LdpflError:  # its text is dropped, because it names parts of the app
         raise PrivacyError(
-            "the model or the loss of this node's app cannot be trained on one record at a time: ldpfl deploy check-node --app APP --try "
-            "says why on this node, and RecordTask.check() in a test of the app"
+            "the model or the loss of this node's app cannot be trained on one record at a time: to see why, run ldpfl deploy check-node "
+            "--app APP --try on this node, or RecordTask.check() in a test of the app"
         ) from None
     if trainer is None:
-        raise PrivacyError("the trainable parameters of this node's model are not the arrays that the server sent, by name and shape")
+        raise PrivacyError("the trainable parameters of this node's model differ in name or shape from the arrays that the server sent")
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)
     return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()
@@ -295,5 +293,5 @@ def trainer_of_records(
 def _warn_without_names(message: str) -> None:
     """Log on a node that the app's model has a problem. The ``message`` is dropped, because it may name parts of the app."""
     LOGGER.warning(
-        "the app's model is slow, mixes rows of a person, or has no finite gradient: RecordTask.check() says which, in a test of the app"
+        "the app's model is slow, mixes rows of a person, or has no finite gradient: call RecordTask.check() in a test to see which"
     )

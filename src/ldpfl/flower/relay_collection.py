@@ -91,7 +91,7 @@ class RelayedRounds(ABC):
         """
         terms = self._checked_terms(round_, _NO_AGREEMENT)
         if round_.timeout < self.window_s:
-            raise ConfigError(f"the relay's window of {self.window_s:g} s is longer than the round waits for reports, {round_.timeout:g} s")
+            raise ConfigError(f"window_s is {self.window_s:g} s, longer than the timeout of a round, {round_.timeout:g} s: make it shorter")
         check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
         self._status(round_)  # raises if the relay does not answer
 
@@ -109,7 +109,7 @@ class RelayedRounds(ABC):
             return self.relay_terms(round_, agreement)
         except ValidationError as error:
             raise ConfigError(
-                f"round {round_.number} does not fit the relay: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+                f"the relay cannot run round {round_.number}: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
             ) from None
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
@@ -157,7 +157,7 @@ class RelayedRounds(ABC):
             except RelayRefused as refusal:
                 if refusal.status not in _NOTHING_TO_ACKNOWLEDGE:
                     raise
-                LOGGER.info("round %d: nothing left to acknowledge: %s", number, refusal)
+                LOGGER.info("round %d: the relay has no release to acknowledge: %s", number, refusal)
 
     def _status(self, round_: OpenRound) -> RoundStatus | None:
         """Return the relay's status of a round; None if the relay does not know it."""
@@ -272,8 +272,8 @@ class SumCollector(RelayedRounds):
 def _too_long(length: float, longest: float, clients: int) -> str:
     """Return the reason for dropping a sum of this Euclidean ``length``, above the ``longest`` that honest clients can reach."""
     return (
-        f"the sum over {clients} clients has a length of {length:.4g} lattice points, and honest ones make at most {longest:.4g}: a client "
-        "or the relay has sent something else; the model stays as it was"
+        f"the sum over {clients} clients has length {length:.4g}, but honest reports add up to at most {longest:.4g} (lattice points): a "
+        "client or the relay has changed it. The sum is dropped and the model stays as it was"
     )
 
 
@@ -317,5 +317,5 @@ def _variable(name: str) -> str:
     """Return the value of the environment variable ``name``, which must be set."""
     value = os.environ.get(name)
     if not value:
-        raise ConfigError(f"rounds over a relay need {name} in the environment of the ServerApp")
+        raise ConfigError(f"{name} is not set: rounds over a relay need it in the environment of the ServerApp")
     return value

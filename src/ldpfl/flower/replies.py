@@ -73,16 +73,17 @@ def answer_in(reply: Message, round_: OpenRound) -> Answer:
         ProtocolError: the reply is an error, holds no answer, or holds an answer for another run or round.
     """
     if reply.has_error():
-        raise ProtocolError(f"a node answered {str(reply.error.reason)[:_MAX_REASON]!r}")
+        raise ProtocolError(f"a node replied with the error {str(reply.error.reason)[:_MAX_REASON]!r}")
     answer = Answer.from_record(reply.content.config_records.get(RECORD))
     if (answer.run, answer.round) != (round_.run, round_.number):
-        raise ProtocolError("a reply for another run or round")
+        got, expected = f"round {answer.round} of run {answer.run[:32]!r}", f"round {round_.number} of run {round_.run!r}"
+        raise ProtocolError(f"node {reply.metadata.src_node_id} replied for {got}, expected {expected}: its reply is left out")
     return answer
 
 
 def reason_in(reply: Message) -> str:
     """Return the reason that a node gives for not taking part, shortened and without control characters."""
-    return printable(str(reply.error.reason))[:_MAX_REASON] if reply.has_error() else "no answer to what it was asked"
+    return printable(str(reply.error.reason))[:_MAX_REASON] if reply.has_error() else "its reply does not answer the question"
 
 
 def is_absent(reply: Message) -> bool:

@@ -59,7 +59,7 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
     if not is_evaluated(config):
         return PlannedRound(number, training, place - 1)
     if number > last_round(config, rounds):
-        raise AskedForOther(f"round {number} is not in this run: its config has {last_round(config, rounds)} rounds; nothing was sent")
+        raise AskedForOther(f"the server asks for round {number}, but its config has {last_round(config, rounds)} rounds; nothing was sent")
     if number == last_round(config, rounds):
         return PlannedRound(number, "evaluation", rounds)
     if every and place % (every + 1) == 0:

@@ -92,7 +92,7 @@ def read_request(content: RecordDict, message_type: str, run_config: str) -> Rou
     layout = layout_of(arrays, terms.layers)
     state = ServerState(terms.planned.trained, to_vector(arrays, layout), terms.ranges(layout))
     if not is_finite(state.weights):
-        raise ProtocolError("the server's model is not finite")
+        raise ProtocolError("the server's model has NaN or infinity")
     form = vector_form(terms, layout, state.public())
     agreement = agreement_of(content, message_type) if terms.transport in OVER_RELAY else ""
     return RoundRequest(Ask(terms, form.mechanism, form.ranges, agreement), form.layout, state)
@@ -107,11 +107,11 @@ def read_terms(content: RecordDict, run_config: str) -> RoundTerms:
     """
     records = content.config_records
     if RECORD not in records:
-        raise ProtocolError(f"the server's message holds no record {RECORD!r}: its strategy must be LdpStrategy")
+        raise ProtocolError(f"the server's message has no record {RECORD!r}: the server must use LdpStrategy")
     terms = RoundTerms.from_record(records[RECORD])
     if terms.run_config != run_config:
         raise OtherRunConfig(
-            "the run config on this node is not the one that the server asks all clients for: "
-            "its strategy needs LdpStrategy(..., run_config=context.run_config)"
+            "this node's run config differs from the one that the server states: "
+            "the server must use LdpStrategy(..., run_config=context.run_config)"
         )
     return terms

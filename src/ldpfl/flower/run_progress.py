@@ -69,7 +69,7 @@ class RunProgress:
             ConfigError: ``number`` does not follow the last round, or the config does not allow the round.
         """
         if number != self.rounds_done + 1:
-            raise ConfigError(f"round {number} does not follow round {self.rounds_done}")
+            raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}")
         max_length = 1.0
         planned, public, ranges = planned_round(self.config, number), self.checkpoint.state.public(), self.checkpoint.state.ranges
         if planned.kind == "training":
@@ -123,10 +123,10 @@ class Replies:
         node = reply.metadata.src_node_id
         try:
             if node not in self._progress.asked_nodes:
-                raise ProtocolError("a reply of a node that was not asked")
+                raise ProtocolError(f"node {node} replied, but was not asked: its reply is left out")
             self._replied.add(node)
             if node in self._answers or node in self._failed:
-                raise ProtocolError("a second reply of one node")
+                raise ProtocolError(f"node {node} replied a second time: only its first reply counts")
             if reply.has_error():
                 self._failed.add(node)
                 self.reasons[node] = reason_in(reply)

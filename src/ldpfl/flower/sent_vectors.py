@@ -73,7 +73,7 @@ def check_sums(terms: RoundTerms) -> None:
     if terms.kind == "statistics":
         edges, columns = edges_in(terms.measured), len(described(terms.config).unscaled)
         if len(edges) != columns:
-            raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, and the config names {columns}")
+            raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, but the config names {columns}")
         check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
     elif terms.kind != "training":
         check_length(terms, vectors_of(terms.config, terms.kind).ranges.dimension)
@@ -86,7 +86,7 @@ def check_length(terms: RoundTerms, size: int) -> None:
         AskedForOther: the terms ask for another length.
     """
     if terms.size != size:
-        raise AskedForOther(f"round {terms.round} asks for {terms.size:,} numbers, and {terms.kind} has {size:,}; nothing was sent")
+        raise AskedForOther(f"round {terms.round} asks for {terms.size:,} values, but {terms.kind} needs {size:,}; nothing was sent")
 
 
 def vectors_of(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:

@@ -52,10 +52,10 @@ class Waiting:
             if not is_number(value, whole=name in counts):
                 raise ConfigError(f"{name} must be a {'whole number' if name in counts else 'number of seconds'}, got {shown(value)}")
         if self.nodes < 1 or not self.seconds >= 0:
-            raise ConfigError(f"a round needs at least one node and a wait of 0 s or more, got {self.nodes} and {self.seconds}")
+            raise ConfigError(f"nodes must be at least 1 and seconds at least 0, got nodes = {self.nodes} and seconds = {self.seconds}")
         if self.agreeing < 1 or not self.answer_s > 0:
             got = f"agreeing = {self.agreeing} and answer_s = {self.answer_s}"
-            raise ConfigError(f"at least one node has to agree to a round, in more than 0 s, got {got}")
+            raise ConfigError(f"agreeing must be at least 1 and answer_s above 0, got {got}")
 
 
 @dataclass(eq=False)
@@ -215,7 +215,7 @@ class NodeSelection:
             if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
                 raise too_few_agree(self.progress, answers, connected, needed, _advice_on_waiting(answers, self.waiting))
             log_of_answers.say(
-                "round %d: %d of the %d nodes that it needs have agreed, and %d did not answer yet: waiting for these",
+                "round %d: %d of the %d nodes that it needs have agreed; waiting for %d that have not answered yet",
                 *(number, len(answers.agreed), needed, len(answers.silent)),
             )
             time.sleep(_POLL_S)
@@ -253,6 +253,6 @@ def _advice_on_waiting(answers: Answers, waiting: Waiting) -> str:
     if not answers.silent:
         return ""
     return (
-        f". Nodes that did not answer took longer than {waiting.answer_s:g} s after the last answer: see that they run, or raise answer_s "
-        f"(ldpfl.answer-s), and if they need more than {waiting.seconds:g} s in all, Waiting's seconds (ldpfl.wait-s)"
+        f". Some nodes did not answer within {waiting.answer_s:g} s after the last answer: check that they run, or raise answer_s "
+        f"(ldpfl.answer-s). If they need more than {waiting.seconds:g} s in all, raise Waiting's seconds (ldpfl.wait-s) too"
     )

@@ -41,11 +41,11 @@ def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) ->
         ConfigError: one of these numbers is not allowed, or ``timeout`` is too short.
     """
     if rounds is not None and not (is_number(rounds, whole=True) and rounds >= 0):
-        raise ConfigError(f"num_rounds must be a whole number from 0 on, or left out to use training.rounds, got {shown(rounds)}")
+        raise ConfigError(f"num_rounds must be a whole number of at least 0, or left out to use training.rounds, got {shown(rounds)}")
     if not (is_number(timeout) and timeout > 0):
         raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
     if reply_s >= timeout:
-        raise ConfigError(f"clients reply after {reply_s:g} s, and a round takes replies for {timeout:g} s: make timeout longer")
+        raise ConfigError(f"clients reply only after {reply_s:g} s, but timeout is {timeout:g} s: make timeout longer than reply_s")
 
 
 def calibrated_for(config: RunConfig, collector: Collector) -> RunConfig:
@@ -127,19 +127,19 @@ def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, te
     """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if the two contradict."""
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
-        raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed")
+        raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
     participation_path = folder.participation_path
     participation = Participation.load(participation_path)
     done = len(checkpoint.ledger.events)
     if participation.begun < done:
         raise DataError(
-            f"{folder.path} holds round {done}, but {participation_path.name} in it does not say who was asked: "
-            "put it back, for without it the run's guarantee cannot be computed"
+            f"{folder.path} holds round {done}, but its {participation_path.name} counts only {participation.begun} rounds: restore the "
+            "newest version of this file, because the run's guarantee needs to know which nodes were asked"
         )
     if participation.begun > done + 1:
         raise DataError(
-            f"{folder.path} holds round {done}, and nodes were told to join round {participation.begun}: "
-            "its checkpoint was put back to an earlier round; put back the latest one, for the rounds since would not be counted"
+            f"the checkpoint in {folder.path} is of round {done}, but nodes were asked up to round {participation.begun}: restore the "
+            "latest checkpoint, because an earlier one does not count the rounds since then"
         )
     if participation.begun > done:
         participation.check_terms(terms(participation.terms))
@@ -153,25 +153,25 @@ def _check_runs_on_flower(config: RunConfig, kind: Kind, rounds: int) -> None:
     """
     if kind is not Kind.READY_APP and (config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)):
         raise ConfigError(
-            "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' are for ldpfl's ready app: an app of "
-            "your own forms no such sums. Leave them out, and measure on the server (evaluate_fn)"
+            "evaluation.share, training.method = 'least-squares' and data.scaling = 'measured' work only with the app "
+            "ldpfl.flower.apps: with another app leave them out, and measure on the server (evaluate_fn)"
         )
     if config.model.personal or config.data.evaluate_on == "clients":
         raise ConfigError(
-            "model.personal and data.evaluate_on = 'clients' are for simulations: nodes keep no layers, and send no figures in the clear; "
-            "leave them out"
+            "model.personal and data.evaluate_on = 'clients' work only in simulations, because nodes keep no layers and send no figures "
+            "without noise: leave them out"
         )
     if statistics_rounds(config) and not unmeasured_stages(config).columns:
-        raise ConfigError("data.scaling = 'measured' measures columns, and the table has none to measure: set it to 'bounds'")
+        raise ConfigError("data.scaling is 'measured', but the table has no columns to measure: set it to 'bounds'")
     if is_evaluated(config) and rounds != config.training.rounds:
         raise ConfigError(
-            f"num_rounds is {rounds}, and the noise of the evaluation at clients is for training.rounds = "
+            f"num_rounds is {rounds}, but the noise of the evaluation at clients is planned for training.rounds = "
             f"{config.training.rounds}: leave num_rounds out"
         )
     if config.privacy.target_epsilon != "off" and rounds > config.training.rounds:
         raise ConfigError(
-            f"num_rounds is {rounds}, and the noise for privacy.target_epsilon is for training.rounds = {config.training.rounds}: set "
+            f"num_rounds is {rounds}, but privacy.target_epsilon is planned for training.rounds = {config.training.rounds}: set "
             "training.rounds instead, or leave num_rounds out"
         )
     if config.clients.full_weight != "off" and kind is not Kind.READY_APP:
-        raise ConfigError("clients.full_weight is for the ready app's training: in an app of your own, scale what you return")
+        raise ConfigError("clients.full_weight works only with the app ldpfl.flower.apps: leave it out, and scale what your app returns")

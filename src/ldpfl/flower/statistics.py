@@ -53,9 +53,9 @@ def edges_in(text: str) -> tuple[Floats, ...]:
     try:
         edges = tuple(np.array(column, dtype=np.float64) for column in _EDGES.validate_json(text))
     except ValidationError as error:
-        raise ProtocolError(f"the server's edges cannot be read: {error.errors(include_input=False)[0]['msg'][:80]}") from None
+        raise ProtocolError(f"the server's histogram edges cannot be read: {error.errors(include_input=False)[0]['msg'][:80]}") from None
     if not all((np.diff(column) > 0).all() for column in edges):
-        raise ProtocolError("the server's edges do not ascend")
+        raise ProtocolError("the server's histogram edges must increase within each column")
     return edges
 
 
@@ -123,7 +123,7 @@ def column_scaling(config: RunConfig, stages: ColumnStages) -> ColumnScaling:
         DataError: the target is a number, and the noise is too large to locate its values.
     """
     if not stages.stages:
-        return ColumnScaling(None, ("no histogram of the columns came: they are scaled by data.bounds alone",))
+        return ColumnScaling(None, ("no histogram of the columns was received: columns are scaled by data.bounds alone",))
     server_rows = load_dataset(config, None)
     scaled = stages.scaled(replace(server_rows, notes=()))  # without notes on the server's rows
     return ColumnScaling(scaled.encoder, scaled.notes)

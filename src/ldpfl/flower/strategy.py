@@ -90,11 +90,11 @@ class LdpStrategy(Strategy):
         on_measured: OnMeasured | None = None,
     ) -> None:
         if config.clients.self_sampling != "off":
-            raise ConfigError('clients.self_sampling keeps nothing secret on Flower, which shows who answers: set it to "off"')
+            raise ConfigError('clients.self_sampling does not work on Flower, which shows who answers: set it to "off"')
         if config.clients.once:
-            raise ConfigError("clients.once keeps no order secret on Flower, which shows who answers: leave it out")
+            raise ConfigError("clients.once does not work on Flower, which shows who answers when: leave it out")
         if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
-            raise ConfigError(f"reply_s must be 0, or a number of seconds from {SHORTEST_REPLY_S:g} on, got {shown(reply_s)}")
+            raise ConfigError(f"reply_s must be 0, or at least {SHORTEST_REPLY_S:g} seconds, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
         self.config = config if kind is Kind.READY_APP else calibrated_for(config, self._collector)
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
@@ -127,7 +127,7 @@ class LdpStrategy(Strategy):
             LdpflError: the model, the config or the folder does not fit; or too few nodes.
         """
         if evaluate_config is not None:
-            raise ConfigError("evaluate_config is for clients that evaluate; without noise they may not: measure on the server")
+            raise ConfigError("evaluate_config asks clients for figures without noise, which they never send: use evaluate_fn")
         check_start_arguments(num_rounds, timeout, self._reply_s)
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
@@ -248,7 +248,7 @@ class LdpStrategy(Strategy):
         except TooFewTakePart as error:
             if planned_round(self.config, number).kind != "evaluation":
                 raise
-            LOGGER.warning("%s brings no figures, and the run goes on. %s", planned_round(self.config, number), error)
+            LOGGER.warning("%s has no result, and the run goes on. %s", planned_round(self.config, number), error)
             if progress.rounds_done < number:
                 self._skip_round(progress, number)
 
@@ -306,7 +306,7 @@ class LdpStrategy(Strategy):
         if received is not None:
             self._finish_round(progress, received)
             return
-        LOGGER.warning("%s was interrupted: its reports are lost, and charged", progress.planned)
+        LOGGER.warning("%s was interrupted: its reports are lost, but their privacy cost is charged", progress.planned)
         self._finish_without_reports(progress)
 
     def _finish_round(self, progress: RunProgress, received: Received) -> None:
@@ -316,7 +316,7 @@ class LdpStrategy(Strategy):
         for reason in sorted(set(received.refused)):
             LOGGER.warning("%s: left out %d: %s", progress.planned, received.refused.count(reason), reason)
         if received.pool is None:
-            LOGGER.warning("%s: no report came; the model stays as it is", progress.planned)
+            LOGGER.warning("%s: no report was received; the model stays as it is", progress.planned)
             self._finish_without_reports(progress)
             return
         try:
@@ -335,10 +335,10 @@ class LdpStrategy(Strategy):
         number = progress.round.number
         if self._folder is None:  # without a folder the run cannot be resumed
             self._finish_without_reports(progress)
-            raise ProtocolError(f"round {number} is charged and brought nothing: {reason}")
+            raise ProtocolError(f"round {number} is charged, but its reports cannot be read: {reason}")
         raise ProtocolError(
-            f"round {number} is charged, and what came is not read yet: {reason}. The relay keeps it: start the run again to try once "
-            f"more, or give the round up before that (ldpfl deploy left-open {self._folder.path} --cancel)"
+            f"round {number} is charged, but its reports cannot be read: {reason}. The relay still has them: start the run again to retry, "
+            f"or first drop the round (ldpfl deploy left-open {self._folder.path} --cancel)"
         )
 
     def _finish_without_reports(self, progress: RunProgress) -> None:
@@ -376,7 +376,7 @@ class LdpStrategy(Strategy):
         except LdpflError as error:
             if not run_is_over:
                 raise
-            LOGGER.warning("round %d: whether its records are deleted is not known: %s", progress.rounds_done, error)
+            LOGGER.warning("round %d: the relay may not have deleted its records: %s", progress.rounds_done, error)
 
     def _save_round(self, progress: RunProgress, checkpoint: Checkpoint, reports: int) -> None:
         """Save ``checkpoint`` as the result of the round, have the transport delete its copy, and log the round."""

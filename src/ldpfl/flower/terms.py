@@ -61,7 +61,7 @@ def check_window(window_s: float, reply_s: float, *, fewest: int, asked: int) ->
     """
     if reply_s and window_s < reply_s + UPLOAD_S and fewest < asked:
         raise ConfigError(
-            f"the relay's window is {window_s:g} s, and clients reply after {reply_s:g} s and need up to {UPLOAD_S:g} s for the upload: "
+            f"the relay's window is {window_s:g} s, but clients reply after {reply_s:g} s and need up to {UPLOAD_S:g} s for the upload: "
             f"make the window at least {reply_s + UPLOAD_S:g} s (window_s, ldpfl.window-s)"
         )
 
@@ -90,7 +90,7 @@ class _Wire(WireFields):
     @classmethod
     def _check_reply_time(cls, seconds: float) -> float:
         if 0 < seconds < SHORTEST_REPLY_S:
-            raise ValueError(f"a time for replies is 0 or at least {SHORTEST_REPLY_S:g} s")
+            raise ValueError(f"the time for replies must be 0 or at least {SHORTEST_REPLY_S:g} s, got {seconds:g}")
         return seconds
 
 
@@ -142,8 +142,8 @@ class RoundTerms:
         config = self.config.to_toml()
         if len(config) > _MAX_CONFIG or len(self.layers) > MAX_LAYERS:
             raise ConfigError(
-                f"nodes read configs of {_MAX_CONFIG:,} characters and models of {MAX_LAYERS:,} layers at most, and this run has "
-                f"{len(config):,} characters and {len(self.layers):,} layers: name fewer columns, or join layers"
+                f"nodes read configs of at most {_MAX_CONFIG:,} characters and models of at most {MAX_LAYERS:,} layers, but this run "
+                f"has {len(config):,} characters and {len(self.layers):,} layers: name fewer columns, or join layers"
             )
         return ConfigRecord(
             {
@@ -175,10 +175,10 @@ class RoundTerms:
         """
         version = record.get("version")
         if version != VERSION:
-            got = version if type(version) is int else "(no number)"
+            got = version if type(version) is int else "(not a number)"
             raise OtherVersion(
-                f"the server's terms are of version {got}, and this ldpfl reads version {VERSION}: install the version of ldpfl that the "
-                "server has; nothing was sent"
+                f"the server's terms have version {got}, but this ldpfl reads only version {VERSION}: install the version of ldpfl that "
+                "the server uses; nothing was sent"
             )
         wire = _Wire.of(record, "the server's terms")
         run_of(wire.run)  # it becomes part of a path at the relay
@@ -207,7 +207,7 @@ class RoundTerms:
             ProtocolError: the ranges are for other layers, or their values are not allowed.
         """
         if self.layers != layout.names or not len(self.layers) == len(self.center) == len(self.radius):
-            raise ProtocolError("the server's ranges are not for the layers that it sent")
+            raise ProtocolError("the server's clipping ranges must have one entry for each layer that it sent")
         try:
             # Without the dtype the numbers would be rounded to float32, and clients would clip to other ranges than the server's.
             center, radius = (torch.tensor(values, dtype=torch.float64) for values in (self.center, self.radius))
@@ -224,7 +224,7 @@ class RoundTerms:
         """
         planned = planned_round(self.config, self.round)
         if planned.kind != self.kind:
-            raise AskedForOther(f"round {self.round} asks for {self.kind}, and its config plans {planned.kind} there; nothing was sent")
+            raise AskedForOther(f"round {self.round} asks for {self.kind}, but its config plans {planned.kind}; nothing was sent")
         return planned
 
     def mechanism(self, ranges: LayerRanges) -> Mechanism:
@@ -238,7 +238,7 @@ class RoundTerms:
         """
         is_summed = self.config.shuffling.channel == "secure-sum"
         if is_summed != (self.transport == "sum"):
-            raise ProtocolError(f"the server's terms have the channel {self.config.shuffling.channel!r} and reports by {self.transport!r}")
+            raise ProtocolError(f"the server's channel {self.config.shuffling.channel!r} contradicts its transport {self.transport!r}")
         mechanism = deployable_mechanism(config_for(self.config, self.kind), ranges)
         if is_summed:
             adding_up(mechanism)  # raises if the mechanism is not for sums
@@ -276,7 +276,7 @@ class Answer:
         version, run, number = values.pop("version", None), values.pop("run", None), values.pop("round", None)
         is_valid = version == VERSION and type(run) is str and type(number) is int and isinstance(report, bytes | None)
         if values or not is_valid:  # any values that remain are unknown fields
-            raise ProtocolError("a reply does not hold an answer to the round's terms")
+            raise ProtocolError("a node's reply holds no valid answer to the round's terms: its reply is left out")
         return cls(run, number, report)
 
 
@@ -345,7 +345,7 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
             noise has no guarantee, and runs in the simulator only. Or the config asks for early stopping.
     """
     if config.training.patience:
-        raise ConfigError("training.patience stops simulations: on Flower leave it out, and ask for fewer rounds")
+        raise ConfigError("training.patience works only in simulations: on Flower leave it out, and ask for fewer rounds")
     if config.clipping.is_adaptive and isinstance(config.mechanism, DpSgdSettings):
         # Adaptive clipping needs the share of clipped gradients, and a node sends only arrays of the model's shapes.
         raise ConfigError(
@@ -369,7 +369,7 @@ def check_sum_fits(config: RunConfig, asked: int) -> None:
     max_clients = config.shuffling.max_clients or config.clients.count
     if config.shuffling.channel == "secure-sum" and asked > max_clients:
         raise ConfigError(
-            f"{asked:,} nodes are asked, and a sum of at most {max_clients:,} was planned: set shuffling.max_clients to {asked} or more"
+            f"{asked:,} nodes are asked, but the sum is planned for at most {max_clients:,}: set shuffling.max_clients to {asked} or more"
         )
 
 
@@ -406,7 +406,7 @@ def adding_up(mechanism: Mechanism) -> AddingUp:
         ConfigError: its reports cannot be added up.
     """
     if not isinstance(mechanism, AddingUp):
-        raise ConfigError(f"mechanism {mechanism.name!r} has no reports that could be added up: for sums use dp-sgd or dp-fedavg")
+        raise ConfigError(f"mechanism {mechanism.name!r} has reports that cannot be added up: for sums use dp-sgd or dp-fedavg")
     return mechanism
 
 

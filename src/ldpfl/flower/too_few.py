@@ -43,8 +43,8 @@ def reasons_text(reasons: Mapping[int, str], silent: Collection[int] = ()) -> st
 def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclined:
     """Return the error for a round in which all nodes declined; ``reasons`` has each node's reason."""
     return AllDeclined(
-        f"{progress.planned}: none of {counted(len(reasons), 'node')} takes part{reasons_text(reasons)}. Each waits for its "
-        "operator, and its log says for what; a node without policy and budget gets them by: ldpfl policy init APP"
+        f"{progress.planned}: none of {counted(len(reasons), 'node')} takes part{reasons_text(reasons)}. The log of each node says what "
+        "its operator has to change; if policy and budget are missing, run: ldpfl policy init APP"
     )
 
 
@@ -87,7 +87,7 @@ def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, s
 
 
 _REMEDY = (
-    "The log of each of these nodes says why: a node that declined waits for its operator, and one without policy and budget gets them by: "
+    "The log of each of these nodes says why. A node that declined needs a change by its operator; if policy and budget are missing, run: "
     "ldpfl policy init APP. Start the run again afterwards"
 )
 
@@ -103,7 +103,7 @@ def going_on_without(progress: RunProgress, remaining: int) -> str:
         return ""
     if config.shuffling.channel == "direct":
         return (
-            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.agreeing to {remaining} (in an app of your own, those of "
+            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.agreeing to {remaining} (in a custom app, those of "
             "Waiting), and start the run again"
         )
     allow_fewer = f"each node's operator has to allow it (min_clients = {remaining} in the policy)"
@@ -140,4 +140,4 @@ def _spent_note(progress: RunProgress) -> str:
     if not progress.checkpoint.ledger.events:
         return ""
     epsilon = run_epsilon(progress.checkpoint.ledger, progress.config.privacy.delta)
-    return f". What this run has released stays charged beside it: epsilon {number(epsilon)} so far"
+    return f". What this run has released stays charged in addition: epsilon {number(epsilon)} so far"

@@ -248,10 +248,10 @@ def total_clients(reports: Sequence[Reports], ranges: LayerRanges, kind: type) -
     """
     for batch in reports:
         if not isinstance(batch, kind):
-            raise PrivacyError(f"a report is a {type(batch).__name__}, expected {kind.__name__}")
+            raise PrivacyError(f"reports are of type {type(batch).__name__}, expected {kind.__name__} for this mechanism")
         if batch.dimension != ranges.dimension:
-            raise PrivacyError(f"a report covers {batch.dimension} weights, the ranges cover {ranges.dimension}")
+            raise PrivacyError(f"a report has {batch.dimension} weights, but the ranges have {ranges.dimension}: use those of one model")
     clients = sum(batch.clients for batch in reports)
     if clients == 0:
-        raise PrivacyError("there is no report to aggregate")
+        raise PrivacyError("there are no reports to aggregate, expected at least one")
     return clients

@@ -33,7 +33,7 @@ def of_records(mechanism: Mechanism) -> DpSgd:
         TypeError: ``mechanism`` does not protect sums over records.
     """
     if not isinstance(mechanism, DpSgd):
-        raise TypeError(f"{mechanism.name} protects no sums over records")
+        raise TypeError(f"mechanism {mechanism.name} cannot protect sums over records: use dp-sgd")
     return mechanism
 
 
@@ -78,9 +78,9 @@ class DpSgd(LatticeMechanism, PerRecord):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.records >= 1:
-            raise ConfigError(f"a client has at least one record, got {self.records}")
+            raise ConfigError(f"records, the number of records of a client, must be at least 1, got {self.records}")
         if not 0 < self.sample_rate <= 1:
-            raise ConfigError(f"sample_rate is a probability above 0, got {self.sample_rate}")
+            raise ConfigError(f"sample_rate must lie in (0, 1], got {self.sample_rate}")
 
     @property
     def record_clip(self) -> RecordClip:
@@ -106,11 +106,11 @@ class DpSgd(LatticeMechanism, PerRecord):
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """Return ``values``, sums (K, d) of clipped gradients in lattice points, after checking that each is small enough to be exact."""
         if values.dtype != torch.int64:
-            raise PrivacyError("dp-sgd protects records whose gradients it clipped one by one, and these values are none; nothing was sent")
+            raise PrivacyError(f"dp-sgd needs int64 sums of clipped gradients of records, got {values.dtype}; nothing was sent")
         sums = require_shape_of(values, self.sent(ranges))
         least, most = sums.aminmax()  # not abs(): the absolute value of the smallest int64 overflows
         if least < -_LONGEST_SUM or most > _LONGEST_SUM:
-            raise PrivacyError("a sum of gradients exceeds 2^52 lattice points, so it could not be added exactly; nothing was sent")
+            raise PrivacyError("a sum of gradients exceeds 2^52 lattice points, so it is not exact; nothing was sent (use fewer records)")
         return sums
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
@@ -159,8 +159,8 @@ class DpSgdSettings(MechanismSettings):
     def unsaid(self) -> str:
         if self.records:
             return ""
-        problem = "mechanism.records, the mean number of records (or persons) a client, is public and has to be said on Flower"
-        return f"{problem}: set it in the app's pyproject.toml, or as by --set mechanism.records=600 where a recipe is named"
+        problem = "mechanism.records, the mean number of records (or persons) of a client, must be set on Flower, and it is public"
+        return f"{problem}: set it in the app's pyproject.toml; with a recipe, add --set mechanism.records=600, for example"
 
     @property
     def nearly_noise_free(self) -> DpSgdSettings:
@@ -170,7 +170,7 @@ class DpSgdSettings(MechanismSettings):
     def build(self, facts: Facts) -> DpSgd:
         """Return the mechanism, with a lattice that fits the sum over clients if reports are summed."""
         if self.clip_norm == "auto":
-            raise ConfigError("mechanism.clip_norm = 'auto' is for one's own data only: give a number")
+            raise ConfigError("mechanism.clip_norm = 'auto' works only for your data, not for built-in data sets: give a number")
         records = float(self.records) or facts.records  # the setting is 0 if it was not given
         lattice = Lattice.of(facts, records, self.noise_multiplier)
         clip = RecordClip(self.clip_norm, lattice.steps, facts.adaptive)

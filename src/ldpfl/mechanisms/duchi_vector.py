@@ -46,9 +46,9 @@ class VectorBitReports(BitReports):
             PrivacyError: no report, or reports of different dimensions.
         """
         if sum(batch.clients for batch in batches) == 0:
-            raise PrivacyError("there is no report to shuffle")
+            raise PrivacyError("there are no reports to shuffle, expected at least one")
         if len({batch.dimension for batch in batches}) != 1:
-            raise PrivacyError("reports of different dimensions cannot be shuffled together")
+            raise PrivacyError("reports of models of different sizes cannot be shuffled together")
         return VectorBitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
 
     @classmethod
@@ -211,4 +211,4 @@ def _draw_vectors(signs: PackedBits, dimension: int, lo: int, source: RandomSour
         if not undecided.size:
             return drawn
         words = draw_each(source, np.repeat(undecided + rows.start, size)).reshape(-1, size)
-    raise PrivacyError("the random source repeats itself; nothing was sent")
+    raise PrivacyError("the random source repeats its output, so its bits are not random; nothing was sent")

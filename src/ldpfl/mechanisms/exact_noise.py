@@ -244,7 +244,7 @@ def longer(bits: int) -> int:
         PrivacyError: ``bits`` has reached 512, which happens only if the random source is broken.
     """
     if bits >= _MAX_BITS:
-        raise PrivacyError("the random source repeats itself; nothing was sent")
+        raise PrivacyError("the random source repeats its output, so its bits are not random; nothing was sent")
     return bits + WORD
 
 

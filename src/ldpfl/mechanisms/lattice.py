@@ -87,11 +87,11 @@ class Lattice:
         """
         if clients < 1:
             raise ConfigError(
-                "the largest number of clients in a sum is not set: set shuffling.max_clients, as by --set shuffling.max_clients=100"
+                "shuffling.max_clients, the largest number of clients in a sum, is not set: add it, as by --set shuffling.max_clients=100"
             )
         length = clients * parts + _MAX_STDS * sqrt(clients) * noise_multiplier  # largest sum, in units of C
         if length * STEPS + clients / 2 >= 2.0**63:
-            raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: take fewer, or less noise")
+            raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: use fewer, or less noise")
         max_steps = (2.0**31 - clients / 2) / length
         steps = min(STEPS, 2 ** int(log2(max_steps))) if max_steps > 1 else 0
         exact = steps * length + clients / 2 < 2.0**31
@@ -119,7 +119,7 @@ class LatticeMechanism(VectorMechanism):
         if not (isfinite(self.noise_multiplier) and LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE):
             raise ConfigError(f"noise_multiplier must lie between {LEAST_NOISE:g} and {MOST_NOISE:g}, got {self.noise_multiplier:g}")
         if self.bits not in (32, 64):
-            raise ConfigError(f"a lattice point has 32 or 64 bits, got {self.bits!r}")
+            raise ConfigError(f"bits, the size of a lattice point, must be 32 or 64, got {self.bits!r}")
 
     @abstractmethod
     def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
@@ -193,9 +193,9 @@ class LatticeMechanism(VectorMechanism):
             PrivacyError: this mechanism does not sum reports, or there are no clients.
         """
         if not self.summed:
-            raise PrivacyError(f"{self.name} was built without sums over clients, so it cannot read a sum: build it with summed=True")
+            raise PrivacyError(f"{self.name} was built with summed=False, so it cannot read a sum over clients: build it with summed=True")
         if clients < 1:
-            raise PrivacyError(f"a sum has at least 1 client, got {clients} clients")
+            raise PrivacyError(f"a sum must have at least 1 client, got {clients} clients")
         return SummedReports(torch.from_numpy(total), clients, self._noise_std, self._scale, self.bits, mixed=True)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:

@@ -38,14 +38,14 @@ def write_package(folder: Path, name: str) -> None:
         ConfigError: ``name`` is no valid name, a mechanism or a Python module has it already, or ``folder`` is not empty.
     """
     if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
-        raise ConfigError(f"a mechanism cannot be called {name[:60]!r}: give up to {_MAX_LENGTH} small letters, digits and single hyphens")
+        raise ConfigError(f"{name[:60]!r} is not a valid name: use up to {_MAX_LENGTH} small letters, digits and single hyphens")
     if name in names():
-        raise ConfigError(f"there is a mechanism {name!r} already: give the new one another name")
+        raise ConfigError(f"a mechanism {name!r} exists already: give the new one another name")
     package = name.replace("-", "_")
     if keyword.iskeyword(package) or find_spec(package) is not None:
-        raise ConfigError(f"{name!r} would be the module {package}, and Python has something else of that name: give another name")
+        raise ConfigError(f"{name!r} would need the module name {package}, which Python already uses: give another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there and is left as it is: give a new folder")
+        raise ConfigError(f"{folder} exists already and was not changed: give a new or empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in package_files(name).items():
         write_text(folder / file, text)

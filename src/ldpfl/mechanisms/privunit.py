@@ -71,7 +71,7 @@ class PrivUnitG(VectorMechanism):
             raise ConfigError(f"epsilon must lie between {_SMALLEST_EPSILON:g} and {_LARGEST_EPSILON:g}, got {self.epsilon!r}")
         parts = (self._direction_epsilon, *((self.length_epsilon,) if self.magnitude_share else ()))
         if min(parts) < _SMALLEST_EPSILON:
-            raise ConfigError(f"magnitude_share {self.magnitude_share} leaves a part of epsilon {self.epsilon} below {_SMALLEST_EPSILON:g}")
+            raise ConfigError(f"magnitude_share {self.magnitude_share} makes a part of epsilon {self.epsilon} below {_SMALLEST_EPSILON:g}")
 
     @property
     def law(self) -> DirectionLaw:
@@ -121,7 +121,7 @@ class PrivUnitG(VectorMechanism):
             directions = np.where(lengths[block, None] > 0, _lengths_and_directions((values[block] - center).numpy())[1], corners)
             sent[block] = torch.from_numpy(randomised_directions(law, directions, source, rows)).mul_(noisy_lengths[block, None]).float()
         if not isfinite(sent.sum(dtype=torch.float64)):
-            raise PrivacyError("the random source gave noise that is not finite; nothing was sent")
+            raise PrivacyError("the noise that was drawn has NaN or infinity: check the random source; nothing was sent")
         return VectorReports(sent)
 
     def noise(self, ranges: LayerRanges) -> Noise:

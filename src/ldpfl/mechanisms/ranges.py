@@ -117,7 +117,7 @@ class LayerRanges:
         counts = self._count_per_layer(chosen)
         layers = counts > 0
         if not bool(layers.any()):
-            raise ConfigError("no weight is chosen: there is no part to take")
+            raise ConfigError("no weight is chosen, expected at least one True")
         return LayerRanges(self.center[layers], self.radius[layers], tuple(counts[layers].tolist()))
 
     def with_part(self, part: LayerRanges, chosen: Tensor) -> LayerRanges:
@@ -129,7 +129,7 @@ class LayerRanges:
         counts = self._count_per_layer(chosen)
         layers = counts > 0
         if part.sizes != tuple(counts[layers].tolist()):
-            raise ConfigError(f"the part has {len(part.sizes)} layers that are not those of the {int(counts.sum())} chosen weights")
+            raise ConfigError(f"the part's {len(part.sizes)} layers differ from those of the {int(counts.sum())} chosen weights")
         center, radius = self.center.clone(), self.radius.clone()
         center[layers], radius[layers] = part.center, part.radius
         return LayerRanges(center, radius, self.sizes)
@@ -148,7 +148,7 @@ class LayerRanges:
         Source: LDP-FL, section 3.1: (C_0, R_0) are agreed on "based on prior knowledge" at the start.
         """
         if vector.shape != (sum(sizes),):
-            raise ConfigError(f"a vector of shape {tuple(vector.shape)} does not fit layers of {sum(sizes)} weights in all")
+            raise ConfigError(f"the vector has shape {tuple(vector.shape)}, expected ({sum(sizes)},) for all layers together")
         layers = vector.detach().double().cpu().split_with_sizes(list(sizes))
         center = torch.stack([(layer.max() + layer.min()) / 2 for layer in layers])
         radius = torch.stack([(layer.max() - layer.min()) / 2 for layer in layers])

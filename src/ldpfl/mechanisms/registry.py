@@ -62,12 +62,12 @@ def settings_of(name: str) -> type[MechanismSettings]:
     except Exception as error:  # somebody else's code, which may fail in any way
         raise ConfigError(f"{origin} cannot be loaded from {path}: {type(error).__name__}: {first_line(error)}") from error
     if not (isinstance(settings_class, type) and issubclass(settings_class, MechanismSettings)):
-        raise ConfigError(f"{origin}: {path} is no MechanismSettings")
+        raise ConfigError(f"{origin}: {path} must be a class derived from MechanismSettings")
     name_field = settings_class.model_fields["name"]
     if name_field.is_required():
-        raise ConfigError(f'{origin}: {path} does not say of which mechanism it is: give it name: Literal["{name}"] = "{name}"')
+        raise ConfigError(f'{origin}: {path} does not name its mechanism: add the field name: Literal["{name}"] = "{name}"')
     if name_field.default != name:
-        raise ConfigError(f"{origin}: {path} is of {name_field.default!r}")
+        raise ConfigError(f"{origin}: {path} has name {name_field.default!r}, expected {name!r}")
     return settings_class
 
 
@@ -83,8 +83,8 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     _check_name(settings.name, release.mechanism)
     record_rate = record_rate_of(mechanism)
     if isinstance(release, GaussianRelease) and release.of_part and release.rate < record_rate:  # a lower rate claims more privacy
-        problem = f"mechanism {settings.name!r} has records take part with probability {record_rate:g}"
-        raise ConfigError(f"{problem}, and states {release.rate:g}: it has to state what it does")
+        problem = f"mechanism {settings.name!r} samples records with probability {record_rate:g}"
+        raise ConfigError(f"{problem}, but its release states {release.rate:g}: make both the same")
     return mechanism
 
 
@@ -95,8 +95,8 @@ def _build_checked(settings: MechanismSettings, facts: Facts) -> Mechanism:
     if is_built_in(mechanism.name) and type(settings) is not settings_of(mechanism.name):
         # Foreign settings could choose facts that the guarantee relies on, such as the protected unit, or that only a sum is seen.
         raise ConfigError(
-            f"mechanism {mechanism.name!r} is ldpfl's own, and was built by settings of {type(settings).__module__}: give the mechanism a "
-            "class and a name of its own"
+            f"settings of {type(settings).__module__} built the built-in mechanism {mechanism.name!r}, which only ldpfl's settings may do: "
+            "write a new class with a new name"
         )
     return mechanism
 
@@ -104,7 +104,7 @@ def _build_checked(settings: MechanismSettings, facts: Facts) -> Mechanism:
 def _check_name(expected: str, name: str) -> None:
     """Raise a ConfigError unless ``name``, of a mechanism or a release, equals the name ``expected`` from its settings."""
     if type(name) is not str or type(expected) is not str or name != expected:  # a subclass of str could override ==
-        raise ConfigError(f"mechanism {expected!r} calls itself {name!r}: settings and releases have to have one name")
+        raise ConfigError(f"mechanism {expected!r} states the name {name!r}: give its settings and releases one name")
 
 
 def read_settings(value: Any) -> MechanismSettings:
@@ -136,13 +136,13 @@ def create(name: str, **parameters: Any) -> Mechanism:
     settings_class = settings_of(name)
     fields = settings_class.model_fields.keys()
     if settings_class.needs_training:
-        raise ConfigError(f"mechanism {name!r} depends on how a model is trained: name it in a run's config")
+        raise ConfigError(f"mechanism {name!r} depends on training settings, so it works only in a run's config")
     for setting in sorted(parameters.keys() - fields):
         raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, fields - _RUN_SETTINGS - {'name'})}")
     for setting in sorted(_RUN_SETTINGS & parameters.keys()):
-        raise ConfigError(f"mechanism {name!r}, {setting}: that is for a run's config; a mechanism by itself spends epsilon on each unit")
+        raise ConfigError(f"mechanism {name!r}: {setting} works only in a run's config; leave it out, and epsilon counts for each unit")
     if "epsilon" in fields and "epsilon" not in parameters:
-        raise ConfigError(f"mechanism {name!r} needs epsilon: nobody else can say how much privacy is wanted")
+        raise ConfigError(f"mechanism {name!r} needs epsilon, which has no default: set it")
     try:
         settings = settings_class.model_validate(parameters)
     except ValidationError as error:

@@ -49,7 +49,7 @@ class Groups:
         """Return the number of clients of ``reports``, after checking that the reports are about these groups."""
         clients = total_clients(reports, ranges, IndexedBitReports)
         if not all(np.array_equal(batch.group_sizes, self.sizes) for batch in reports):
-            raise PrivacyError("a report has other group sizes than this mechanism: client and server need the same group setting")
+            raise PrivacyError("a report has other group sizes than this mechanism: set mechanism.group alike at clients and server")
         return clients
 
     def entries(self, reports: Sequence[IndexedBitReports]) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
@@ -100,10 +100,10 @@ def _cut(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDA
     """
     layers = np.array(ranges.sizes, dtype=np.int64)
     if group is not None and group > layers.max():
-        raise ConfigError(f"a group of {group} weights is larger than the layer of {layers.max()}, the largest there is")
+        raise ConfigError(f"group is {group}, but the largest layer has {layers.max()} weights: set group to {layers.max()} or less")
     largest = layers if group is None else np.minimum(layers, group)
     if largest.max() >> 32:
-        raise ConfigError(f"a group of {largest.max()} weights is more than 32 bits can index")
+        raise ConfigError(f"a group has {largest.max()} weights, more than 2^32: set a smaller group")
     counts = -(-layers // largest)
     return largest, counts, layers - largest * (counts - 1)
 

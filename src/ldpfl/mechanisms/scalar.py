@@ -74,7 +74,7 @@ class ScalarMechanism(Mechanism):
         if self.coordinates == "auto":
             return max(1, min(ranges.dimension, floor(self.epsilon / EPSILON_PER_COORDINATE)))
         if self.coordinates is not None and self.coordinates > ranges.dimension:
-            raise ConfigError(f"coordinates is {self.coordinates}, and there are only {ranges.dimension} weights")
+            raise ConfigError(f"coordinates is {self.coordinates}, but there are only {ranges.dimension} weights: set a smaller number")
         return self.coordinates
 
     def law_for(self, ranges: LayerRanges) -> ScalarLaw:

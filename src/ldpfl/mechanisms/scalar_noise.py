@@ -69,7 +69,7 @@ def check_possible(values: Tensor, bound: float) -> None:
     """
     if values.numel() and float(torch.stack(values.aminmax()).abs().amax()) > bound * (1 + _RELATIVE_SLACK):
         raise ProtocolError(
-            f"a report holds a value beyond {bound:g}, the most a client can send; check that both sides use the same settings"
+            f"a report has a value above {bound:g}, the largest that a client can send: use the same settings at clients and server"
         )
 
 

@@ -96,7 +96,7 @@ class MechanismSettings(BaseModel):
         Raises:
             ConfigError: the mechanism has no parameter for its noise, or the value is out of range.
         """
-        raise ConfigError(f"mechanism {self.name!r} has no parameter by which a target could be kept")
+        raise ConfigError(f"mechanism {self.name!r} has no noise setting that privacy.target_epsilon could set: leave the target out")
 
     def for_measuring(self, factor: float) -> MechanismSettings:
         """Return the settings for measuring a table's columns before training: ``factor`` times the noise, if the noise can be set."""
@@ -146,7 +146,7 @@ class EpsilonSettings(MechanismSettings):
         try:
             return self.at(self.epsilon / units)
         except ConfigError as error:
-            raise ConfigError(f"mechanism.epsilon {self.epsilon:g} a client, divided over {units:,} units: {error}") from None
+            raise ConfigError(f"mechanism.epsilon is {self.epsilon:g} for each client, divided over {units:,} units: {error}") from None
 
     @property
     def budgeted(self) -> tuple[float, str]:

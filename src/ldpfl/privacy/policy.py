@@ -275,7 +275,7 @@ class Policy(BaseModel):
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str, str]]:
         """Yield for each bound whether it is kept, its setting, and the refusal's reason. Later bounds may rely on earlier ones."""
-        allowed = ", ".join(self.mechanisms) or "none at all"
+        allowed = ", ".join(self.mechanisms) or "none"
         yield (
             request.mechanism in self.mechanisms,
             "mechanisms",

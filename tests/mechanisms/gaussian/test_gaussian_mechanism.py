@@ -138,13 +138,13 @@ def test_an_update_that_was_not_shortened_is_not_sent() -> None:
     step = float(FULL.noise(RANGES).largest_std(1)[0]) * 2.0**-20
     for excess in (2 * step, 0.5, 1e30):
         values[2, 0] = 0.5 + excess
-        with pytest.raises(PrivacyError, match="longer than its sensitivity allows"):
+        with pytest.raises(PrivacyError, match="longer than the sensitivity that the noise"):
             mechanism.encode(values, RANGES, streams(3))
 
 
 @pytest.mark.parametrize("length", [0.0, 0.5])
 def test_an_epsilon_without_room_on_the_lattice_is_refused_whatever_the_update(length: float) -> None:
-    with pytest.raises(PrivacyError, match="no room on the noise's lattice"):
+    with pytest.raises(PrivacyError, match="the noise is too fine for updates"):
         Gaussian(FullDP(1e7, 1e-5, CLIPPED)).encode(updates(1, length), RANGES, streams(1))
 
 
@@ -331,7 +331,7 @@ class _Broken(FullDP):
 
 @pytest.mark.parametrize("sigma", [math.nan, math.inf, -1.0])
 def test_noise_of_no_usable_size_stops_the_report(sigma: float) -> None:
-    with pytest.raises(PrivacyError, match=r"no usable size.*nothing was sent"):
+    with pytest.raises(PrivacyError, match=r"negative or infinite noise level.*nothing was sent"):
         Gaussian(_Broken(2.0, 1e-5, CLIPPED, wrong=sigma)).encode(updates(1), RANGES, streams(1))
 
 

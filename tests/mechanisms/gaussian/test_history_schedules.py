@@ -161,7 +161,7 @@ def test_a_learning_rate_that_decayed_to_nothing_stops() -> None:
     schedule = adap(decay=0.5)
     public = public_state(2)
     clients = client_state(public, joined=100, memory=schedule.initial_memory(3, 350))
-    with pytest.raises(PrivacyError, match="no usable noise is left") as refusal:
+    with pytest.raises(PrivacyError, match="its noise is too small") as refusal:
         schedule.sigma(public, clients)
     assert "\n" not in str(refusal.value)
 

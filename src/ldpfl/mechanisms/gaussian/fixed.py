@@ -246,7 +246,7 @@ class GeometricSchedule(UniformSchedule):
     def round_sigma(self, round_number: int) -> float:
         """Return full_sigma decay^(t - 1) for the variant ``paper``, else sigma_t of the class."""
         if round_number > self.rounds:
-            raise ConfigError(f"round {round_number} was not planned for: {self.name} shares its noise over {self.rounds} rounds")
+            raise ConfigError(f"round {round_number} was not planned: {self.name} shares its noise over {self.rounds} rounds")
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
         costs = _series_length(self.decay, self.participations or self.rounds)

@@ -66,7 +66,7 @@ class SensitiveDP(SensitivitySchedule):
         if not 0 <= self.lam <= 1:
             raise ConfigError(f"lam must lie in [0, 1], got {self.lam}")
         if self.clip_to_estimate and self.lam != 0:
-            raise ConfigError(f"clip_to_estimate needs lam = 0, got {self.lam}: a private estimate must not decide how much is clipped")
+            raise ConfigError(f"clip_to_estimate needs lam = 0, got {self.lam}: else private values would decide how much is clipped")
         require_usable(self.full_sigma * _MIN_SHARE)
 
     @property
@@ -206,7 +206,7 @@ class AdapLDP(NoiseSchedule):
         sensitivities = 2 * self._rates(clients) * self.steps.clip_norm / clients.samples
         sigma = constants * sensitivities / self.epsilon
         if not usable_sigma(float(sigma.min())) or not usable_sigma(float(sigma.max())):
-            raise PrivacyError("AdapLDP's learning rate has decayed until no usable noise is left; nothing was sent (raise decay)")
+            raise PrivacyError("AdapLDP's learning rate has decayed until its noise is too small; nothing was sent (raise decay)")
         return sigma[:, None].repeat(1, len(public.sizes))
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:

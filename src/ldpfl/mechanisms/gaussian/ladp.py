@@ -188,7 +188,7 @@ class LadpSound(PublicSchedule):
         if not isinstance(self.clip, tuple):
             return self.clip * (torch.tensor(sizes).double() / sum(sizes)).sqrt()
         if len(self.clip) != len(sizes):
-            raise ConfigError(f"clip names {len(self.clip)} layers, the model has {len(sizes)}")
+            raise ConfigError(f"clip has {len(self.clip)} entries, but the model has {len(sizes)} layers: give one entry for each layer")
         return torch.tensor(self.clip, dtype=torch.float64)
 
     def shares(self, public: PublicState) -> Tensor:
@@ -199,7 +199,7 @@ class LadpSound(PublicSchedule):
         """
         reserved = self.smallest_share * len(public.sizes)
         if reserved >= 1:
-            raise ConfigError(f"smallest_share must be below 1 over the {len(public.sizes)} layers, got {self.smallest_share}")
+            raise ConfigError(f"smallest_share must be below 1 / {len(public.sizes)}, the number of layers, got {self.smallest_share}")
         weights = self._share_weights(public)
         return self.smallest_share + (1 - reserved) * weights / weights.sum()
 

@@ -104,19 +104,19 @@ class Gaussian(VectorMechanism, PerRound):
         public, clients = self._public_state(ranges), self._client_state(require_finite(values, ranges), ranges)
         sigma, sent = self.schedule.sigma(public, clients), self.schedule.bounded(public, clients)
         if not bool((torch.isfinite(sigma) & (sigma >= 0)).all()):
-            raise PrivacyError(f"{self.name} gave noise of no usable size; nothing was sent")
+            raise PrivacyError(f"{self.name} computed a negative or infinite noise level: check epsilon and clipping; nothing was sent")
         limits = None if self.schedule.mu(public) is None else self.schedule.limits(public)
         if limits is not None and not bool((limits < _MAX_POINTS * sigma.amin(dim=0) / STEPS).all()):
-            raise PrivacyError("epsilon is so large that updates have no room on the noise's lattice; nothing was sent")
+            raise PrivacyError("epsilon is too large: the noise is too fine for updates of this size. Lower epsilon; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
         for rows, columns in blocks(len(sent), ranges.dimension, values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
             noise = rounded(NORMAL, STEPS, source, rows, columns.stop - columns.start)
             lattice.add(sent[rows.start : rows.stop, columns].numpy(), noise, rows, columns)
         if limits is not None and not lattice.within(limits.numpy()):
-            raise PrivacyError("an update is longer than its sensitivity allows; nothing was sent")
+            raise PrivacyError("an update is longer than the sensitivity that the noise is computed for; nothing was sent")
         sent = self.schedule.correct(public, clients, sent)
         if not isfinite(sent.sum(dtype=torch.float64)):
-            raise PrivacyError("the noised update is not finite; nothing was sent")
+            raise PrivacyError("the update with noise has NaN or infinity: lower the learning rate, or raise epsilon; nothing was sent")
         return NoisyReports(sent, sigma, torch.from_numpy(lattice.noise_norms()))
 
     def remember(self, values: Tensor, ranges: LayerRanges, reports: NoisyReports) -> dict[str, Tensor]:

@@ -153,5 +153,5 @@ def require_usable(sigma: float) -> float:
         ConfigError: ``sigma`` lies outside [1e-20, 1e20].
     """
     if not usable_sigma(sigma):
-        raise ConfigError(f"these settings ask for noise of standard deviation {sigma:.3g}: expected 1e-20 to 1e20")
+        raise ConfigError(f"these settings give noise of deviation {sigma:.3g}, expected 1e-20 to 1e20: change epsilon or clipping")
     return sigma

@@ -98,9 +98,9 @@ def local_steps(name: str, facts: Facts) -> LocalSteps:
     """
     training = facts.training
     if training is None:
-        raise ConfigError(f"mechanism {name!r} takes its sensitivity from local training, of which nothing is known here")
+        raise ConfigError(f"mechanism {name!r} computes its sensitivity from local training: use it in a run's config")
     if training.clip_norm is None:
-        raise ConfigError(f"mechanism {name!r} takes its sensitivity from clipped gradients: set training.clip_norm")
+        raise ConfigError(f"mechanism {name!r} computes its sensitivity from clipped gradients: set training.clip_norm")
     if not training.plain:
-        raise ConfigError(f"mechanism {name!r} takes its sensitivity from plain SGD: leave the client's other optimisers and schedules out")
+        raise ConfigError(f"mechanism {name!r} computes its sensitivity from plain SGD: leave out other client optimisers and schedules")
     return LocalSteps(training.learning_rate, training.epochs, training.batch_size, training.clip_norm)

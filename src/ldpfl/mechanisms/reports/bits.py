@@ -90,7 +90,7 @@ class BitReports:
             if len(payload) != size:
                 raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {dimension} weights")
             if unused_bits and payload[-1] >> (8 - unused_bits):
-                raise ProtocolError(f"a report sets a bit beyond its {dimension} weights")
+                raise ProtocolError(f"a report has bits set after its {dimension} weights, expected zeros")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
         return cls(packed, dimension)
 

@@ -42,7 +42,7 @@ class IndexedBitReports:
     def __post_init__(self) -> None:
         sizes, index, signs = self.group_sizes, self.index, self.signs
         if sizes.dtype != np.int64 or sizes.ndim != 1 or sizes.size == 0 or sizes.min() < 1:
-            raise ProtocolError(f"group sizes must be positive int64, at least one, got {sizes.dtype} {sizes.shape}")
+            raise ProtocolError(f"group sizes must be a non-empty vector of positive int64, got {sizes.dtype} of shape {sizes.shape}")
         if index.dtype != np.int64 or signs.dtype != np.bool_ or index.shape != signs.shape or index.shape[1:] != sizes.shape:
             raise ProtocolError(
                 f"a report has {index.dtype} indices {index.shape} and {signs.dtype} signs {signs.shape}, "
@@ -85,7 +85,7 @@ class IndexedBitReports:
             if len(payload) != size:
                 raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {group_sizes.size} groups")
             if unused_bits and payload[-1] >> (8 - unused_bits):
-                raise ProtocolError(f"a report sets a bit beyond its {group_sizes.size} groups")
+                raise ProtocolError(f"a report has bits set after its {group_sizes.size} groups, expected zeros")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
         lengths = unit_bits(group_sizes)
         index = np.empty((len(payloads), group_sizes.size), dtype=np.int64)
@@ -106,7 +106,7 @@ class IndexedBitReports:
             PrivacyError: no reports, or reports that cut the weights into different groups.
         """
         if sum(batch.clients for batch in batches) == 0:
-            raise PrivacyError("there is no report to shuffle")
+            raise PrivacyError("there are no reports to shuffle, expected at least one")
         sizes = batches[0].group_sizes
         if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
             raise PrivacyError("reports about different groups of weights cannot be shuffled together")

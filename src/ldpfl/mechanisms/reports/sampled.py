@@ -40,11 +40,11 @@ class SampledReports:
                 f"sampled reports have {index.dtype} {index.shape} and {values.dtype} {values.shape}, expected int64, float32"
             )
         if not 1 <= self.coordinates <= self.dimension:
-            raise ProtocolError(f"a report covers {self.coordinates} of {self.dimension} weights")
+            raise ProtocolError(f"a report has {self.coordinates} weights, expected 1 to {self.dimension}")
         if index.size and not (index.min() >= 0 and index.max() < self.dimension):
-            raise ProtocolError(f"a report names a weight beyond its {self.dimension} weights")
+            raise ProtocolError(f"a report has the index of a weight outside 0 to {self.dimension - 1}")
         if not (index[:, 1:] > index[:, :-1]).all():
-            raise ProtocolError("a report names a weight twice, or not in ascending order")
+            raise ProtocolError("a report's indices of weights must increase: one is repeated or out of order")
         if not np.isfinite(values).all():
             raise ProtocolError("a report holds NaN or infinity")
 
@@ -86,7 +86,7 @@ class SampledReports:
                 raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {coordinates} of {dimension} weights")
             bits = np.unpackbits(np.frombuffer(payload, dtype=np.uint8, count=index_bytes), bitorder="little")
             if bits[coordinates * width :].any():
-                raise ProtocolError("a report sets a bit between its indices and its values")
+                raise ProtocolError("a report has bits set between its indices and its values, expected zeros")
             index[row] = bits[: coordinates * width].reshape(coordinates, width) @ (1 << np.arange(width))
             values[row] = np.frombuffer(payload, dtype="<f4", offset=index_bytes)
         return cls(index, values, dimension)
@@ -101,9 +101,9 @@ class SampledReports:
             PrivacyError: no report, or reports of different shapes.
         """
         if sum(batch.clients for batch in reports) == 0:
-            raise PrivacyError("there is no report to shuffle")
+            raise PrivacyError("there are no reports to shuffle, expected at least one")
         if len({(batch.dimension, batch.coordinates) for batch in reports}) != 1:
-            raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
+            raise PrivacyError("reports with different numbers of weights cannot be shuffled together")
         order = generator.permutation(sum(batch.clients for batch in reports))
         index = np.concatenate([batch.index for batch in reports])[order]
         values = np.concatenate([batch.values for batch in reports])[order]

@@ -62,8 +62,10 @@ class SummedReports:
     def mix(cls, batches: Sequence[SummedReports], generator: np.random.Generator) -> SummedReports:
         """Return the sum of all ``batches``, and add the noise of all clients."""
         first, clients = batches[0], sum(batch.clients for batch in batches)
-        if first.mixed or any(batch._kind != first._kind for batch in batches):
-            raise PrivacyError("sums of different kinds cannot be added up")
+        if first.mixed:
+            raise PrivacyError("this sum was mixed already, and a sum with noise cannot be mixed again")
+        if any(batch._kind != first._kind for batch in batches):
+            raise PrivacyError("sums of reports with different dimensions or noise cannot be added up")
         noise = np.rint(generator.standard_normal(first.dimension) * (first.noise * sqrt(clients))).astype(np.int64)
         total = torch.stack([batch.total for batch in batches]).sum(dim=0) + torch.from_numpy(noise)
         return replace(first, total=total, clients=clients, mixed=True)
@@ -91,6 +93,8 @@ class SummedReports:
         Raises:
             PrivacyError: the sum has no noise yet, or is for another number of weights than ``ranges``.
         """
-        if not self.mixed or self.dimension != ranges.dimension:
-            raise PrivacyError("a sum is read once everybody's noise is in it, and for its own model")
+        if not self.mixed:
+            raise PrivacyError("this sum has no noise yet, so it cannot be read: call mix first")
+        if self.dimension != ranges.dimension:
+            raise PrivacyError(f"the sum has {self.dimension} weights, but the ranges have {ranges.dimension}: use those of one model")
         return (ranges.expand()[0] + self.total.double() * (self.scale / self.clients)).float()

@@ -34,9 +34,9 @@ class VectorReports(DenseReports):
         """
         clients = sum(batch.clients for batch in batches)
         if clients == 0:
-            raise PrivacyError("there is no report to shuffle")
+            raise PrivacyError("there are no reports to shuffle, expected at least one")
         if len({batch.dimension for batch in batches}) != 1:
-            raise PrivacyError("reports of different dimensions cannot be shuffled together")
+            raise PrivacyError("reports of models of different sizes cannot be shuffled together")
         order = torch.from_numpy(generator.permutation(clients))
         return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
