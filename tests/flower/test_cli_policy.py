@@ -111,7 +111,7 @@ def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: 
     key = public_text(generate_key())
     settings = 'set = "training.rounds=7; mechanism.epsilon=0.5"\ntransport = "relay"\nlinked = 4\nmin-clients = 30\nreply-s = 60\n'
     (app / "pyproject.toml").write_text(APP + settings, encoding="utf-8")
-    assert "sealed to the aggregator's key" in ldpfl.refused("policy", "init", app)
+    assert "encrypted for the aggregator" in ldpfl.refused("policy", "init", app)
     shown = ldpfl("policy", "init", app, "--key", key)
     assert "immediate_replies" not in shown.out
     policy = read_policy(Path("policy.toml"))
@@ -135,7 +135,7 @@ def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
         (("quickstar",), "did you mean 'quickstart'?"),
         (("app", "--layers", "12.5"), "--layers takes sizes, as in 500,10"),
         (("quickstart", "--config", "x.toml"), "--config works only with a Flower app"),
-        (("quickstart", "--out", "there.toml"), "there.toml exists and is left as it is"),
+        (("quickstart", "--out", "there.toml"), "there.toml already exists and is not overwritten"),
         (("none.toml",), "protects nothing"),
         (("bad",), "is not the file of a Flower app"),
         (("without",), "give the config that its ServerApp uses, with --config"),

@@ -21,8 +21,9 @@ _MAX_CELLS_PER_PLAIN_NUMBER = 10
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
 _DATE_IN_UNCLEAR_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
-_NUMBER_MAYBE_IN_GROUPS = re.compile(r"[+-]?(\d{1,3}([,.'’ \u00a0\u202f])\d{3}(\2\d{3})*([.,]\d+)?|\d+(\.\d+)?)")
-"""A number that may have thousands separators. Cells below 1,000 have none, and count with the others of their column."""
+_NUMBER_IN_GROUPS = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f])\d{3}(\1\d{3})*([.,]\d+)?")
+"""A number with thousands separators."""
+_PLAIN_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _EPOCH = datetime(1970, 1, 1)  # a moment without a zone is taken as it stands
 _SECONDS_A_DAY = 86_400
 
@@ -90,10 +91,13 @@ def unclear(texts: Collection[str]) -> str:
     for pattern, problem in (
         (_DATE_IN_UNCLEAR_ORDER, "dates whose day and month cannot be told apart: write them as YEAR-MONTH-DAY"),
         (_NUMBER_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
-        (_NUMBER_MAYBE_IN_GROUPS, "numbers with thousands separators, which are not read as numbers: write 1234.56 for 1,234.56"),
     ):
         if 2 * sum(pattern.fullmatch(text.strip()) is not None for text in texts) > len(texts):
             return problem
+    grouped = sum(_NUMBER_IN_GROUPS.fullmatch(text.strip()) is not None for text in texts)
+    plain = sum(_PLAIN_NUMBER.fullmatch(text.strip()) is not None for text in texts)  # those below 1,000 have no separator
+    if grouped and 2 * (grouped + plain) > len(texts):
+        return "numbers with thousands separators, which are not read as numbers: write 1234.56 for 1,234.56"
     return ""
 
 
