@@ -85,7 +85,7 @@ def test_a_trial_of_a_sum_protects_records_and_its_policy_says_both_figures() ->
 
 def test_a_trial_of_a_sum_of_what_does_not_add_up_is_refused_before_anything_starts() -> None:
     changes = ("mechanism.name=duchi", "mechanism.perturbed=update", "privacy.target_epsilon=off")
-    with pytest.raises(ConfigError, match="mechanism 'duchi' has no reports that could be added up"):
+    with pytest.raises(ConfigError, match="mechanism 'duchi' has reports that cannot be added up"):
         trial_of(4, 3, changes, transport="sum")
 
 

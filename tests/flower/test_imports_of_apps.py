@@ -105,7 +105,7 @@ def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.M
 def test_metadata_by_which_libraries_find_plug_ins_is_named(name: str, tmp_path: Path) -> None:
     app = app_in(tmp_path)
     (app / name).mkdir()
-    assert list(run_at_import(app)) == [f"{name}, by which libraries find code to run: delete it"]
+    assert list(run_at_import(app)) == [f"{name}, in which libraries look for code to run: delete it"]
 
 
 @pytest.mark.parametrize("name", ["gmpy2", "pydot", "trio", "h2", "socksio"])

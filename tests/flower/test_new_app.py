@@ -48,7 +48,7 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     own_mean = ldpfl("init", "--flower", tmp_path / "mean", "--data", table, "--target", "outcome", "--client", "hospital")
     assert "the mean number of rows of a node" in own_mean.out
     seed = load_recipe("own", []).seed  # what the app's server reads: a run on one's own data in a simulation draws another one
-    assert f"seed = {seed}: decides the initial weights that are random, and which nodes are asked if not all are" in outcome.out
+    assert f"seed = {seed}: decides the random initial weights, and which nodes are asked if a round asks only some" in outcome.out
     assert not (tmp_path / "heart" / "policy.toml").exists()
     files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
     assert "expected the smallest value first, then the largest" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)

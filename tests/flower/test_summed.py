@@ -184,7 +184,7 @@ def test_a_sum_that_is_longer_than_honest_clients_make_it_is_refused(world: Worl
     lies = iter([junk, np.zeros_like(junk)])
     with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
         last = run(world, 2, relay=Lying(world.aggregator(), lambda total, sent: (total + next(lies), sent)))
-    assert any("the sum over 5 clients has a length of" in record.getMessage() for record in caplog.records)
+    assert any("the sum over 5 clients has length" in record.getMessage() for record in caplog.records)
     assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
     assert len(last.ledger.events) == 2
     assert world.charges() == [2] * CLIENTS
@@ -275,7 +275,7 @@ def test_an_aggregator_that_lacked_a_key_opens_the_same_sum_later(world: World, 
     folder, relay = RunFolder(tmp_path / "run"), Watched(world.aggregator())
     world.strangers = (2,)
     for _ in range(2):
-        with pytest.raises(ProtocolError, match=r"not known: .* The relay keeps it: start the run again to try once more"):
+        with pytest.raises(ProtocolError, match=r"not known: .* The relay still has them: start the run again to retry"):
             run(world, 2, relay=relay, folder=folder)
         assert [event.cohort for event in folder.ledger().events] == [3]  # as long as it is not opened: the fewest that it is over
     world.strangers = ()
@@ -367,7 +367,7 @@ def test_what_a_policy_does_not_allow_is_declined(policy: dict[str, Any], why: s
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["duchi", "full-dp"])
 def test_what_cannot_be_added_up_is_no_sum(name: str, world: World) -> None:
-    with pytest.raises(ConfigError, match=f"mechanism '{name}' has no reports that could be added up"):
+    with pytest.raises(ConfigError, match=f"mechanism '{name}' has reports that cannot be added up"):
         LdpStrategy(config_of(f"mechanism.name={name}", "ranges.rule=fixed"), collector=world.adding_up()).start(
             world.grid(), start_arrays(), 1, timeout=100.0
         )

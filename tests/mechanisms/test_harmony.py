@@ -399,7 +399,7 @@ def test_good_reports_are_kept_when_bad_ones_arrive_with_them() -> None:
     assert [(one.place, one.reason) for one in refused] == [
         (1, "a report names index 7 in a group of 5 weights"),
         (3, "a report has 0 bytes, expected 1 for 1 groups"),
-        (4, "a report sets a bit beyond its 1 groups"),
+        (4, "a report has bits set after its 1 groups, expected zeros"),
     ]
     assert read_valid(mechanism, [bytes([7])], ranges)[0] is None
 

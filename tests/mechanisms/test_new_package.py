@@ -83,8 +83,8 @@ def test_the_command_writes_it_and_an_audit_takes_the_name_for_the_mechanism(
     monkeypatch.chdir(tmp_path)
     assert ldpfl("init", "--mechanism", "your-bits").code == 0
     assert sorted(path.name for path in Path("your-bits").iterdir()) == ["README.md", "pyproject.toml", "test_your_bits.py", "your_bits.py"]
-    assert "your-bits is there and is left as it is" in ldpfl.refused("init", "--mechanism", "your-bits")
-    assert "there is a mechanism 'duchi' already" in ldpfl.refused("init", "--mechanism", "duchi")
+    assert "your-bits exists already and was not changed" in ldpfl.refused("init", "--mechanism", "your-bits")
+    assert "a mechanism 'duchi' exists already" in ldpfl.refused("init", "--mechanism", "duchi")
     Path("duchi").mkdir()
     outcome = ldpfl("audit", "duchi", "--trials", "1000", "--seed", "1")
     assert outcome.code == 0

@@ -93,7 +93,7 @@ def test_a_package_that_cannot_be_used_is_named(place: str, tmp_path: Path, monk
     [
         ("no_such_package:Settings", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("angry_package:Settings", "RuntimeError: not today"),
-        ("careless_package:Nameless", 'give it name: Literal["broken"] = "broken"'),
+        ("careless_package:Nameless", 'add the field name: Literal["broken"] = "broken"'),
     ],
 )
 def test_a_broken_package_breaks_its_own_mechanism_alone(
