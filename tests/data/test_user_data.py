@@ -1365,6 +1365,13 @@ def test_ordered_classes_and_times_are_read_from_tables(task: str) -> None:
         api.run(data=(np.zeros((20, 2)), np.zeros(20)), task=task, count=2, target_epsilon=4.0, progress=False)
 
 
+@pytest.mark.parametrize(("task", "target"), [("classification", "ward"), ("regression", "cost")])
+def test_thousands_separators_are_refused_in_an_input_and_in_a_target(task: str, target: str) -> None:
+    frame = pd.DataFrame({"ward": ["a", "b"] * 50, "age": range(100), "cost": ["3,491.23", "423.88", "1,000.00", "2,000"] * 25})
+    with pytest.raises(DataError, match=r"'cost' holds numbers with thousands separators.*write 1234\.56"):
+        api.run(data=frame, target=target, task=task, baseline=False, progress=False)
+
+
 def test_counts_below_0_are_refused() -> None:
     with pytest.raises(DataError, match="counts are 0 or more"):
         api.run(data=(np.zeros((20, 2)), np.full(20, -1.0)), task="poisson", count=2, target_epsilon=4.0, progress=False)

@@ -21,6 +21,8 @@ _MAX_CELLS_PER_PLAIN_NUMBER = 10
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
 _DATE_IN_UNCLEAR_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
+_NUMBER_MAYBE_IN_GROUPS = re.compile(r"[+-]?(\d{1,3}([,.'\u2019 \u00a0\u202f])\d{3}(\2\d{3})*([.,]\d+)?|\d+(\.\d+)?)")
+"""A number that may have thousands separators. Cells below 1,000 have none, and count with the others of their column."""
 _EPOCH = datetime(1970, 1, 1)  # a moment without a zone is taken as it stands
 _SECONDS_A_DAY = 86_400
 
@@ -81,10 +83,14 @@ def _are_groups(texts: Collection[str]) -> bool:
 
 
 def unclear(texts: Collection[str]) -> str:
-    """Return what is ambiguous in most of ``texts``, numbers or dates that can be read in two ways, and what to do; "" if nothing is."""
+    """Return what is ambiguous in most of ``texts``, numbers or dates that can be read in two ways, and what to do; "" if nothing is.
+
+    ``texts`` are the cells of a column that :func:`kind_of` takes as words.
+    """
     for pattern, problem in (
         (_DATE_IN_UNCLEAR_ORDER, "dates whose day and month cannot be told apart: write them as YEAR-MONTH-DAY"),
         (_NUMBER_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
+        (_NUMBER_MAYBE_IN_GROUPS, "numbers with thousands separators, which are not read as numbers: write 1234.56 for 1,234.56"),
     ):
         if 2 * sum(pattern.fullmatch(text.strip()) is not None for text in texts) > len(texts):
             return problem

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.cells import READERS, reads
+from ldpfl.data.cells import READERS, reads, unclear
 from ldpfl.data.columns import BYTES, bytes_of, words_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -157,6 +157,8 @@ def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
     column = table.columns[name]
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
     if 2 * sum(reads(READERS["numbers"], text) for text in cells) < len(cells):
+        if problem := unclear(cells):
+            raise DataError(f"the target {name!r} holds {problem}")
         raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
     _check_only_numbers(table, name, READERS["numbers"], "correct the row, or leave it out")
 
