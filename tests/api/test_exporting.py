@@ -85,6 +85,7 @@ def test_an_export_predicts_and_holds_no_figure_of_private_rows(run: Path, rows:
         assert said in card, said
         assert said in page([run], public=True), said
     assert ldpfl("verify", "given/certificate.json").code == 0
+    assert ldpfl("verify", "given").out == ldpfl("verify", "given/certificate.json").out
 
 
 def test_an_export_goes_to_a_new_folder_alone(run: Path, ldpfl: CommandLine, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_ordered_words() -> None:
 @pytest.mark.parametrize(
     ("task", "target", "settings", "judged_by"),
     [
-        ("poisson", "visits", {}, {"deviance explained", "MAE"}),
+        ("poisson", "visits", {}, {"deviance explained", "MAE", "mean prediction", "observed mean"}),
         ("ordinal", "grade", {"data.classes": ["low", "middle", "high"]}, {"quadratic kappa", "accuracy", "mean class error"}),
         ("multilabel", ["often", "died"], {}, {"AUROC", "macro F1", "exact match"}),
     ],

@@ -1369,6 +1369,22 @@ def test_ordered_classes_and_times_are_read_from_tables(task: str) -> None:
         api.run(data=(np.zeros((20, 2)), np.zeros(20)), task=task, count=2, target_epsilon=4.0, progress=False)
 
 
+@pytest.mark.parametrize(("task", "target"), [("classification", "ward"), ("regression", "cost")])
+def test_thousands_separators_are_refused_in_an_input_and_in_a_target(task: str, target: str) -> None:
+    frame = pd.DataFrame({"ward": ["a", "b"] * 50, "age": range(100), "cost": ["3,491.23", "423.88", "1,000.00", "2,000"] * 25})
+    with pytest.raises(DataError, match=r"'cost' holds numbers with thousands separators.*write 1234\.56"):
+        api.run(data=frame, target=target, task=task, baseline=False, progress=False)
+
+
+@pytest.mark.parametrize(("classes", "notes"), [(["yes", "Yes", "no"], 1), (["yes", "no", "never"], 0)])
+def test_classes_that_differ_only_in_case_are_named(classes: list[str], notes: int) -> None:
+    frame = pd.DataFrame({"age": range(120), "well": classes * 40})
+    found = api.run(data=frame, target="well", target_epsilon=8.0, baseline=False, progress=False, settings={"clients.count": 4})
+    said = [note for note in found.to_dict()["caveats"] if "differ only in upper and lower case" in note]
+    assert len(said) == notes
+    assert all(note.startswith("Yes and yes are different classes of 'well'") for note in said)
+
+
 def test_counts_below_0_are_refused() -> None:
     with pytest.raises(DataError, match="counts must be 0 or more"):
         api.run(data=(np.zeros((20, 2)), np.full(20, -1.0)), task="poisson", count=2, target_epsilon=4.0, progress=False)

@@ -140,6 +140,25 @@ def test_a_mean_risk_far_from_the_share_of_a_common_event_is_said() -> None:
     assert not notes_of(samples(), FEW, OFF)
 
 
+@pytest.mark.parametrize(("task", "target"), [("classification", "died"), ("regression", "cost"), ("poisson", "visits")])
+def test_a_mean_prediction_apart_from_the_observed_mean_is_said(task: str, target: str) -> None:
+    """A small clipping norm cuts the rare class and the tail of a skewed target, and the note tells to take a larger one."""
+    inputs, rare = rare_samples()
+    frame = pandas.DataFrame(np.tile(inputs, (4, 1)), columns=list("abcdef"))
+    numbers = np.random.default_rng(4)
+    frame = frame.assign(died=np.tile(rare, 4), cost=numbers.lognormal(7, 1.1, 2400), visits=numbers.negative_binomial(0.3, 0.1, 2400))
+    how = {**HOW, "columns": list("abcdef"), "task": task, "target": target, "target_epsilon": 50.0}
+
+    def notes(**settings: Any) -> list[str]:
+        found = api.run(data=frame, settings={**FEW, "training.rounds": 20, **settings}, **how).to_dict()["caveats"]
+        return [note for note in found if " far from the observed " in note]
+
+    (note,) = notes(**{"mechanism.clip_norm": 0.05})
+    assert "was observed" in note
+    assert "a larger mechanism.clip_norm (it is 0.05), more training.rounds" in note
+    assert not notes(**{"mechanism.clip_norm": 20.0})
+
+
 def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> None:
     """All risks lie above the base rate, so that a threshold there would flag each row."""
     inputs, rare = rare_samples()

@@ -167,7 +167,7 @@ def test_numbers_have_their_error_in_their_unit_and_tenths_of_what_was_predicted
     )
     figures = found.to_dict()
     assert figures["pooled_scores"]["RMSE"] < 3
-    assert set(found.intervals) == {"R2", "MAE", "RMSE"}
+    assert set(found.intervals) == {"R2", "MAE", "RMSE", "mean prediction", "observed mean"}
     assert "event" not in figures
     assert 30 < figures["calibration"][0]["observed"] < figures["calibration"][-1]["observed"] < 75
 

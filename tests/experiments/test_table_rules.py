@@ -81,15 +81,16 @@ def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:
     assert many / few == pytest.approx(1.1 / 0.85, rel=0.01)
 
 
-def test_a_person_s_gradient_is_clipped_as_that_of_one_row() -> None:
-    """Each person may have one row. A norm for the mean of several rows would clip that row's gradient."""
+def test_a_person_s_gradient_is_clipped_to_a_norm_between_those_for_one_row_and_for_all() -> None:
+    """By the largest number of rows that count of a person, which is public, and not by how many a person has."""
     config = config_of("classification", "logistic-regression", "died")
     data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, targets_of(config)))
-    of_rows, of_persons = (
+    of_rows, of_one, of_sixteen = (
         clip_norm_for(config.model_copy(update={"data": config.data.model_copy(update=own)}), data, model_of(config, data))
-        for own in ({}, {"person": "patient", "person_rows": 9})
+        for own in ({}, {"person": "patient", "person_rows": 1}, {"person": "patient", "person_rows": 16})
     )
-    assert of_persons == of_rows
+    assert of_rows == of_one
+    assert of_rows / of_sixteen == pytest.approx(2, rel=0.01)
 
 
 def test_another_seed_is_another_mlp() -> None:

@@ -80,6 +80,8 @@ def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() ->
             "R2": metrics.r2_score(targets, numbers),
             "MAE": metrics.mean_absolute_error(targets, numbers),
             "RMSE": metrics.mean_squared_error(targets, numbers) ** 0.5,
+            "mean prediction": numbers.mean(),
+            "observed mean": targets.mean(),
         }
     )
 
@@ -95,6 +97,8 @@ def test_counts_and_ordered_classes_have_scikit_learn_s_figures() -> None:
         {
             "deviance explained": metrics.d2_tweedie_score(counts, expected, power=1),
             "MAE": metrics.mean_absolute_error(counts, expected),
+            "mean prediction": expected.mean(),
+            "observed mean": counts.mean(),
         }
     )
     told, classes = random.integers(4, size=ROWS).astype(np.float64), random.integers(4, size=ROWS)

@@ -29,7 +29,7 @@ def certify(
 
 
 def verify(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Certificates.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Certificates, or folders that hold certificate.json.")],
     ledger: Annotated[Path | None, typer.Option(help="The ledger, or the run's folder, that every certificate must be about.")] = None,
     signed_by: Annotated[str | None, typer.Option(help="Public key that must have signed the certificates.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

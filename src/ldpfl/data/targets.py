@@ -207,7 +207,7 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
                 )
                 raise DataError(f"{table.where(row)}: the class in the column {name!r} is not {problem}")
         targets.append(torch.tensor([numbers[word] for word in table_words]))
-    notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])),)
+    notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])), *_note_on_case(name, classes))
     return ReadTargets(targets, len(classes), notes, tuple(classes))
 
 
@@ -215,6 +215,19 @@ _NOTE_ON_CLASSES = (
     "the classes of {name!r} ({some}) were taken from the data, as if they were public: "
     "if it is secret which of them occur, list all classes in data.classes"
 )
+
+
+def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """Return a note on classes of the target ``name`` that differ in upper and lower case alone; nothing if all differ otherwise."""
+    spellings: dict[str, list[str]] = {}
+    for word in classes:
+        spellings.setdefault(word.casefold(), []).append(word)
+    alike = next((words for words in spellings.values() if len(words) > 1), None)
+    if alike is None:
+        return ()
+    return (
+        f"{' and '.join(alike)} are different classes of {name!r}, and differ only in upper and lower case: if they are one, rewrite it",
+    )
 
 
 def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:

@@ -28,6 +28,7 @@ from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.personal_layers import PersonalTrainer
+from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted
 
@@ -142,7 +143,9 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
             )
         )
     if off := judged.pop("off", ""):
-        caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
+        is_risk = OBSERVED in judged["scores"]
+        remedy = _remedy_for_risks(config, federation) if is_risk else _remedy_for_numbers(config)
+        caveats.append(f"{OFF if is_risk else OFF_MEAN}: {off}. {remedy}")
     return caveats
 
 
@@ -153,13 +156,27 @@ def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
             "threshold of your own (ldpfl predict --threshold)"
         )
-    remedy = "take more rounds, or correct the predicted risks by the share that you expect"
+    remedy = f"take {_steps_for_means(config)}, or correct the predicted risks by the share that you expect"
     if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
         return remedy.capitalize()
     return (
         "No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows them; "
         f"else {remedy}"
     )
+
+
+def _remedy_for_numbers(config: RunConfig) -> str:
+    """Return why the mean prediction may be far from the observed mean of numbers or counts, and what to do about it."""
+    return (
+        "Clipping draws the fit of a skewed target towards its median, which the mean absolute error does not show: take "
+        f"{_steps_for_means(config)}, or predict the target's logarithm"
+    )
+
+
+def _steps_for_means(config: RunConfig) -> str:
+    """Return the settings that bring the mean prediction closer to the observed mean, as text."""
+    norm = getattr(config.mechanism, "clip_norm", None)
+    return "more training.rounds" if norm is None else f"a larger mechanism.clip_norm (it is {norm:.3g}), more training.rounds"
 
 
 def _all_columns_hidden(federation: Federation) -> bool:
@@ -228,8 +245,8 @@ CHANCE = "nothing was found to have been learnt"
 ONE_CLASS = "all test rows are predicted to be of the class"
 """Start of the note on the one class that a model predicts for all rows."""
 
-OFF = "the mean predicted risk is far from the observed share"
-"""Start of the note on a model whose risks are too high or too low on the whole."""
+OFF, OFF_MEAN = "the mean predicted risk is far from the observed share", "the mean prediction is far from the observed mean"
+"""Starts of the notes on a model whose risks, or whose predicted numbers, are too high or too low on the whole."""
 
 STOPPED = "training stopped after round"
 """Start of the note on the round after which a run ended early."""

@@ -64,9 +64,9 @@ def quality(
 
     The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite,
     and ``constant`` if all rows have the same outputs. The texts ``extreme``, ``narrow``, ``off``, ``chance`` and ``one_class`` are not
-    empty if probabilities are far too close to 0 and 1, if they are far too close together, if the mean risk is far from the observed
-    share, if the main metric is no better than chance, or if different outputs make one class of all rows. With ``one_class``, the text
-    ``threshold`` is the risk that flags about as many rows as have the event.
+    empty if probabilities are far too close to 0 and 1, if they are far too close together, if the intervals of the mean prediction and
+    of the observed mean do not meet, if the main metric is no better than chance, or if different outputs make one class of all rows.
+    With ``one_class``, the text ``threshold`` is the risk that flags about as many rows as have the event.
 
     Args:
         seed: seed of the bootstrap.
@@ -88,7 +88,7 @@ def quality(
         entries["resampled"] = "persons"
     if intervals := {name: all_intervals[name] for name in judged.scores if name in all_intervals and name not in unsure_metrics}:
         entries["intervals"] = intervals
-    entries |= {"off": _off_risk(judged.scores, intervals), "one_class": _one_class(judged, class_names)}
+    entries |= {"off": _off_means(intervals), "one_class": _one_class(judged, class_names)}
     entries["chance"] = _no_better_than_chance(federation.task.task.metric, judged, intervals)
     if not entries["chance"]:
         entries |= {"extreme": _extreme_slope(judged.scores, intervals), "narrow": _narrow_slope(judged.scores, intervals)}
@@ -179,20 +179,17 @@ def _no_better_than_chance(metric: str, judged: Judged, intervals: Intervals) ->
     return f"{metric} {scores[metric]:.4g} (95 % interval {low:.3g} to {high:.3g}), and {comparison}"
 
 
-def _off_risk(scores: Scores, intervals: Intervals) -> str:
-    """Return the mean predicted risk and the observed share as text if they are far apart, else "".
-
-    They are far apart if one is more than twice the other, or if this holds for the risk and the share of the other class.
-    """
-    risk, observed = scores.get(weighted_metrics.PREDICTED, nan), scores.get(weighted_metrics.OBSERVED, nan)
-    low, high = intervals.get(weighted_metrics.OBSERVED, (0.0, 1.0))
-    is_far = _is_far(risk, observed, low, high) or _is_far(1 - risk, 1 - observed, 1 - high, 1 - low)
-    return f"{risk:.1%}, and {observed:.1%} was observed" if is_far else ""
-
-
-def _is_far(risk: float, observed: float, low: float, high: float) -> bool:
-    """Return whether ``risk`` is more than twice or less than half of ``observed``, and outside its interval ``low`` to ``high``."""
-    return risk > max(2 * observed, high) or risk < min(observed / 2, low)
+def _off_means(intervals: Intervals) -> str:
+    """Return the intervals of the mean prediction (or risk) and of the observed mean (or share) as text if they do not meet, else ""."""
+    for predicted, observed, form in (
+        (weighted_metrics.PREDICTED, weighted_metrics.OBSERVED, ".1%"),
+        (weighted_metrics.MEAN_PREDICTION, weighted_metrics.OBSERVED_MEAN, ".4g"),
+    ):
+        low, high = intervals.get(predicted, (nan, nan))
+        observed_low, observed_high = intervals.get(observed, (nan, nan))
+        if high < observed_low or low > observed_high:
+            return f"{low:{form}} to {high:{form}} (95 % interval), and {observed_low:{form}} to {observed_high:{form}} was observed"
+    return ""
 
 
 def scores_of(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> dict[str, float]:
@@ -293,7 +290,8 @@ def _rare_outcome(judged: Judged, targets: NDArray[Any]) -> _Outcome | None:
             targets[:, targets.any(axis=0)], "one of the labels", frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
         )
     if judged.kind is weighted_metrics.of_counts:
-        return _Outcome(targets[:, None] > 0, "a count above 0", frozenset((weighted_metrics.DEVIANCE,)), and_without=False)
+        unsure = frozenset((weighted_metrics.DEVIANCE, weighted_metrics.MEAN_PREDICTION, weighted_metrics.OBSERVED_MEAN))
+        return _Outcome(targets[:, None] > 0, "a count above 0", unsure, and_without=False)
     if judged.kind is weighted_metrics.of_ordered:
         is_other_class = targets[:, None] != np.bincount(targets).argmax()
         return _Outcome(is_other_class, "another class than the commonest", frozenset((weighted_metrics.KAPPA,)), and_without=False)

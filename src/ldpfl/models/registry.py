@@ -93,8 +93,8 @@ def create(
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
-            remedy = f"take one of {', '.join(_TEXT_MODELS)}; whole numbers that are no tokens are given as floats"
-            raise ConfigError(f"model {name!r} is not for texts: {remedy}")
+            remedy = f"set model.name (--model) to one of {', '.join(_TEXT_MODELS)}"
+            raise ConfigError(f"model {name!r} is not for texts, or for tensors of whole numbers, which are tokens: {remedy}")
         return _built(name, _REGISTRY[name], arguments, shape, outputs)
 
 

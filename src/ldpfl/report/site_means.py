@@ -8,12 +8,12 @@ from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 from ldpfl.tasks import LOWER_IS_BETTER
-from ldpfl.tasks.weighted_metrics import COMMONEST, OBSERVED, PREDICTED
+from ldpfl.tasks.weighted_metrics import COMMONEST, MEAN_PREDICTION, OBSERVED, OBSERVED_MEAN, PREDICTED
 
 MIN_CLIENTS = 10
 """Minimum number of clients with a figure for a mean over the worst tenth."""
 
-_WITHOUT_A_WORST = (COMMONEST, OBSERVED, PREDICTED)
+_WITHOUT_A_WORST = (COMMONEST, OBSERVED, PREDICTED, MEAN_PREDICTION, OBSERVED_MEAN)
 """Figures that describe a client's rows or predictions, and are neither good nor bad."""
 
 

@@ -21,6 +21,7 @@ Counted = Callable[[Floats], dict[str, Floats]]
 
 AUROC, PRECISION, BRIER = "AUROC", "average precision", "Brier score"
 PREDICTED, OBSERVED, SLOPE = "mean predicted risk", "observed share", "calibration slope"
+MEAN_PREDICTION, OBSERVED_MEAN = "mean prediction", "observed mean"
 CONCORDANCE, INTEGRATED_BRIER = "concordance", "integrated Brier"
 COMMONEST, MACRO_F1, EXACT_MATCH = "accuracy of the commonest class", "macro F1", "exact match"
 DEVIANCE, KAPPA, CLASS_ERROR = "deviance explained", "quadratic kappa", "mean class error"
@@ -130,29 +131,30 @@ def of_labels(logits: Floats, labels: NDArray[np.bool_]) -> Counted:
 def of_numbers(predictions: Floats, targets: Floats) -> Counted:
     """Return the figures of numbers ``predictions`` (n,) in the place of ``targets`` (n,), in their unit."""
     error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))  # else rounding would vary
-    sums_of = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2], axis=1)
+    sums_of = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        rows, squares, sizes, first, second = (counts @ sums_of).T
+        rows, squares, sizes, first, second, predicted, observed = (counts @ sums_of).T
         around_mean = second - first**2 / rows if varies else np.full_like(rows, np.nan)
-        return {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
+        errors = {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
+        return {**errors, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: observed / rows}
 
     return figures
 
 
 def of_counts(expected: Floats, counts: Floats) -> Counted:
     """Return the figures of ``expected`` counts (n,) above 0 for observed ``counts`` (n,), in their unit: the share of the Poisson deviance
-    around the mean that is explained, and the mean error."""
+    around the mean that is explained, the mean error, and both means."""
     count_terms = xlogy(counts, counts)
     deviance = count_terms - xlogy(counts, expected) - counts + expected
-    sums_of = np.stack([np.ones_like(counts), counts, count_terms, deviance, np.abs(expected - counts)], axis=1)
+    sums_of = np.stack([np.ones_like(counts), counts, count_terms, deviance, np.abs(expected - counts), expected], axis=1)
     varies = float(np.ptp(counts)) > 0
 
     def figures(drawn: Floats) -> dict[str, Floats]:
-        rows, total, count_terms, deviance, error = (drawn @ sums_of).T
+        rows, total, count_terms, deviance, error, predicted = (drawn @ sums_of).T
         around_mean = count_terms - xlogy(total, total / rows)
         explained = 1 - deviance / around_mean if varies else np.full(len(drawn), np.nan)
-        return {DEVIANCE: explained, "MAE": error / rows}
+        return {DEVIANCE: explained, "MAE": error / rows, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: total / rows}
 
     return figures
 

@@ -23,12 +23,15 @@ _TRUSTED = {"local": "nobody", "shuffled": "shuffler", "summed": "sum"}
 _HEADINGS = ("protected", "delta", "trusted", "stated epsilon", "second opinion", "status", "how")
 _RIGHT_ALIGNED = {"delta", "stated epsilon", "second opinion"}
 
+_CERTIFICATE = "certificate.json"
+"""File that is read of a folder, such as one of an export."""
+
 
 def check_files(files: Sequence[Path], ledger: Path | None, signed_by: str | None, *, as_json: bool, program: str) -> int:
     """Print a second opinion on each certificate in ``files``, and return the exit code; ``program`` begins each line of stderr."""
     opinions: list[tuple[Path, SecondOpinion]] = []
     refused = False
-    for file in files:
+    for file in (path / _CERTIFICATE if path.is_dir() else path for path in files):
         try:
             opinions.append((file, verify(file, ledger=ledger, signed_by=signed_by)))
         except CertificateError as error:
