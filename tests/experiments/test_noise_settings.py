@@ -162,7 +162,7 @@ def run_one_round(name: str, overrides: list[str], data: Path) -> None:
         ("ladp", ["mechanism.selection=l2"], "'mechanism.selection'.*abs_l2"),
         ("ladp", ["mechanism.normaliser=sigmoid"], "'mechanism.normaliser'.*softmax"),
         ("ladp-sound", ["mechanism.share_rule=kld"], "'mechanism.share_rule'.*kl"),
-        ("ladp-sound", ["mechanism.smallest_share=0.6"], "smallest_share must be below 1 over the 2 layers"),
+        ("ladp-sound", ["mechanism.smallest_share=0.6"], "smallest_share is 0.6, but must be below 1/2"),
         ("full-dp", ["mechanism.sensitivity=per_client"], "'mechanism.sensitivity'.*per_dataset"),
         ("full-dp", ["mechanism.constant=theorem2"], "'mechanism.constant'.*theorem3"),
         ("time-varying", ["mechanism.variant=papers"], "'mechanism.variant'.*equal_budget"),

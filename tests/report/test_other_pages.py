@@ -55,7 +55,7 @@ def test_a_sweep_has_a_page_of_every_setting(swept: Path, ldpfl: CommandLine, tm
     assert "0.001" not in said
     assert read.tags.count("svg") == 2
     assert (swept / "report.html").read_text(encoding="utf-8").count(">none</td>") == 2
-    assert "has one of its own" in ldpfl.refused("report", swept, swept, "--out", tmp_path / "x.html")
+    assert "only one sweep or one plan" in ldpfl.refused("report", swept, swept, "--out", tmp_path / "x.html")
 
 
 def test_a_sweep_that_goes_on_says_how_far_it_is(ldpfl: CommandLine, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_colluding_clients_cost_noise_where_others_hide() -> None:
         ("records", {"group": 4}, "in the regime shuffled, not in records"),
         ("local", {"linked": 2}, "in the regime shuffled, not in local"),
         ("shuffled", {"group": 0}, "at least 1"),
-        ("shuffled", {"group": 64}, "group of 64"),
+        ("shuffled", {"group": 64}, "group is 64"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(regime: str, changes: dict[str, Any], why: str) -> None:

@@ -199,7 +199,8 @@ class LadpSound(PublicSchedule):
         """
         reserved = self.smallest_share * len(public.sizes)
         if reserved >= 1:
-            raise ConfigError(f"smallest_share must be below 1 / {len(public.sizes)}, the number of layers, got {self.smallest_share}")
+            layers = len(public.sizes)
+            raise ConfigError(f"smallest_share is {self.smallest_share}, but must be below 1/{layers}: the model has {layers} layers")
         weights = self._share_weights(public)
         return self.smallest_share + (1 - reserved) * weights / weights.sum()
 
