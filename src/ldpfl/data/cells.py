@@ -84,9 +84,9 @@ def _are_groups(texts: Collection[str]) -> bool:
 
 
 def unclear(texts: Collection[str]) -> str:
-    """Return what is ambiguous in most of ``texts``, numbers or dates that can be read in two ways, and what to do; "" if nothing is.
+    """Return what is ambiguous in a column whose cells are ``texts``, and what to do; "" if nothing is.
 
-    ``texts`` are the cells of a column that :func:`kind_of` takes as words.
+    A column is ambiguous if most of its cells are numbers or dates that can be read in two ways, or numbers with thousands separators.
     """
     for pattern, problem in (
         (_DATE_IN_UNCLEAR_ORDER, "dates whose day and month cannot be told apart: write them as YEAR-MONTH-DAY"),

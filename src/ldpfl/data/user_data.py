@@ -55,7 +55,7 @@ def load_brought(config: DataConfig, targets: Targets, given: object = None) -> 
 
 @lru_cache(maxsize=2)
 def _from_files(config_json: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
-    """Read and encode the files at ``paths``, of which a second one holds test data.
+    """Read and encode the files at ``paths``. A second file, if there is one, holds test data.
 
     A run reads its data twice, for its checks and for training. ``stamps`` only serve the cache: changed files are read again.
     """

@@ -157,6 +157,6 @@ def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: 
 
 
 def _rounded_down(value: float) -> float:
-    """Return ``value`` rounded down to ``_DIGITS`` digits; 1e-9 keeps a value that has so many digits already."""
+    """Return ``value`` rounded down to ``_DIGITS`` digits. The added 1e-9 keeps a value that has no more digits."""
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
     return float(f"{floor(value / step + 1e-9) * step:.{_DIGITS}g}")

@@ -41,12 +41,12 @@ def check_clients(config: RunConfig) -> None:
 
 
 def is_summed(config: RunConfig) -> bool:
-    """Return whether clients evaluate by vectors with noise of which only the sum is seen, rather than by bits."""
+    """Return whether clients evaluate by noisy vectors, of which the server sees only the sum. Otherwise they send bits."""
     return isinstance(config.mechanism, DpFedAvgSettings) and config.shuffling.channel == "secure-sum"
 
 
 def client_scores(config: RunConfig, outputs: int) -> ClientScores:
-    """Return the layout of the vector of figures that a client sends, for a model with so many ``outputs``."""
+    """Return the layout of the vector of figures that each client sends. ``outputs`` is the model's number of outputs."""
     kind = MeanScores if is_summed(config) else BitScores
     return kind(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 

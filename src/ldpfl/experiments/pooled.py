@@ -54,7 +54,7 @@ def pooled_scores(federation: Federation) -> dict[str, float] | None:
 
 
 def _with_constant(samples: Samples) -> Floats:
-    """Return the inputs (N, F) of a table's ``samples``, of which the last column is the constant 1."""
+    """Return the inputs (N, F) of a table's ``samples``. Their last column is the constant 1."""
     rows = samples.tensor.cpu().double().numpy()
     return np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
 

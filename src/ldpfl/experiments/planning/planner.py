@@ -381,7 +381,7 @@ def _lower_bound(rounds: ShuffledRounds, delta: float) -> float:
 
 
 def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
-    """Return the smallest number of clients of which ``cohort`` honest ones take part in a round, rounded as cohorts are."""
+    """Return the smallest number of clients with which ``cohort`` honest clients take part in a round. It is rounded as cohorts are."""
     return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
 
 
