@@ -13,7 +13,9 @@ from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ldpfl.data.features import leaves, strokes
+from ldpfl.data.features import leaves as leaf_features
+from ldpfl.data.features import strokes
+from ldpfl.models.leaf_network import leaves
 
 
 def main() -> None:
@@ -21,14 +23,15 @@ def main() -> None:
     parser.add_argument("features", choices=["strokes", "leaves"])
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
-    module = {"strokes": strokes, "leaves": leaves}[arguments.features]
+    module = {"strokes": strokes, "leaves": leaf_features}[arguments.features]
     with Progress() as bars:
         bar = bars.add_task("drawings")
         found = module.learn(lambda done, total: bars.update(bar, completed=done, total=total))
     if arguments.write:
         save_file(found, arguments.write)
         return
-    for name, own in module.learnt().items():
+    packaged = {"strokes": strokes.learnt, "leaves": leaves}[arguments.features]()
+    for name, own in packaged.items():
         print(f"{name}: {_compared(own.float(), found[name].float())}")
 
 

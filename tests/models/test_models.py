@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl import ParameterLayout, models, validate_module
+from ldpfl.data.features.drawn_leaves import drawn
+from ldpfl.data.features.leaves import LeafFeatures
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError
 
 OF_TEXTS = ("embedding-bag", "gru", "lstm", "transformer")
@@ -26,6 +28,10 @@ def test_the_two_layer_cnn_has_the_published_size() -> None:
     assert weights_of(models.create("two-layer-cnn", GRAY, 10, seed=0)) == 21_840
 
 
+def test_the_leaf_network_has_the_size_that_its_docstring_gives() -> None:
+    assert weights_of(models.create("leaf-network", COLOUR, 10, seed=0)) == 642_902
+
+
 def test_resnet18_has_the_size_of_the_original_with_a_cifar_stem() -> None:
     layout = ParameterLayout.from_module(models.create("resnet18-gn", COLOUR, 10, seed=0))
     assert layout.dimension == 11_173_962
@@ -37,7 +43,7 @@ def test_logistic_regression_is_one_linear_layer() -> None:
 
 
 @pytest.mark.parametrize("shape", [GRAY, COLOUR, (1, 20, 24)])
-@pytest.mark.parametrize("name", [name for name in models.names() if name not in OF_TEXTS])
+@pytest.mark.parametrize("name", [name for name in models.names() if name not in (*OF_TEXTS, "leaf-network")])
 def test_forward_gives_a_logit_for_each_class(name: str, shape: tuple[int, int, int]) -> None:
     module = models.create(name, shape, 7, seed=0)
     logits = module(torch.zeros(2, *shape))
@@ -187,6 +193,29 @@ def test_an_imported_model_with_running_statistics_is_refused_with_a_remedy() ->
     module = models.create("torch.nn:BatchNorm2d", GRAY, 10, seed=0, options={"num_features": 4})
     with pytest.raises(PrivacyError, match="GroupNorm"):
         ParameterLayout.from_module(module)
+
+
+def test_the_leaf_network_begins_as_the_features_of_its_name_and_trains_all_its_weights() -> None:
+    """It sees every second patch, and the features all of them."""
+    network, pictures = (
+        models.create("leaf-network", COLOUR, 3, seed=0, options={"directions": 50}),
+        drawn(torch.Generator().manual_seed(1), 6),
+    )
+    with torch.no_grad():
+        network.head.weight.copy_(torch.eye(50)[:3] / 10)  # outputs are the first three of the 50 features
+    outputs = network((pictures.float() / 255 - 0.5) * 4)
+    torch.testing.assert_close(outputs, LeafFeatures(50)(pictures)[:, :3], atol=0.1, rtol=0)
+    torch.testing.assert_close(network((pictures.flip(-1).float() / 255 - 0.5) * 4), outputs, atol=1e-3, rtol=0)
+    outputs.square().sum().backward()
+    assert all(bool(parameter.grad.any()) for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "match"), [(GRAY, {}, "32 x 32 pixels.*28, 28"), (COLOUR, {"directions": 801}, "at most 800 directions, got 801")]
+)
+def test_the_leaf_network_says_what_it_needs(shape: tuple[int, ...], options: dict[str, int], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        models.create("leaf-network", shape, 10, seed=0, options=options)
 
 
 def test_options_that_a_shipped_model_does_not_take_are_refused() -> None:

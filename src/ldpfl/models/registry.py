@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ldpfl.errors import ConfigError, first_line, shown
-from ldpfl.models import dense, images, texts
+from ldpfl.models import dense, images, leaf_network, texts
 from ldpfl.models.images import InputShape
 from ldpfl.models.layout import refuse_lost_in_copies
 from ldpfl.models.mending import copied
@@ -27,6 +27,7 @@ _REGISTRY: Mapping[str, Callable[..., nn.Module]] = {
     "two-layer-cnn": images.TwoLayerCNN,
     "small-vgg": images.SmallVGG,
     "resnet18-gn": images.ResNet18GN,
+    "leaf-network": leaf_network.LeafNetwork,
     "logistic-regression": dense.LogisticRegression,
     "linear": dense.Linear,
     CENTERED: dense.CenteredLinear,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from importlib.resources import as_file, files
 from typing import TYPE_CHECKING, ClassVar
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ldpfl.errors import ConfigError
@@ -89,12 +87,6 @@ class DrawnFeatures(FeatureMap):
         if not 1 <= self.directions <= self.max_directions:
             raise ConfigError(f"features {self.name!r} have 1 to {self.max_directions} directions, got {self.directions}")
         return (self.directions,)
-
-
-def shipped(name: str) -> dict[str, Tensor]:
-    """Return the tensors, as float32, in the package's file for the features ``name``."""
-    with as_file(files("ldpfl.data.features").joinpath(f"{name}.safetensors")) as path:
-        return {key: tensor.float() for key, tensor in load_file(path).items()}
 
 
 def group_normalised(maps: Tensor, groups: int) -> Tensor:

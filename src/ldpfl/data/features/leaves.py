@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ldpfl.data.features.base import DrawnFeatures, shipped, unit
+from ldpfl.data.features.base import DrawnFeatures, unit
 from ldpfl.data.features.drawn_leaves import SIDE, drawn
+from ldpfl.models.leaf_network import VARIANCE_FLOOR, leaves
 
 DIRECTIONS = 800
 """Number of directions in the file, those of the largest variance first."""
@@ -30,9 +30,6 @@ _FILTERS, _PATCH_SIDE = 400, 6
 """Number of filters in the dictionary, and side of a patch in pixels."""
 _PICTURES, _BATCH_SIZE, _PATCHES_PER_PICTURE = 6000, 100, 16
 """Number of drawn pictures that are learnt from, of those in a batch, and of each picture's patches for the dictionary."""
-
-_VARIANCE_FLOOR = (10 / 255) ** 2
-"""Added to a patch's variance, so that normalising does not amplify a patch of nearly one colour."""
 
 _RIDGE = 0.3
 """Added to the variance of patches in each direction, 1 in the mean, so that whitening does not amplify noise."""
@@ -65,15 +62,9 @@ class LeafFeatures(DrawnFeatures):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
-        tensors = learnt()
+        tensors = leaves()
         centered = _responses(inputs, tensors["filters"], tensors["thresholds"]) - tensors["mean"]
         return unit(centered @ tensors["directions"][:, : self.directions])
-
-
-@lru_cache(maxsize=1)
-def learnt() -> dict[str, Tensor]:
-    """Return the tensors of the file: filters (400, 3, 6, 6), thresholds (400,), mean (1600,), directions (1600, 800), float32."""
-    return shipped("leaves")
 
 
 def _responses(pictures: Tensor, filters: Tensor, thresholds: Tensor) -> Tensor:
@@ -90,11 +81,14 @@ def _correlations(values: Tensor, filters: Tensor) -> Tensor:
     """Return the product of K filters with each patch of ``values`` (N, 3, H, W), scaled to variance 1: (N, K, H - 5, W - 5)."""
     averaging = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())  # a convolution with it gives each patch's mean
     mean, mean_square = F.conv2d(values, averaging), F.conv2d(values**2, averaging)
-    return F.conv2d(values, filters).div_(((mean_square - mean**2).clamp_min(0) + _VARIANCE_FLOOR).sqrt())
+    return F.conv2d(values, filters).div_(((mean_square - mean**2).clamp_min(0) + VARIANCE_FLOOR).sqrt())
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
-    """Compute the tensors of :func:`learnt` from drawn pictures alone. It takes minutes. ``progress`` gets the steps done, and all."""
+    """Compute the tensors of :func:`ldpfl.models.leaf_network.leaves` from drawn pictures alone. It takes minutes.
+
+    ``progress`` is called with the number of steps that are done, and of all.
+    """
     generator, parts = torch.Generator().manual_seed(0), []
     for done in range(0, _PICTURES, _BATCH_SIZE):
         parts.append(drawn(generator, _BATCH_SIZE))
@@ -118,7 +112,7 @@ def _dictionary(pictures: Tensor, generator: torch.Generator) -> Tensor:
     """Return filters (400, 3, 6, 6), which whiten patches and compare them with the centers of clusters by spherical k-means."""
     patches = torch.cat([_patches(batch, generator) for batch in torch.split(pictures, _BATCH_SIZE)])
     centered = patches - patches.mean(dim=1, keepdim=True)
-    normalised = centered / (centered.var(dim=1, keepdim=True, unbiased=False) + _VARIANCE_FLOOR).sqrt()
+    normalised = centered / (centered.var(dim=1, keepdim=True, unbiased=False) + VARIANCE_FLOOR).sqrt()
     normalised = normalised - normalised.mean(dim=0)
     variances, axes = torch.linalg.eigh((normalised.T @ normalised / len(normalised)).double())
     whitening = ((axes * (variances + _RIDGE).rsqrt()) @ axes.T).float()

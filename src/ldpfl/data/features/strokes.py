@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.features.base import DrawnFeatures, shipped, unit
+from ldpfl.data.features.base import DrawnFeatures, unit
 from ldpfl.data.features.scattering import MAPS, scattered
+from ldpfl.util.packaged_tensors import packaged_tensors
 
 SIDE = 28
 DIRECTIONS = 200
@@ -58,7 +59,7 @@ class StrokeFeatures(DrawnFeatures):
 @lru_cache(maxsize=1)
 def learnt() -> dict[str, Tensor]:
     """Return the tensors of the package's file: the mean (3969,) of the scribbles' features, and the directions (3969, 200)."""
-    return shipped("strokes")
+    return packaged_tensors("ldpfl.data.features", "strokes")
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
