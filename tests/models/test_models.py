@@ -202,12 +202,12 @@ def test_the_leaf_network_begins_as_the_features_of_its_name_and_trains_all_its_
         drawn(torch.Generator().manual_seed(1), 6),
     )
     with torch.no_grad():
-        network.head.weight.copy_(torch.eye(50)[:3] / 10)  # outputs are the first three of the 50 features
+        network.get_parameter("head.weight").copy_(torch.eye(50)[:3] / 10)  # outputs are the first three of the 50 features
     outputs = network((pictures.float() / 255 - 0.5) * 4)
     torch.testing.assert_close(outputs, LeafFeatures(50)(pictures)[:, :3], atol=0.1, rtol=0)
     torch.testing.assert_close(network((pictures.flip(-1).float() / 255 - 0.5) * 4), outputs, atol=1e-3, rtol=0)
     outputs.square().sum().backward()
-    assert all(bool(parameter.grad.any()) for parameter in network.parameters())
+    assert all(bool(torch.as_tensor(parameter.grad).any()) for parameter in network.parameters())
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class LeafNetwork(nn.Module):
         products = (filters.flatten(1) * _FILTER_UNIT) @ patches
         above = F.relu(products - self.thresholds[:, None] * _FILTER_UNIT)
         side = round(above.shape[-1] ** 0.5)
-        return _quarters(above.unflatten(-1, (side, side)))
+        return _quarters(above.reshape(*above.shape[:-1], side, side))
 
 
 @lru_cache(maxsize=1)
@@ -90,4 +90,4 @@ def _quarters(maps: Tensor) -> Tensor:
 
 def _unit(rows: Tensor) -> Tensor:
     """Return ``rows`` (N, F) scaled to length 1; a row of zeros remains zeros."""
-    return rows / (rows.norm(dim=1, keepdim=True) + _TINY)
+    return torch.div(rows, rows.norm(dim=1, keepdim=True) + _TINY)
