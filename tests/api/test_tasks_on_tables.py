@@ -13,6 +13,8 @@ import pytest
 import ldpfl
 from ldpfl import ConfigError, DataError
 from ldpfl.data import held_out
+from ldpfl.experiments.figures import OFF_MEAN
+from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY
 
 pytestmark = pytest.mark.slow
 
@@ -164,3 +166,10 @@ def test_counts_far_above_their_spread_are_learnt() -> None:
     frame = FRAME.assign(visits=GENERATOR.poisson(1000 * np.exp(0.02 * ILL)))
     found = run("poisson", "visits", data=frame, target_epsilon=50.0).predict(frame)["visits"]
     assert found.mean() == pytest.approx(frame["visits"].mean(), rel=0.1)
+
+
+def test_a_constant_target_is_not_said_to_be_predicted_wrongly() -> None:
+    """Prediction and target differ in the fourth decimal, and both intervals have hardly a width."""
+    result = run("regression", "visits", data=FRAME.assign(visits=7.0), target_epsilon=50.0)
+    assert any(NOT_SEEN_TO_VARY in caveat for caveat in result.to_dict()["caveats"])
+    assert not any(OFF_MEAN in caveat for caveat in result.to_dict()["caveats"])

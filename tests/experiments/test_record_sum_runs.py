@@ -177,6 +177,17 @@ def test_the_interval_of_an_auroc_covers_the_binning_of_scores(spread: float, is
         assert entry["binning"] > MAX_BINNING
 
 
+def test_a_class_that_is_too_rare_for_an_auroc_is_named() -> None:
+    scores, task = RecordScores("class", 2, 5.0), SimpleNamespace(losses=partial(nn.functional.cross_entropy, reduction="none"))
+    vectors = scores.vectors(
+        cast(LocalTask, task), torch.randn(500, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(500, dtype=torch.int64)
+    )
+    sums = NoisySum(vectors.sum(dim=0).numpy(), 1.0)
+    entry = told(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 500, "stated": False})
+    assert AUROC not in entry["figures"]
+    assert "The AUROC is left out: the held-back records of one class are too few" in how_measured({"at_clients": [entry]})
+
+
 def _of_clients(sums: torch.Tensor, some: range) -> torch.Tensor:
     return sums[some.start : some.stop]
 

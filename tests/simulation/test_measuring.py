@@ -21,7 +21,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
-from ldpfl.simulation.measuring import ColumnStages, Measuring
+from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY, ColumnStages, Measuring
 from ldpfl.util.randomness import RandomSource
 
 Parts = tuple[NDArray[np.int64], ...]
@@ -153,9 +153,6 @@ def test_a_table_with_few_rows_for_its_noise_says_so(rows: int, noted: bool) -> 
     assert ("measured on few rows" in " ".join(found.notes)) == noted
 
 
-NOT_VARIED = "were not seen to vary"
-
-
 def _notes_on_target(targets: NDArray[np.float64], noise: float) -> str:
     """Return all notes of measuring a number with these ``targets`` (N,) alone."""
     samples = Samples(torch.zeros(len(targets), 1), torch.from_numpy(targets))
@@ -167,9 +164,16 @@ def _notes_on_target(targets: NDArray[np.float64], noise: float) -> str:
 def test_a_target_that_was_not_seen_to_vary_gets_a_note() -> None:
     drawn = np.random.default_rng(0).normal(size=2000)
     for targets in (np.full(2000, 3.0), np.zeros(2000), 1e9 + drawn):
-        assert NOT_VARIED in _notes_on_target(targets, 4.0)
+        assert NOT_SEEN_TO_VARY in _notes_on_target(targets, 4.0)
     for targets in (drawn, drawn + 100, (drawn > 1).astype(float), np.exp(2 * drawn)):
         assert _notes_on_target(targets, 4.0) == ""
+
+
+def test_targets_beyond_the_largest_measured_value_are_named() -> None:
+    drawn = np.random.default_rng(0).normal(size=2000)
+    for targets in (3e38 * (1 + 0.5 * drawn), np.full(2000, -1e30)):
+        assert "values of y, the target reach 1.8e+19, and larger ones are measured and trained on as if" in _notes_on_target(targets, 4.0)
+    assert "1.8e+19" not in _notes_on_target(1e18 * drawn, 4.0)
 
 
 def test_a_target_in_large_noise_is_named_as_seen_only_roughly() -> None:

@@ -38,6 +38,8 @@ STAGES = 4
 
 _POWERS = 2.0 ** np.arange(-30, 65)
 """Bin edges of the first histogram, on either side of 0. The bin in the middle holds values that are nearly 0."""
+LARGEST = float(_POWERS[-1])
+"""Values of a column without bounds are measured up to this one."""
 _MAX_BINS, _MIN_BINS = 16, 4
 """Number of bins of a later histogram: the maximum, and the minimum, which large noise enforces."""
 _EXTRA_BINS_NEAR_ZERO = 4
@@ -296,6 +298,11 @@ def one_value(histogram: Histogram) -> tuple[float, float] | None:
     fullest = int(rows.argmax())
     ends = float(histogram.edges[fullest]), float(histogram.edges[fullest + 1])
     return ends if rows[fullest] > _MAX_BIN_SHARE * rows.sum() else None
+
+
+def is_beyond(histogram: Histogram) -> bool:
+    """Return whether a last ``histogram`` reaches the largest value that is measured without bounds. Larger values are counted there."""
+    return max(-float(histogram.edges[0]), float(histogram.edges[-1])) >= LARGEST
 
 
 def _reach_of(targets: Targets) -> float:

@@ -42,6 +42,8 @@ def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[st
     result = {"round": number, "records": client_figures.records, "figures": entries, "calibration": client_figures.calibration()}
     if (ties := client_figures.too_many_ties()) is not None:
         result["binning"] = ties
+    if client_figures.has_a_rare_class():
+        result["rare_class"] = True
     if isinstance(scores, ClientScores):
         result["unit"] = "client"
     if measured["stated"]:

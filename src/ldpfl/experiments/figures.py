@@ -27,6 +27,7 @@ from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
+from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY
 from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
@@ -142,7 +143,8 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
                 else ""
             )
         )
-    if off := judged.pop("off", ""):
+    off = judged.pop("off", "")
+    if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):  # else the two differ by nothing that matters
         is_risk = OBSERVED in judged["scores"]
         remedy = _remedy_for_risks(config, federation) if is_risk else _remedy_for_numbers(config)
         caveats.append(f"{OFF if is_risk else OFF_MEAN}: {off}. {remedy}")

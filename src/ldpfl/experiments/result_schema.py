@@ -82,6 +82,7 @@ class _Measured(_Strict):
     counted: Annotated[list[float], Field(max_length=3)] = []
     target_spread: float | None = None
     binning: float | None = None
+    rare_class: bool = False
     figures: Annotated[dict[str, _AtClients], FEW]
     confusion: Annotated[list[list[float]], Field(fail_fast=True)] = []
     confusion_noise: Figure = None

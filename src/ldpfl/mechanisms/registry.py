@@ -51,7 +51,7 @@ def settings_of(name: str) -> type[MechanismSettings]:
     import_paths = _import_paths()
     if name not in import_paths:
         raise ConfigError(
-            f"unknown mechanism {name!r}: {did_you_mean(name, import_paths)}. If another package has it, install that package here; a "
+            f"unknown mechanism {name!r} ({did_you_mean(name, import_paths)}): if another package has it, install that package here; a "
             "certificate that was made where it is installed can be verified without it"
         )
     path = import_paths[name]

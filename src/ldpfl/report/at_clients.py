@@ -25,12 +25,14 @@ def how_measured(result: Mapping[str, Any]) -> str:
         where = f"by {last['records']:,} clients, each of which counts once, on {held_back}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
-        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{_sentence_on_loss(result)}{_sentence_on_ties(last)}"
+        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{_sentence_on_loss(result)}{_sentence_on_auroc(last)}"
     )
 
 
-def _sentence_on_ties(last: Mapping[str, Any]) -> str:
-    """Return a sentence on why the AUROC is left out, if the reason is that too many scores lie in the same bins."""
+def _sentence_on_auroc(last: Mapping[str, Any]) -> str:
+    """Return a sentence on why the AUROC is left out; empty if it is not."""
+    if last.get("rare_class"):
+        return " The AUROC is left out: the held-back records of one class are too few to be seen above the noise."
     binning = last.get("binning")
     if binning is None:
         return ""

@@ -306,6 +306,10 @@ class ClientFigures:
         figure = self._any_auroc()
         return figure.binning if figure is not None and figure.binning > MAX_BINNING else None
 
+    def has_a_rare_class(self) -> bool:
+        """Return whether the AUROC is left out because one of two classes did not stand out from the noise."""
+        return self.scores.outputs == 2 and self.scores.of_classes and self._any_auroc() is None
+
     def _auroc(self) -> dict[str, Figure]:
         """Return the AUROC by its name if :meth:`_any_auroc` has one that binning does not blur, else an empty dict."""
         figure = self._any_auroc()

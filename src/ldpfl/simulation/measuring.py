@@ -212,7 +212,12 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
                 target, ended = scaling.measured_cuts(last, dataset, column.bounds)
             else:
                 target, mean = scaling.measured_target(last, kind, column.bounds)
-                if last is not None and (ends := scaling.one_value(last)) is not None:
+                if last is not None and column.bounds is None and scaling.is_beyond(last):
+                    dataset = dataset.noted(
+                        f"values of {column.name} reach {scaling.LARGEST:.2g}, and larger ones are measured and trained on as if they were "
+                        "that: divide the column by a publicly known number, or give data.bounds"
+                    )
+                elif last is not None and (ends := scaling.one_value(last)) is not None:
                     dataset = dataset.noted(_note_on_one_value(column.name, *ends))
                 elif last is not None and (line := scaling.knots_of(last)) and scaling.is_rough(released_stages, line):
                     rough.append(column.name)
@@ -246,10 +251,14 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     return scaling.scaled(dataset, knots, target, scaling.hazards(ended, shares[0]) if ended else tuple(shares))
 
 
+NOT_SEEN_TO_VARY = "they were not seen to vary"
+"""Part of the note on a target with nearly one value."""
+
+
 def _note_on_one_value(name: str, low: float, high: float) -> str:
     """Return a note on a target of which nearly all values were measured to lie between ``low`` and ``high``."""
     return (
-        f"nearly all values of {name} were measured to lie between {low:.10g} and {high:.10g}: they were not seen to vary, so the model "
+        f"nearly all values of {name} were measured to lie between {low:.10g} and {high:.10g}: {NOT_SEEN_TO_VARY}, so the model "
         "and its figures may say nothing; choose another target, subtract a publicly known offset from it, or give closer data.bounds"
     )
 
