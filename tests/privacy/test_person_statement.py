@@ -72,7 +72,7 @@ def test_what_protects_less_decides() -> None:
 
 
 def test_a_person_is_no_unit_of_bits_and_lies_in_no_ball() -> None:
-    with pytest.raises(ConfigError, match="do not lie in one ball"):
+    with pytest.raises(ConfigError, match="have no common bound"):
         RoundEvent(1, replace(PERSON, alike=True), 1, 1, 1)
     RoundEvent(1, replace(PERSON, rate=0.5), 1, 1, 1)
     assert Ledger.from_json(ledger(PERSON).to_json(), "again") == ledger(PERSON)
@@ -95,7 +95,7 @@ def test_a_policy_takes_what_protects_no_less(protects: str, taken: list[Gaussia
     for release in taken:
         policy(protects=protects).check(request(release))
     for release in declined:
-        with pytest.raises(Declined, match=f"protects one {release.unit} at a time, and the policy protects the {protects}"):
+        with pytest.raises(Declined, match=f"protects one {release.unit} at a time, but the policy has protects = '{protects}'"):
             policy(protects=protects).check(request(release))
 
 
