@@ -426,7 +426,7 @@ def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path
     ("old", "new", "said"),
     [
         ('"delta"', '"delta": 0.5, "delta"', "given twice"),
-        ('"parameter": 1.0', '"parameter": null', "has a parameter"),
+        ('"parameter": 1.0', '"parameter": null', "needs a parameter"),
     ],
 )
 def test_a_certificate_says_everything_once(old: str, new: str, said: str, tmp_path: Path, ldpfl: CommandLine) -> None:

@@ -104,7 +104,7 @@ def test_releases_that_protected_less_leave_no_budget_for_more(tmp_path: Path) -
     set_limit(file, 1000.0)
     Budget(file, policy(protects="person")).charge(request(PERSON))
     assert read_books(file).protected == "person"
-    with pytest.raises(Exhausted, match="one person at a time: what they revealed of the whole client"):
+    with pytest.raises(Exhausted, match="one person at a time: no epsilon covers what these revealed of the whole client"):
         Budget(file, policy()).charge(request(CLIENT, 2))
     spent = read_books(file).spent(1e-5)
     Budget(file, policy(protects="record")).charge(request(RECORD, 3))
@@ -117,7 +117,7 @@ def test_releases_that_protected_less_leave_no_budget_for_more(tmp_path: Path) -
         > filtered_epsilon({PERSON: 2}.items(), books.order, 1e-5)
     )
     assert books.spent(1e-5) > spent
-    with pytest.raises(Exhausted, match="one record at a time: what they revealed of all records of a person"):
+    with pytest.raises(Exhausted, match="one record at a time: no epsilon covers what these revealed of all records of a person"):
         Budget(file, policy(protects="person")).charge(request(PERSON, 4))
 
 

@@ -88,7 +88,7 @@ def test_all_whose_envelopes_do_not_open_are_named_and_nobody_else() -> None:
     with pytest.raises(ProtocolError) as caught:
         opened([sent[0], unopenable(NODES[1]), sent[2], unopenable(NODES[3]), unopenable(stranger)])
     text = str(caught.value)
-    assert f"not sealed to this key for this round: {NAMES[1]}, {NAMES[3]} (these nodes signed it: revoke their tokens" in text
+    assert f"not sealed to this key for this round: {NAMES[1]}, {NAMES[3]} (these nodes signed them: revoke their tokens" in text
     assert f"not known: {signer_of(stranger.public_key()).hex()} (add" in text
     assert not any(name in text for name in (NAMES[0], NAMES[2]))
 

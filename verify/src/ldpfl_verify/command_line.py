@@ -79,7 +79,7 @@ def main() -> NoReturn:
     """Run the command line. A file that is refused is one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(
         prog="ldpfl-verify",
-        description="Check privacy certificates of ldpfl with accountants that share no code with ldpfl's own.",
+        description="Check privacy certificates of ldpfl with accountants that share no code with ldpfl.",
         epilog="Exit code 0: all guarantees are confirmed. 2: a file is refused. 3: a guarantee is not confirmed. "
         "4: a guarantee could not be checked, or rests on the claim of a mechanism's author.",
     )
