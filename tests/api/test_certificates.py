@@ -247,20 +247,28 @@ def test_a_signature_is_its_signer_s(tmp_path: Path) -> None:
 
 
 LESS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a round is left out": ("records", {"rounds": 2}, "some client joined 3 rounds, and 2 are charged"),
-    "a larger crowd": ("one bit", {"cohort": 101, "population": 101}, "it has no such round with mechanism duchi and a cohort of 101"),
-    "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "it has no such round with mechanism dp-sgd"),
+    "a round is left out": ("records", {"rounds": 2}, "some client joined 3 rounds, but only 2 are charged"),
+    "a larger crowd": (
+        "one bit",
+        {"cohort": 101, "population": 101},
+        "it has no round like the charged one with mechanism duchi and a cohort of 101",
+    ),
+    "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "it has no round like the charged one with mechanism dp-sgd"),
     "a larger crowd of the whole run": ("a vector once", {"cohort": 3001, "population": 3001}, "its rounds are of another kind"),
-    "as many rounds of noise as a client joined": ("noise of one ball in secret", {"rounds": 1}, "there were 3 rounds, and 1 are charged"),
-    "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, and 2 are charged"),
+    "as many rounds of noise as a client joined": (
+        "noise of one ball in secret",
+        {"rounds": 1},
+        "there were 3 rounds, but only 1 are charged",
+    ),
+    "rounds that nobody joined": ("in secret", {"rounds": 2}, "there were 3 rounds, but only 2 are charged"),
     "everybody in place of some in secret": ("in secret", {"sampling": "everyone", "rate": 1.0, "cohort": 900}, "of another kind"),
-    "more in secret than there were": ("in secret", {"cohort": 6}, "a cohort of 6 is charged, and its smallest has 5"),
+    "more in secret than there were": ("in secret", {"cohort": 6}, "a cohort of 6 is charged, but its smallest cohort has 5"),
     "those who collude as a crowd": (
         "sums of which some collude",
         {"cohort": 100, "population": 100},
-        "it has no such round with mechanism dp-fedavg",
+        "it has no round like the charged one with mechanism dp-fedavg",
     ),
-    "the smaller cohort": ("cohorts of two sizes", {"rounds": 1}, "some client joined 4 rounds, and 3 are charged"),
+    "the smaller cohort": ("cohorts of two sizes", {"rounds": 1}, "some client joined 4 rounds, but only 3 are charged"),
 }
 
 
@@ -291,7 +299,7 @@ def test_rounds_that_nobody_joined_in_secret_are_charged_also_at_the_end(tmp_pat
     made = certify(file)
     assert [one.rounds for one in made.statement.charged] == [4]
     fewer = [replace(one, rounds=2) for one in made.statement.charged]
-    with pytest.raises(DataError, match="there were 4 rounds, and 2 are charged"):
+    with pytest.raises(DataError, match="there were 4 rounds, but only 2 are charged"):
         verify(Certificate(statement=replace(made.statement, charged=tuple(fewer))), ledger=file)
 
 
@@ -339,7 +347,7 @@ def test_rounds_of_larger_cohorts_may_stand_for_smaller_ones_nowhere(tmp_path: P
     assert sorted(one.cohort for one in made.statement.charged) == [50, 60]
     assert verify(made, ledger=file).holds
     swapped = [replace(one, cohort=90 if one.cohort == 50 else one.cohort) for one in made.statement.charged]
-    with pytest.raises(DataError, match="a round with a cohort of 50 is left out, and a round that may cost less is charged"):
+    with pytest.raises(DataError, match="a round with a cohort of 50 is not charged, and a round that may cost less is charged instead"):
         verify(Certificate(statement=replace(made.statement, charged=tuple(swapped))), ledger=file)
 
 
@@ -418,7 +426,7 @@ def test_a_certificate_from_before_blankets_is_still_its_signer_s(tmp_path: Path
     ("old", "new", "said"),
     [
         ('"delta"', '"delta": 0.5, "delta"', "given twice"),
-        ('"parameter": 1.0', '"parameter": null', "has a parameter"),
+        ('"parameter": 1.0', '"parameter": null', "needs a parameter"),
     ],
 )
 def test_a_certificate_says_everything_once(old: str, new: str, said: str, tmp_path: Path, ldpfl: CommandLine) -> None:
@@ -465,7 +473,7 @@ def test_a_damaged_certificate_is_one_line(tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": "ldpfl-ledger"}', "[" * 100_000])
 def test_what_is_no_certificate_is_named(text: str, tmp_path: Path, ldpfl: CommandLine) -> None:
     (tmp_path / "file.json").write_text(text)
-    assert "is no certificate" in ldpfl.refused("verify", tmp_path / "file.json")
+    assert "is not a certificate" in ldpfl.refused("verify", tmp_path / "file.json")
 
 
 @pytest.mark.slow

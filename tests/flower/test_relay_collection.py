@@ -224,7 +224,7 @@ def test_a_relay_that_says_other_terms_than_it_was_given_has_no_records_read(wor
         world.wire.falsely = {"terms": terms, "uploads": 10_000} if client == CLIENTS - 1 else {}
 
     world.before_upload = false
-    with pytest.raises(ProtocolError, match="10000 uploads of 5 at most"):
+    with pytest.raises(ProtocolError, match="10000 uploads, expected at most 5"):
         world.run()
 
 

@@ -56,7 +56,7 @@ def test_what_cannot_be_changed_safely_is_left_as_it_is(text: str, file: Path) -
 
 def test_mistakes_are_refused_and_change_nothing(file: Path) -> None:
     file.write_text(f'aggregator_keys = ["{OLD}"]\n', encoding="utf-8")
-    for action, key, words in ((add_key, OLD, "already"), (add_key, "abc", "no public key"), (remove_key, NEW, "does not name")):
+    for action, key, words in ((add_key, OLD, "already"), (add_key, "abc", "not a public key"), (remove_key, NEW, "does not name")):
         with pytest.raises(ConfigError, match=words):
             action(file, key)
     file.chmod(0o666)

@@ -240,7 +240,7 @@ def test_terms_that_cannot_be_read_are_refused(site: Site, body: bytes) -> None:
     before = site.changes.count()
     response = site("PUT", ROUND, "server", content=body)
     assert response.status_code == 400
-    assert told(response).startswith("the round's terms cannot be read")
+    assert told(response).startswith("the round's terms are not valid")
     assert site.changes.count() == before
 
 
@@ -448,7 +448,10 @@ def test_a_fault_of_our_own_is_one_line_and_repeats_nothing(
 
     monkeypatch.setattr(site.store, "status", broken)
     response = site("GET", ROUND)
-    assert (response.status_code, told(response)) == (500, "the relay failed; its log says where")
+    assert (response.status_code, told(response)) == (
+        500,
+        "the relay failed at this request: its operator finds the place in its log (request_failed)",
+    )
     assert [json.loads(record.getMessage())["error"] for record in caplog.records if record.name == "ldpfl.relay"] == ["RuntimeError"]
     assert site.tokens["alice"] not in caplog.text
 

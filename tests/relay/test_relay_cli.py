@@ -112,10 +112,10 @@ def test_a_clients_token_has_its_signing_key_and_keeps_it(tmp_path: Path) -> Non
     signs = f"client      alice  signs as {names['new']}"
     assert call("token", "list", *store).splitlines()[:2] == [signs, f"{alice}  (older token)"]
     for key in ("alice", "new"):
-        with pytest.raises(ConfigError, match="this signing key is that of alice: each client has one of its own"):
+        with pytest.raises(ConfigError, match="this signing key is that of alice: make a separate key for each client"):
             call("token", "renew", "bob", "--signing-key", lines[key], *store)
     call("token", "renew", "bob", "--signing-key", lines["bob"], *store)
-    with pytest.raises(ConfigError, match="an aggregator adds to no sum"):
+    with pytest.raises(ConfigError, match="an aggregator adds nothing to sums"):
         call("token", "renew", "server", "--signing-key", public_text(Ed25519PrivateKey.generate()), *store)
 
 

@@ -247,7 +247,7 @@ def test_an_offset_beyond_the_upload_is_noticed(method: str, offset: int) -> Non
     answers = {"POST": [(201, 0)], "PATCH": [(503, 0)], "HEAD": [(204, 0)]} | {method: [(204, offset)]}
     with (
         RelayClient("http://127.0.0.1", "t", transport=answering(answers, []), patience=Patience(4, 0.0, 0.0)) as client,
-        pytest.raises(ProtocolError, match="no number up to 100 in Upload-Offset"),
+        pytest.raises(ProtocolError, match="no number up to 100 in its header Upload-Offset"),
     ):
         client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=60.0)
 
@@ -262,9 +262,9 @@ def test_numbers_in_headers_that_cannot_be_are_noticed(world: World, text: str) 
     with world.client() as alice, world.aggregator() as server:
         server.open_round(RUN, 1, terms())
         world.transport.fault = false
-        with pytest.raises(ProtocolError, match="no number up to 1 in Relay-Parts"):
+        with pytest.raises(ProtocolError, match="no number up to 1 in its header Relay-Parts"):
             list(server.pull(RUN, 1))
-        with pytest.raises(ProtocolError, match="no number up to 640 in Upload-Offset"):
+        with pytest.raises(ProtocolError, match="no number up to 640 in its header Upload-Offset"):
             alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
 
 
@@ -488,7 +488,11 @@ def test_a_pull_notices_what_is_missing(world: World) -> None:
         alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         world.clock.now += 100
         whole = b"".join(server.pull(RUN, 1))
-        for data, words in ((whole[:-16], "39 records"), (whole[:-1], "no whole number"), (whole + whole[:16], "41 records")):
+        for data, words in (
+            (whole[:-16], "39 records"),
+            (whole[:-1], "639 bytes, which its terms do not allow"),
+            (whole + whole[:16], "41 records"),
+        ):
 
             def lossy(request: httpx.Request, data: bytes = data) -> httpx.Response | None:
                 return httpx.Response(200, headers={"Relay-Parts": "1"}, content=data) if "records" in request.url.path else None

@@ -508,7 +508,7 @@ def test_a_sqlite_file_that_somebody_has_prepared_is_refused(tmp_path: Path, com
     with closing(sqlite3.connect(tmp_path / "relay.db")) as other:
         other.execute(command)
         other.commit()
-    with pytest.raises(ConfigError, match=f"is not as the relay makes it: {named}.* an empty place"):
+    with pytest.raises(ConfigError, match=f"is not as the relay makes it: {named}.* an empty store"):
         open_engine(str(tmp_path / "relay.db"))
 
 

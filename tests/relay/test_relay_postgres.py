@@ -117,7 +117,7 @@ def test_what_the_connection_really_is_counts_whatever_it_was_to_be(postgres: Po
     monkeypatch.setattr(module, "check_way", lambda found: None)
     place = postgres.url(postgres.new_database(), host="127.0.0.1")
     for mode in ("disable", "require"):
-        with pytest.raises(UnfitStore, match=r"leads to 127.0.0.1 and is not encrypted.*verify-full is needed"):
+        with pytest.raises(UnfitStore, match=r"leads to 127.0.0.1 and is not encrypted: add .sslmode=verify-full"):
             open_engine(f"{place}&sslmode={mode}")
 
 
@@ -178,7 +178,7 @@ SETTINGS = {
 def test_a_setting_that_the_relay_may_not_make_is_refused(postgres: Postgres) -> None:
     database = postgres.new_database()
     postgres.command(f"ALTER DATABASE {database} SET session_replication_role TO replica")
-    with pytest.raises(UnfitStore, match=r"session_replication_role = 'replica'.*needs 'origin': take the setting back"):
+    with pytest.raises(UnfitStore, match=r"session_replication_role = 'replica'.*needs 'origin': reset it"):
         open_engine(postgres.url(database))
 
 
@@ -204,9 +204,9 @@ def test_a_role_with_more_rights_than_the_relay_needs_is_refused(right: str, pos
     database = postgres.new_database()
     member = f"{database}_member"
     postgres.command(f"CREATE ROLE {database} LOGIN {right}", f"CREATE ROLE {member} LOGIN", f"GRANT {database} TO {member}")
-    with pytest.raises(UnfitStore, match=rf"as {database}, which has {right}: give the relay a role of its own.*CREATE ROLE relay LOGIN"):
+    with pytest.raises(UnfitStore, match=rf"as {database}, which has {right}: give the relay a separate role.*CREATE ROLE relay LOGIN"):
         open_engine(postgres.url(database, user=database))
-    with pytest.raises(UnfitStore, match=rf"as {member}, which may act as {database}, which has {right}: give the relay a role"):
+    with pytest.raises(UnfitStore, match=rf"as {member}, which may act as {database}, which has {right}: give the relay a separate role"):
         open_engine(postgres.url(database, user=member))
     postgres.command(f"DROP ROLE {database}")  # which other relays on the server would refuse
 
@@ -238,7 +238,7 @@ def test_a_server_whose_log_would_hold_what_is_sent_is_refused(setting: str, rem
 @pytest.mark.parametrize(
     ("setting", "value", "expected"),
     [
-        ("track_commit_timestamp", "on", "= on, so it keeps when each row came: set track_commit_timestamp = off"),
+        ("track_commit_timestamp", "on", "= on, so it stores when each row came: set track_commit_timestamp = off"),
         ("max_prepared_transactions", "2", r"FROM pg_prepared_xacts.*ROLLBACK PREPARED 'GID'.*, then set max_prepared_transactions = 0"),
     ],
 )
@@ -274,7 +274,7 @@ def test_why_the_server_takes_no_connection_is_said(command: str, reason: str, p
 
 def test_what_the_driver_says_of_a_url_is_not_repeated() -> None:
     """Only a server's own words are, and here is no server."""
-    with pytest.raises(ConfigError, match=r"cannot be opened \(OperationalError\): check the path or URL and that it runs"):
+    with pytest.raises(ConfigError, match=r"cannot be opened \(OperationalError\): check the path or URL, and that its server runs"):
         open_engine("postgresql://relay@/relay?host=/nowhere:%20%20at%20all")
 
 
@@ -382,7 +382,7 @@ HOSTILE = {
     "function .* depends on schema ldpfl_relay": ["CREATE FUNCTION length(uuid) RETURNS int LANGUAGE sql AS 'SELECT 1'"],
     "the column .*others": ["SET LOCAL ROLE relay", "CREATE TABLE others (client text)"],
     "view .*names depends on schema ldpfl_relay": ["CREATE VIEW names AS SELECT 1"],
-    "relay_parts.* is no plain table": ["ALTER TABLE relay_parts SET UNLOGGED"],
+    "relay_parts.* is not an ordinary table": ["ALTER TABLE relay_parts SET UNLOGGED"],
     "row security": ["ALTER TABLE relay_uploads ENABLE ROW LEVEL SECURITY"],
     "policy few .* depends on table": ["CREATE POLICY few ON relay_uploads USING (false)"],
     "table public.child depends on": ["CREATE TABLE public.child () INHERITS (relay_uploads)"],
@@ -470,11 +470,11 @@ HOSTILE = {
     "mallory may change .*: REVOKE ALTER SYSTEM ON PARAMETER archive_command FROM mallory": [
         "GRANT ALTER SYSTEM ON PARAMETER archive_command TO mallory"
     ],
-    "storage parameters of its own: {fillfactor=50}": ["ALTER TABLE relay_uploads SET (fillfactor = 50)"],
+    "storage parameters: {fillfactor=50}": ["ALTER TABLE relay_uploads SET (fillfactor = 50)"],
     "relay_uploads_pkey has storage parameters": ["ALTER INDEX relay_uploads_pkey SET (fillfactor = 50)"],
     "pg_toast_.* has storage parameters": ["ALTER TABLE relay_blocks SET (toast.vacuum_truncate = false)"],
     "a column of relay_uploads has options": ["ALTER TABLE relay_uploads ALTER client SET (n_distinct = 5)"],
-    "lies in a tablespace of its own": ["ALTER TABLE relay_parts SET TABLESPACE elsewhere"],
+    "lies in another tablespace": ["ALTER TABLE relay_parts SET TABLESPACE elsewhere"],
     "relay_uploads is written to by a subscription": [
         "CREATE SUBSCRIPTION incoming CONNECTION 'dbname=none' PUBLICATION one WITH (connect = false)",
         "INSERT INTO pg_subscription_rel SELECT oid, CAST('relay_uploads' AS regclass), 'i', NULL FROM pg_subscription",
@@ -490,15 +490,15 @@ HOSTILE = {
         "ALTER TABLE relay_uploads ADD FOREIGN KEY (round_id) REFERENCES relay_rounds MATCH FULL",
     ],
     "the index .*'client', True": ["CREATE UNIQUE INDEX twice ON relay_uploads (round_id, client)"],
-    "including is no plain one": ["CREATE UNIQUE INDEX including ON relay_uploads (round_id) INCLUDE (client)"],
-    "relay_rounds_of_owner is no plain one": [
+    "including is not an ordinary index": ["CREATE UNIQUE INDEX including ON relay_uploads (round_id) INCLUDE (client)"],
+    "relay_rounds_of_owner is not an ordinary index": [
         "DROP INDEX relay_rounds_of_owner",
         "CREATE INDEX relay_rounds_of_owner ON relay_rounds (owner varchar_pattern_ops, state)",
     ],
-    "by_c is no plain one": ['CREATE INDEX by_c ON relay_rounds (owner COLLATE "C", state)'],
-    "backwards is no plain one": ["CREATE INDEX backwards ON relay_rounds (owner DESC, state)"],
-    "is no plain one": ["CREATE INDEX lower_client ON relay_uploads (lower(client))"],
-    "open is no plain one": ["CREATE INDEX open ON relay_uploads (client) WHERE received > 0"],
+    "by_c is not an ordinary index": ['CREATE INDEX by_c ON relay_rounds (owner COLLATE "C", state)'],
+    "backwards is not an ordinary index": ["CREATE INDEX backwards ON relay_rounds (owner DESC, state)"],
+    "is not an ordinary index": ["CREATE INDEX lower_client ON relay_uploads (lower(client))"],
+    "open is not an ordinary index": ["CREATE INDEX open ON relay_uploads (client) WHERE received > 0"],
     "the index .*'client', False": ["CREATE INDEX by_client ON relay_uploads (client)"],
     "no constraint .*'round_id', 'client'": ["ALTER TABLE relay_uploads DROP CONSTRAINT relay_uploads_round_id_client_key"],
     "the constraint .*'c'": ["ALTER TABLE relay_uploads ADD CHECK (received >= 0)"],

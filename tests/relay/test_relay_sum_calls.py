@@ -182,7 +182,7 @@ def test_terms_that_no_round_can_have_are_refused(site: Site, changes: dict[str,
     )
     answer = site.transport.handle_request(request)
     assert answer.status_code == 400
-    assert not answer.json()["error"].startswith("the round's terms cannot be read: sum")
+    assert not answer.json()["error"].startswith("the round's terms are not valid: sum")
 
 
 def test_what_a_round_may_be_at_most() -> None:

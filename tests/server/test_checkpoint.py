@@ -206,7 +206,7 @@ def test_a_run_whose_files_could_not_be_read_again_is_refused() -> None:
     possible = int(re.search(r"up to ([\d,]+) rounds", str(caught.value))[1].replace(",", ""))  # type: ignore[index]
     assert possible > 15_000
     check_log_size(layers, release, possible)
-    with pytest.raises(ConfigError, match="take a model of fewer layers"):
+    with pytest.raises(ConfigError, match="take a model with fewer layers"):
         check_log_size([f"{layer}" for layer in range(16_385)], release, 1)
     with pytest.raises(ConfigError, match=r"up to [\d,]+ rounds"):
         check_log_size(["a"], replace(release, claim="x" * 5000), MAX_ROUNDS)
@@ -248,9 +248,9 @@ CLAIMED = 50_000_000
         ({"weights": ("F16", [7])}, "expected F32 of shape [7], found 'weights', F16 of shape [7]"),
         ({"previous": ("F32", [CLAIMED])}, "found 'previous'"),
         ({"center": ("F64", [CLAIMED])}, "expected F64 of shape [2], found 'center'"),
-        ({"another": ("F32", [7])}, "expected no such tensor, found 'another'"),
+        ({"another": ("F32", [7])}, "expected no tensor of this name, found 'another'"),
         ({"memory.sent": ("F16", [CLAIMED])}, "found 'memory.sent'"),
-        ({"radius": None}, "it has no radius"),
+        ({"radius": None}, "it has no tensor 'radius'"),
     ],
 )
 def test_tensors_that_are_not_a_checkpoint_s_are_refused_by_what_the_header_says(

@@ -265,8 +265,12 @@ WRONG = {
     "fields of a model": ("model.json", f"{{{many('1')}}}", "more than 262,144 fields"),
     "entries of a model": ("model.json", f'{{"classes": {a_list_of("0", 3_000_000)}}}', "or 2,097,152 entries"),
     "fields of a certificate": ("certificate.json", f"{{{many('1')}}}", "at most 16,384 names, got 400,000"),
-    "software": ("certificate.json", f'{{"statement": {{"software": {{{many("1")}}}}}}}', "is no certificate"),
-    "assumptions": ("certificate.json", f'{{"statement": {{"guarantees": [{{"assumptions": {a_list_of("0")}}}]}}}}', "is no certificate"),
+    "software": ("certificate.json", f'{{"statement": {{"software": {{{many("1")}}}}}}}', "is not a certificate"),
+    "assumptions": (
+        "certificate.json",
+        f'{{"statement": {{"guarantees": [{{"assumptions": {a_list_of("0")}}}]}}}}',
+        "is not a certificate",
+    ),
 }
 READERS: dict[str, Callable[[Path], object]] = {
     "result.json": lambda path: RunFolder(path.parent).result(),

@@ -34,7 +34,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown kind": (lambda statement: release(statement).update(kind="new"), "charged.0.release.kind: got 'new', expected 'binary' or"),
     "a text for a number": (lambda statement: charged(statement).update(cohort="100"), "charged.0.cohort: got '100', expected a whole"),
     "true for a number": (lambda statement: charged(statement).update(cohort=True), "charged.0.cohort: got true, expected a whole"),
-    "no parameter": (lambda statement: release(statement).update(parameter=None), "a release of kind 'binary' has a parameter"),
+    "no parameter": (lambda statement: release(statement).update(parameter=None), "a release of kind 'binary' needs a parameter"),
     "a parameter too large": (lambda statement: release(statement).update(parameter=10**400), "parameter: got a number above 1e308"),
     "no rounds": (lambda statement: statement.update(charged=[]), "charged: got a list of 0 entries, expected 1 to 10,000"),
     "no list": (lambda statement: statement.update(caveats="none"), "caveats: got 'none', expected a list"),
@@ -58,7 +58,7 @@ def test_the_message_names_the_place_the_value_and_what_was_expected(fault: str,
     change, said = FAULTS[fault]
     with pytest.raises(CertificateError) as caught:
         read_certificate(unsigned(tmp_path, change))
-    assert "certificate.json is no certificate: statement" in str(caught.value)
+    assert "certificate.json is not a certificate: statement" in str(caught.value)
     assert said in str(caught.value)
 
 

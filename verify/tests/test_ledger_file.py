@@ -37,7 +37,10 @@ CONTRADICTIONS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] 
         "event 2: 200 reports of 100 clients: some client joined more than 1 rounds",
     ),
     "rounds joined before they were": (lambda events: events[0].update(joined=2), "event 1: a client cannot have joined 0 rounds before"),
-    "not all of everyone": (lambda events: events[0].update(cohort=50), "event 1: all clients took part, and only 50 of 100 clients did"),
+    "not all of everyone": (
+        lambda events: events[0].update(cohort=50),
+        "event 1: sampling is 'everyone', but only 50 of 100 clients took part",
+    ),
     "a cohort above the population": (lambda events: events[0].update(cohort=101), "event 1: a cohort of 101"),
     "a population that shrinks": (lambda events: events[0].update(population=200, cohort=200), "event 2: the population shrank from 200"),
     "all collude": (lambda events: events[0].update(colluding=100), "event 1: a cohort of 100 with 100 colluding clients"),
@@ -45,7 +48,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] 
         lambda events: events[0].update(sampling="secret", rate=0.01, cohort=100),
         "event 1: 100 clients that join with probability 0.01 each do not make a cohort of 100",
     ),
-    "two rounds of one": (lambda events: [event.update(sampling="once") for event in events], "event 2: every client takes part once"),
+    "two rounds of one": (lambda events: [event.update(sampling="once") for event in events], "event 2: sampling is 'once'"),
     "an unknown field": (lambda events: events[0].update(discount=0.5), "event 1: its fields are"),
     "an unknown field of a release": (lambda events: events[0]["release"].update(discount=0.5), "event 1: a release of kind 'binary' has"),
     "a field of another kind": (lambda events: events[0]["release"].update(claimed_epsilon=0.1), "event 1: a release of kind 'binary' has"),
@@ -61,7 +64,7 @@ def test_a_ledger_that_contradicts_itself_is_refused_even_with_new_hashes(name: 
     change, said = CONTRADICTIONS[name]
     with pytest.raises(CertificateError) as caught:
         read_ledger(chained(tmp_path, lambda tree: change(tree["events"])))
-    assert "is no ledger of a run" in str(caught.value)
+    assert "is not a ledger of a run" in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -90,13 +93,13 @@ def test_another_ledger_than_the_certified_one_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_certificate_that_charges_fewer_rounds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CertificateError, match="some client joined 3 rounds, and 2 are charged"):
+    with pytest.raises(CertificateError, match="some client joined 3 rounds, but only 2 are charged"):
         verify(unsigned(tmp_path, lambda statement: statement["charged"][0].update(rounds=2)), ledger=LEDGER)
 
 
 def test_colluding_clients_are_taken_off_the_anonymity_set(tmp_path: Path) -> None:
     ledger = chained(tmp_path, lambda tree: [event.update(colluding=40) for event in tree["events"]])
-    with pytest.raises(CertificateError, match="it has no such round with mechanism duchi and a cohort of 100"):
+    with pytest.raises(CertificateError, match="it has no round like the charged one with mechanism duchi and a cohort of 100"):
         verify(certificate_of(tmp_path, ledger), ledger=ledger)
 
 

@@ -103,7 +103,9 @@ def test_an_epsilon_of_rounded_bits_is_computed_again(tmp_path: Path) -> None:
         if author == OURS:
             assert verify(certificate_of(tmp_path, ledger), ledger=ledger).holds
             continue
-        with pytest.raises(CertificateError, match=r"'duchi' is the ldpfl project's code, and what .* says of its reports cannot be"):
+        with pytest.raises(
+            CertificateError, match=r"'duchi' is the ldpfl project's code, but .* says of its reports what that code cannot send"
+        ):
             verify(certificate_of(tmp_path, ledger), ledger=ledger)
 
         def as_doubted(statement: dict[str, Any]) -> None:

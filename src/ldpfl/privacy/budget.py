@@ -128,7 +128,7 @@ class Budget:
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
         if PROTECTED.index(books.protected) < PROTECTED.index(self.policy.protects):
             protected_unit = "the whole client" if self.policy.protects == "client" else "all records of a person"
-            revealed = f"what they revealed of {protected_unit} has no epsilon"
+            revealed = f"no epsilon covers what these revealed of {protected_unit}, which the policy protects"
             why = f"{self.path} has releases that protected one {books.protected} at a time: {revealed}"
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
@@ -203,5 +203,5 @@ class Budget:
 def _refuse_repeated_round(request: Request, connection: Connection) -> None:
     """Raise :class:`ChargedBefore` if the round of ``request`` was charged before and goes over the relay."""
     if request.transport in OVER_RELAY and relayed_before(connection, request.run, request.round):
-        why = "this round was charged before, and the relay takes one report of it from each client; the message may have been replayed"
+        why = "this round was charged before, and the relay takes one report a round from each client: the message may be a repeated one"
         raise request.declined(why, ChargedBefore)

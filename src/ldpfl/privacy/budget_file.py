@@ -247,23 +247,25 @@ def _private_path(path: Path) -> Path:
     except OSError as error:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
     if not regular:
-        raise Declined(f"budget file {path} is not a file: nothing leaves this client")
+        raise Declined(f"budget file {path} is not a regular file: nothing leaves this client")
     return require_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
 
 def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
     """Raise :class:`Declined` for a file that is no budget file, has another version, or is damaged."""
     if _first_value(connection, "PRAGMA application_id") != _APPLICATION:
-        raise Declined(f"{path} is not a budget file, or making it was interrupted: nothing leaves this client")
+        raise Declined(f"{path} is not a budget file, or making it was interrupted: nothing leaves this client; make one at a new path")
     version = _first_value(connection, "PRAGMA user_version")
     if version != VERSION:
-        raise Declined(f"budget file {path} has version {version}, and this ldpfl reads version {VERSION}: nothing leaves this client")
-    if _first_value(connection, "PRAGMA journal_mode") != "delete":
-        raise Declined(f"budget file {path} was switched to another kind of journal: nothing leaves this client")
+        raise Declined(
+            f"budget file {path} has version {version}, expected {VERSION}: nothing leaves this client; use the ldpfl that made it"
+        )
+    if (mode := _first_value(connection, "PRAGMA journal_mode")) != "delete":
+        raise Declined(f"budget file {path} has SQLite's journal mode {mode!r}, expected 'delete': nothing leaves this client")
     tables = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
     if tables != _TABLES or _first_value(connection, "PRAGMA quick_check(1)") != "ok" or not _is_consistent(connection):
         raise Declined(
-            f"budget file {path} is damaged: nothing leaves this client; restore it, or set a new one that counts what was spent"
+            f"budget file {path} is damaged: nothing leaves this client; restore it, or make a new one with what is left of its epsilon"
         )
 
 

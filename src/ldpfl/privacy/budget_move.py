@@ -55,7 +55,7 @@ def refuse_moved(path: Path) -> None:
     """
     books = read_books(path) if path.exists() else None
     if books and books.limit.epsilon == 0 and books.refusals and books.refusals.reason.startswith(MOVED):
-        raise ConfigError(f"{books.refusals.reason}. A budget that begins here anew would be a second one of the same client")
+        raise ConfigError(f"{books.refusals.reason}. A new budget here would give the same client a second lifetime budget")
 
 
 def _copy(path: Path, part: Path) -> None:

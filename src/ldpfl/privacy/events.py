@@ -306,31 +306,37 @@ class RoundEvent:
         if not (1 <= self.cohort <= self.population or (nobody and self.population >= 1)):
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
         if not (0 if nobody else 1) <= self.joined <= self.round:
-            raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds")
+            raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds by then")
         gaussian = isinstance(self.release, GaussianRelease | UnprotectedRelease)
         if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not gaussian):
-            raise ConfigError(f"round {self.round}: a release of this kind does not protect a {self.release.unit} as one unit")
+            raise ConfigError(f"round {self.round}: a {type(self.release).__name__} cannot protect a {self.release.unit} as one unit")
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")
         if isinstance(self.release, BinaryRelease) and not 1 <= self.release.sampled <= MAX_COUNT:
-            raise ConfigError(f"round {self.round}: a bit cannot be about one of {self.release.sampled} coordinates")
+            raise ConfigError(f"round {self.round}: sampled is {self.release.sampled}, expected 1 to {MAX_COUNT:.0e} coordinates")
         if self.release.units < 1 or self.linked < 1:
-            raise ConfigError(f"round {self.round}: a release has at least one unit, got {self.release.units} and {self.linked} linked")
+            raise ConfigError(
+                f"round {self.round}: a release needs at least one unit and one linked, got {self.release.units} and {self.linked} linked"
+            )
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
-                raise ConfigError(f"round {self.round}: a realised budget of {realised} does not fit the stated one")
+                raise ConfigError(
+                    f"round {self.round}: a realised budget of {realised}, expected above 0 and at most epsilon = {epsilon:g}"
+                )
             case PureRelease(epsilon=epsilon, blanket=share) if share is not None and not (
                 isinstance(share, float) and exp(-min(epsilon, 700.0)) <= share < 1
             ):
-                raise ConfigError(f"round {self.round}: no report at {epsilon:g} has a blanket of {share}")
+                raise ConfigError(f"round {self.round}: a blanket of {share}, expected from e^-epsilon to below 1 at epsilon {epsilon:g}")
             case PureRelease(signed=True, blanket=share, unit=unit) if share is None or unit != "weight":
-                raise ConfigError(f"round {self.round}: a report of a {unit} without a blanket has no sign that is known")
-            case GaussianRelease(of_part=True, alike=True):
-                raise ConfigError(f"round {self.round}: sums over records do not lie in one ball")
-            case GaussianRelease(rate=rate, of_part=of_part) if not (0 < rate <= 1 and (rate == 1 or of_part)):
                 raise ConfigError(
-                    f"round {self.round}: records or persons, and nothing else, take part with a probability in (0, 1], got {rate}"
+                    f"round {self.round}: signed is true, which needs a blanket and the unit 'weight', got {share} and {unit!r}"
                 )
+            case GaussianRelease(of_part=True, alike=True, unit=unit):
+                raise ConfigError(f"round {self.round}: alike must be false for the unit {unit!r}: sums over records have no common bound")
+            case GaussianRelease(rate=rate) if not 0 < rate <= 1:
+                raise ConfigError(f"round {self.round}: the rate of a release must lie in (0, 1], got {rate}")
+            case GaussianRelease(rate=rate, of_part=False, unit=unit) if rate != 1:
+                raise ConfigError(f"round {self.round}: the rate of a release with unit {unit!r} must be 1, got {rate}")
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_valid_claim(epsilon, delta):
                 raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
         if not 0 <= self.colluding < self.population:
@@ -338,7 +344,7 @@ class RoundEvent:
         if not 0 < self.rate <= 1:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
         if max(self.release.units, self.linked, self.population, self.round) > MAX_COUNT:
-            raise ConfigError(f"round {self.round}: counts beyond {MAX_COUNT:.0e} are not accounted")
+            raise ConfigError(f"round {self.round}: counts beyond {MAX_COUNT:.0e} are not accounted (units, linked, population, round)")
         parameter = self.release.parameter
         if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
             name = self.release.mechanism[:40]

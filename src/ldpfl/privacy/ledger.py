@@ -127,7 +127,7 @@ class Ledger:
             raise DataError(f"{origin} is a ledger of version {_short(version)}, and this ldpfl reads versions up to {VERSION}")
         unknown = sorted(tree.keys() - _TOP_FIELDS)
         if unknown:
-            raise DataError(f"{origin} has an unknown part {_short(unknown[0])}")
+            raise DataError(f"{origin} has an unknown field {_short(unknown[0])}: expected only {', '.join(sorted(_TOP_FIELDS))}")
         if not isinstance(tree.get("events"), list):
             raise DataError(f"{origin} has no list of events")
         events: list[RoundEvent] = []
@@ -243,8 +243,10 @@ def _why_impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool)
     """Return the reason why ``event`` cannot follow the event ``before``; empty if it can."""
     last, joined = (before.round, before.joined) if before else (0, 0)
     parameter = event.release.parameter
-    if event.population > _MOST_CLIENTS or not (_SMALLEST_PARAMETER <= parameter <= _LARGEST_PARAMETER or parameter == inf):
-        return "more than 1e9 clients, or a parameter below 1e-15 or above 1e9, are not accounted"
+    if event.population > _MOST_CLIENTS:
+        return f"population is {event.population:,}, and more than 1e9 clients are not accounted"
+    if not (_SMALLEST_PARAMETER <= parameter <= _LARGEST_PARAMETER or parameter == inf):
+        return f"the release has the parameter {parameter:g}, and a parameter below 1e-15 or above 1e9 is not accounted"
     if event.sampling == "everyone" and event.cohort < event.population:
         return f"sampling is 'everyone', but the cohort has only {event.cohort:,} of {event.population:,} clients"
     if event.sampling == "secret" and _tail_probability(event) < _IMPOSSIBLE:
@@ -257,7 +259,7 @@ def _why_impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool)
     if event.round != last + 1 and not (event.sampling == "secret" or (gaps and event.sampling == "visible")):
         return f"round {event.round} comes after round {last}: the rounds between them are missing"
     if not joined <= event.joined <= joined + event.round - last:
-        return f"a client cannot have joined {joined} rounds before and {event.joined} now"
+        return f"a client cannot have joined {joined} rounds by round {last} and {event.joined} by round {event.round}"
     return ""
 
 

@@ -67,7 +67,8 @@ class Request:
                 f"the name of the run must have 1 to 100 letters, digits and . _ : / -, got {self.run[:100]!r}; nothing was sent"
             )
         if self.transport not in get_args(Transport):
-            raise Declined(f"{self._place}: the transport must be one of {', '.join(get_args(Transport))}; nothing was sent")
+            expected = ", ".join(get_args(Transport))
+            raise self.declined(f"the transport must be one of {expected}, got {str(self.transport)[:40]!r}")
         try:
             RoundEvent(self.round, self.release, self.cohort, self.cohort, 1, linked=self.linked)
         except ConfigError as error:
@@ -228,7 +229,7 @@ class Policy(BaseModel):
     @model_validator(mode="after")
     def _check_colluding(self) -> Policy:
         if self.colluding >= self.min_clients:
-            raise ValueError(f"colluding = {self.colluding} leaves none of min_clients = {self.min_clients}")
+            raise ValueError(f"colluding = {self.colluding} leaves none of min_clients = {self.min_clients} honest: set it lower")
         return self
 
     @property
@@ -264,12 +265,12 @@ class Policy(BaseModel):
                 "immediate_replies",
             )
         if reply_s > self.longest_reply_s:
-            too_late = f"replies after {reply_s:g} s are later than the policy's longest_reply_s = {self.longest_reply_s:g}"
-            raise Declined(too_late, "longest_reply_s")
+            too_late = f"the round asks for replies after {reply_s:g} s, later than the policy's longest_reply_s = {self.longest_reply_s:g}"
+            raise Declined(f"{too_late}; nothing was sent", "longest_reply_s")
         if transport in OVER_RELAY and reply_s + UPLOAD_S > self.longest_upload_s:
             raise Declined(
                 f"clients upload after {reply_s:g} s and need up to {UPLOAD_S:g} s for it, which is more than the policy's "
-                f"longest_upload_s = {self.longest_upload_s:g}",
+                f"longest_upload_s = {self.longest_upload_s:g}; nothing was sent",
                 "longest_upload_s",
             )
 
@@ -288,14 +289,17 @@ class Policy(BaseModel):
             "mechanisms",
             f"mechanism {request.mechanism!r} has the name of a built-in mechanism but is code of {author}: its author has to rename it",
         )
-        yield request.transport in self.transports, "transports", f"transport {request.transport!r} is not among the policy's transports"
+        transports = ", ".join(self.transports) or "none"
+        why = f"transport {request.transport!r} is not among the policy's transports ({transports})"
+        yield request.transport in self.transports, "transports", why
         if request.transport in OVER_RELAY:
             keys = [base64.b64decode(key) for key in self.aggregator_keys]
             yield request.key in keys, "aggregator_keys", "the aggregator's key is not among the policy's aggregator_keys"
         if self.relay_epsilon != "off":
-            hidden = request.transport == "relay" and isinstance(request.release, BinaryRelease)
-            why = f"with relay_epsilon set, only bits may leave, and only by transport 'relay'; got {request.transport!r}"
-            yield hidden, "relay_epsilon", why
+            why = f"with relay_epsilon set, reports may leave only by transport 'relay', got {request.transport!r}"
+            yield request.transport == "relay", "relay_epsilon", why
+            why = f"with relay_epsilon set, reports may hold only bits, and those of {request.mechanism} do not"
+            yield isinstance(request.release, BinaryRelease), "relay_epsilon", why
         summed = isinstance(request.release, GaussianRelease) and request.release.adds_up
         if request.transport == "sum":
             why = f"{request.mechanism} cannot leave by transport 'sum': that is accounted only for Gaussian noise on a lattice"
@@ -316,7 +320,7 @@ class Policy(BaseModel):
         unit = request.release.unit
         if unit == "record" or unit == "person":
             changes_two_persons = unit == "person" and self.protects == "record"
-            why = f"{request.mechanism} protects one {unit} at a time, and the policy protects the {self.protects}"
+            why = f"{request.mechanism} protects one {unit} at a time, but the policy has protects = {self.protects!r}"
             yield unit == self.protects, "protects", f"{why}; {_TWO_PERSONS}" if changes_two_persons else why
         cost_of_unit = unit_epsilon(request.release, self.delta)
         yield cost_of_unit <= self.epsilon_per_unit, "epsilon_per_unit", _too_large("epsilon_per_unit", cost_of_unit, self.epsilon_per_unit)

@@ -23,7 +23,7 @@ def add_key(path: Path, key: str) -> Policy:
     """
     keys = read_policy(path).aggregator_keys
     if key in keys:
-        raise ConfigError(f"{path} names the key {key} already")
+        raise ConfigError(f"policy {path} names the key {key} already: nothing was changed")
     return _replace_keys(path, (*keys, key))
 
 
@@ -31,7 +31,7 @@ def remove_key(path: Path, key: str) -> Policy:
     """Remove ``key`` from the keys that reports may be sealed to, and return the policy. Raises the errors of :func:`add_key`."""
     keys = read_policy(path).aggregator_keys
     if key not in keys:
-        raise ConfigError(f"{path} does not name the key {key!r}: it names {', '.join(keys) or 'none'}")
+        raise ConfigError(f"policy {path} does not name the key {key!r}: it names {', '.join(keys) or 'none'}")
     return _replace_keys(path, tuple(known for known in keys if known != key))
 
 
@@ -60,7 +60,9 @@ def _validated_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
         try:
             Policy(aggregator_keys=(key,))
         except ValueError:
-            raise ConfigError(f"{key!r} is no public key: expected 32 bytes in base64, 44 characters, as ldpfl deploy key prints") from None
+            raise ConfigError(
+                f"{key!r} is not a public key: expected 32 bytes in base64, 44 characters, as ldpfl deploy key prints"
+            ) from None
     return keys
 
 

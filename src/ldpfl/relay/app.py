@@ -134,7 +134,9 @@ class _Relay:
         if progress.received != offset:
             raise wrong_offset(progress)
         if offset + length > progress.expected:
-            raise TooLong(f"an upload has exactly {progress.expected} bytes in this round")
+            raise TooLong(
+                f"the upload would have {offset + length} bytes, but in this round an upload has exactly {progress.expected} bytes"
+            )
         async for block in self._body(request, length):
             progress = await self._call(client, self._store.append, client, *upload, progress.received, block)
             self.metrics.received(len(block))
@@ -166,7 +168,7 @@ class _Relay:
                 await self._call(client, append_to, body, block)
             received += len(block)
         if received < length:
-            raise WrongLength(f"the body has {received} bytes, not the {length} of its Content-Length")
+            raise WrongLength(f"the body has {received} bytes, but its Content-Length is {length}: send the whole body again")
 
     async def token(self, request: Request) -> Response:
         """Tell a client which key must sign its shares of sums."""
@@ -179,9 +181,11 @@ class _Relay:
         run, number = _round_in_path(request)
         index = request.query_params.get("part", "")
         if not _is_number(index):
-            raise Unknown("the query must say which part: ?part=0 is the first")
+            raise Unknown("the query must say which part to send: ?part=0 is the first one")
         if self._parts_being_sent[owner] >= self._limits.parts_at_once:
-            raise TooMany("too many parts at once with this token; read one first", {"Retry-After": "1"})
+            raise TooMany(
+                f"the relay sends {self._limits.parts_at_once} parts to this token already: read one of them first", {"Retry-After": "1"}
+            )
         with ExitStack() as stack:
             self._parts_being_sent[owner] += 1
             stack.callback(self._parts_being_sent.subtract, [owner])
@@ -227,7 +231,7 @@ class _Relay:
         self._owner_names[digest] = owner.name
         self._rate.take(owner.name)
         if owner.role not in roles:
-            raise Forbidden(f"this needs the token of {' or '.join(role.value for role in roles)}, not of {owner.role.value}")
+            raise Forbidden(f"this request needs the token of {' or '.join(role.value for role in roles)}, got one of {owner.role.value}")
         return owner
 
     async def _body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
@@ -246,7 +250,9 @@ class _Relay:
                         if received > max_bytes:
                             raise TooLong(f"the body is longer than {max_bytes} bytes")
             except TimeoutError:
-                raise TooSlow(f"the body must bring {BLOCK_BYTES} bytes every {self._limits.block_s:g} seconds") from None
+                raise TooSlow(
+                    f"the body came too slowly: send at least {BLOCK_BYTES} bytes every {self._limits.block_s:g} seconds"
+                ) from None
             while len(buffered) >= BLOCK_BYTES or (ended and buffered):
                 yield bytes(buffered[:BLOCK_BYTES])
                 del buffered[:BLOCK_BYTES]
@@ -344,14 +350,14 @@ class _Guard:
                     message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
             await send(message)
 
-        app = _error(404, "Not Found: no path here has a percent sign") if b"%" in scope.get("raw_path", b"") else self._app
+        app = _error(404, "Not Found: the relay has no path with a percent sign") if b"%" in scope.get("raw_path", b"") else self._app
         try:
             await app(scope, read, watch)
         except Exception as error:
             log_fault("request_failed", error)  # Starlette has already responded, by _answer_fault
         except asyncio.CancelledError:  # the caller disconnected, or the relay is ending; not logged, or strangers could fill the log
             if not answered:
-                await _error(503, "the relay is ending")(scope, receive, send)
+                await _error(503, "the relay is shutting down; try again later")(scope, receive, send)
 
 
 def _has_body(scope: Scope) -> bool:
@@ -381,7 +387,7 @@ async def _answer_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
-    return _error(500, "the relay failed; its log says where")
+    return _error(500, "the relay failed at this request: its operator finds the place in its log (request_failed)")
 
 
 def _status_response(status: RoundStatus) -> Response:
@@ -408,19 +414,19 @@ def _parse_terms(body: bytes) -> Terms | SumTerms:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"][1:]))  # after the kind of the round
-        raise Refusal(f"the round's terms cannot be read: {f'{place}: ' if place else ''}{first['msg']}") from None
+        raise Refusal(f"the round's terms are not valid: {f'{place}: ' if place else ''}{first['msg']}") from None
 
 
 def _content_length(request: Request) -> int:
     if "content-length" not in request.headers:
-        raise LengthRequired("the body's length must be stated in advance (Content-Length)")
+        raise LengthRequired("the request has no Content-Length: state the body's length in this header")
     return _number_in_header(request, "Content-Length")
 
 
 def _number_in_header(request: Request, header: str) -> int:
     text = request.headers.get(header, "")
     if not _is_number(text):
-        raise Refusal(f"the header {header} must be a number of bytes")
+        raise Refusal(f"the header {header} is missing or wrong: expected a number of bytes with up to {_MAX_DIGITS} digits")
     return int(text)
 
 

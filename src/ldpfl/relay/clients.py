@@ -105,7 +105,9 @@ class RelayAggregator(Caller):
         """
         status = status_of(self._call("PUT", path_of(run, number), json=terms.model_dump()), run, number)
         if status.terms != terms:
-            raise ProtocolError(f"the relay opened round {number} of {run} with other terms than it was asked for")
+            raise ProtocolError(
+                f"the relay opened round {number} of {run} with other terms than this call asked for: it must be of this ldpfl's version"
+            )
         return status
 
     def round_status(self, run: str, number: int) -> RoundStatus:
@@ -154,7 +156,7 @@ class RelayAggregator(Caller):
         """
         round_terms = terms or self._round_status(run, number).terms
         if not isinstance(round_terms, Terms):
-            raise ProtocolError(f"round {number} of {run} is a sum: take it by pull_sum")
+            raise ProtocolError(f"round {number} of {run} is a sum round: call pull_sum instead of pull")
         terms = round_terms
         size = terms.record_bytes
         part, parts, records, expected = 0, 1, 0, 0
@@ -163,19 +165,21 @@ class RelayAggregator(Caller):
             if part == 0:
                 uploads = self._round_status(run, number).uploads or 0  # after the release, this is the number of uploads that were mixed
                 if uploads > terms.max_uploads:
-                    raise ProtocolError(f"the relay says that round {number} of {run} has {uploads} uploads of {terms.max_uploads} at most")
+                    raise ProtocolError(
+                        f"the relay says that round {number} of {run} has {uploads} uploads, expected at most {terms.max_uploads}"
+                    )
                 expected = uploads * terms.records_per_upload
                 parts = number_in(response, PARTS, part_count(expected * size))
             data = response.content
             if len(data) % size:
-                raise ProtocolError(f"part {part} of round {number} of {run} is no whole number of records; nothing was acknowledged")
+                raise _wrong_length(run, number, part, len(data))
             records += len(data) // size
             if records > expected:
                 break
             yield from _split(data, size)
             part += 1
         if records != expected:
-            raise ProtocolError(f"round {number} of {run} brought {records} records, not what its uploads hold; nothing was acknowledged")
+            raise ProtocolError(f"round {number} of {run} has {records} records, expected {expected}{_PULL_AGAIN}")
 
     def pull_sum(self, run: str, number: int, terms: SumTerms) -> tuple[NDArray[np.unsignedinteger], list[bytes]]:
         """Return the sum (dimension,) of all masked vectors of a released round, and the envelopes of these vectors, in mixed order.
@@ -192,7 +196,7 @@ class RelayAggregator(Caller):
         for part, place in enumerate(places):
             data, parts = self._sum_part(run, number, part, place.stop - place.start, terms)
             if len(data) != place.stop - place.start:
-                raise _wrong_length(run, number, part)
+                raise _wrong_length(run, number, part, len(data))
             total.view(np.uint8)[place] = np.frombuffer(data, np.uint8)
         return total, self._envelopes(run, number, range(len(places), parts), terms)
 
@@ -207,14 +211,16 @@ class RelayAggregator(Caller):
         for part in parts:
             data, _ = self._sum_part(run, number, part, max_bytes, terms)
             if len(data) % ENVELOPE_BYTES:
-                raise _wrong_length(run, number, part)
+                raise _wrong_length(run, number, part, len(data))
             envelopes += _split(data, ENVELOPE_BYTES)
             if len(envelopes) > terms.max_uploads:
                 break
         uploads = self._round_status(run, number).uploads or 0  # of the released round
-        if len(envelopes) != uploads or not terms.min_clients <= uploads <= terms.max_uploads:
-            brought = f"round {number} of {run} brought {len(envelopes)} envelopes for {uploads} uploads"
-            raise ProtocolError(f"{brought}, of which its terms want {terms.min_clients} to {terms.max_uploads}; nothing was acknowledged")
+        if not terms.min_clients <= uploads <= terms.max_uploads:
+            expected = f"expected {terms.min_clients} to {terms.max_uploads}"
+            raise ProtocolError(f"the relay says that round {number} of {run} has {uploads} uploads, {expected}{_PULL_AGAIN}")
+        if len(envelopes) != uploads:
+            raise ProtocolError(f"round {number} of {run} has {len(envelopes)} envelopes for {uploads} uploads{_PULL_AGAIN}")
         return envelopes
 
     def acknowledge(self, run: str, number: int) -> None:
@@ -236,8 +242,11 @@ class RelayAggregator(Caller):
         self._call("DELETE", path_of(run, number))
 
 
-def _wrong_length(run: str, number: int, part: int) -> ProtocolError:
-    return ProtocolError(f"part {part} of round {number} of {run} has another length than the terms promise; nothing was acknowledged")
+_PULL_AGAIN = "; nothing was acknowledged, so the round can be pulled again"
+
+
+def _wrong_length(run: str, number: int, part: int, length: int) -> ProtocolError:
+    return ProtocolError(f"part {part} of round {number} of {run} has {length} bytes, which its terms do not allow{_PULL_AGAIN}")
 
 
 def _split(data: bytes, size: int) -> Iterator[bytes]:

@@ -54,25 +54,25 @@ def open_engine(store: str) -> Engine:
         return _ensure_tables(engine, store_name)
     except (DBAPIError, ModuleNotFoundError, NoSuchModuleError) as error:
         if _is_locked_sqlite(error):
-            raise ConfigError(f"the store {store_name} is held by another process: end that one, or try again") from None
+            raise ConfigError(f"the store {store_name} is held by another process: end that process, or try again later") from None
         sqlstate = getattr(getattr(error, "orig", None), "sqlstate", None)
         if sqlstate == _POSTGRES_LOCKED:
             raise ConfigError(
-                f"the store {store_name} is locked by another connection to its database: end that one (SELECT pid, usename FROM pg_locks "
-                "JOIN pg_stat_activity USING (pid) names those that hold locks), let only the relay connect "
+                f"the store {store_name} is locked by another connection to its database: end that connection (SELECT pid, usename FROM "
+                "pg_locks JOIN pg_stat_activity USING (pid) lists those with locks), let only the relay connect "
                 "(REVOKE CONNECT ON DATABASE ... FROM PUBLIC), and try again"
             ) from None
         if sqlstate == _POSTGRES_FORBIDDEN:
             raise ConfigError(
-                f"the store {store_name} does not let the relay make its tables: let the database's owner say "
-                f"CREATE SCHEMA {SCHEMA} AUTHORIZATION ROLE for the role that the relay connects as"
+                f"the relay may not make its tables in the store {store_name}: the database's owner must run "
+                f"CREATE SCHEMA {SCHEMA} AUTHORIZATION ROLE, where ROLE is the role that the relay connects as"
             ) from None
         reason = _server_reason(error)
         if reason is not None:
             raise ConfigError(f"the store {store_name} cannot be opened: PostgreSQL answers {reason!r}") from None
         # The text of the driver or of libpq can repeat the address with the password.
         raise ConfigError(
-            f"the store {store_name} cannot be opened ({type(error).__name__}): check the path or URL and that it runs"
+            f"the store {store_name} cannot be opened ({type(error).__name__}): check the path or URL, and that its server runs"
         ) from None
 
 
@@ -116,10 +116,12 @@ def _sqlite_url(store: str) -> URL:
     try:
         url = make_url(store)
     except (ArgumentError, ValueError):  # a port that is no number
-        raise ConfigError("the store's URL cannot be read; expected a path or postgresql://user@host/database") from None
+        raise ConfigError("the store's URL is not valid: expected a path or postgresql://user@host/database") from None
     if url.drivername == SQLITE and url.database not in (None, "", ":memory:"):
         return url
-    raise ConfigError(f"a store is a path of a SQLite file or postgresql://user@host/database, not {url.drivername}")
+    raise ConfigError(
+        f"the store is given as {url.drivername}://..., expected the path of a SQLite file or postgresql://user@host/database"
+    )
 
 
 def _ensure_tables(engine: Engine, store_name: str) -> Engine:
@@ -142,7 +144,9 @@ def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.execute("PRAGMA synchronous = EXTRA")
     mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
     if mode != "delete":
-        raise ConfigError(f"the store's journal cannot be changed from {mode!r}: is it held by another process?")
+        raise ConfigError(
+            f"the store's journal mode is {mode!r} and cannot be set to 'delete': end other processes that use the store, and try again"
+        )
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -162,7 +166,8 @@ def _create_tables(engine: Engine, store_name: str) -> None:
         versions = connection.scalars(select(meta.c.version)).all()
     if versions != [VERSION]:
         raise ConfigError(
-            f"the store {store_name} has version {', '.join(map(str, versions)) or 'none'}; this program knows version {VERSION}"
+            f"the store {store_name} has version {', '.join(map(str, versions)) or 'none'}, expected {VERSION}: "
+            "use the ldpfl that made it, or an empty store"
         )
 
 

@@ -124,7 +124,7 @@ def resolve(store: str) -> dict[str, str]:
 def _unreadable() -> UnfitStore:
     """Return the error for a store whose connection parameters libpq cannot read."""
     return UnfitStore(
-        "the store's URL, or the service that it or PGSERVICE names, cannot be read; expected a path or postgresql://user@host/database"
+        "the store's URL, or the service that it or PGSERVICE names, is not valid: expected a path or postgresql://user@host/database"
     )
 
 
@@ -139,9 +139,9 @@ def check_way(parameters: dict[str, str]) -> None:
     remote = [place for place in (address or name for address, name in hosts) if not _is_this_machine(place)]
     if remote and mode != _VERIFY_FULL:
         raise UnfitStore(
-            f"the store {address_of(parameters)} is reached over the network ({', '.join(remote)}) with sslmode={mode}, and there "
+            f"the store {address_of(parameters)} is reached over the network ({', '.join(remote)}) with sslmode={mode}, where "
             f"sslmode={_VERIFY_FULL} is needed: add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, "
-            "FILE being the database's authority"
+            "where FILE is the certificate of the database's authority"
         )
 
 
@@ -178,7 +178,8 @@ def _check_connected(connection: BoundedConnection, parameters: dict[str, str]) 
     mode = {option.keyword: option.val for option in connection.pgconn.info}[b"sslmode"]
     if not _is_this_machine(place) and not (connection.pgconn.ssl_in_use and mode == _VERIFY_FULL.encode()):
         raise UnfitStore(
-            f"the connection to the store {address_of(parameters)} leads to {place} and is not encrypted: sslmode={_VERIFY_FULL} is needed"
+            f"the connection to the store {address_of(parameters)} leads to {place} and is not encrypted: "
+            f"add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, where FILE is the certificate of the database's authority"
         )
 
 

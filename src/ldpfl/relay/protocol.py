@@ -69,7 +69,9 @@ class _Terms(BaseModel):
     @model_validator(mode="after")
     def _check_counts(self) -> Self:
         if self.max_uploads < self.min_clients:
-            raise ValueError("max_uploads is less than min_clients: the round could never be released")
+            raise ValueError(
+                f"max_uploads is less than min_clients ({self.max_uploads} < {self.min_clients}): the round could never be released"
+            )
         return self
 
 
@@ -87,9 +89,9 @@ class Terms(_Terms):
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         if self.upload_bytes > MAX_UPLOAD_BYTES:
-            raise ValueError(f"record_bytes * records_per_upload is more than {MAX_UPLOAD_BYTES:,}")
+            raise ValueError(f"record_bytes * records_per_upload is {self.upload_bytes:,}, expected at most {MAX_UPLOAD_BYTES:,}")
         if self.upload_bytes * self.max_uploads > MAX_ROUND_BYTES:
-            raise ValueError(f"record_bytes * records_per_upload * max_uploads is more than {MAX_ROUND_BYTES:,}")
+            raise ValueError(f"record_bytes * records_per_upload * max_uploads is above the maximum of {MAX_ROUND_BYTES:,}")
         return self
 
 
@@ -119,7 +121,7 @@ class SumTerms(_Terms):
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
         if self.sum_bytes > MAX_UPLOAD_BYTES:
-            raise ValueError(f"dimension * bits / 8 is more than {MAX_UPLOAD_BYTES:,}")
+            raise ValueError(f"dimension * bits / 8 is {self.sum_bytes:,}, expected at most {MAX_UPLOAD_BYTES:,}")
         return self
 
 
@@ -168,33 +170,35 @@ class TokenStatus(BaseModel):
 def run_of(text: str) -> str:
     """Return ``text`` if it can name a run, else raise :class:`Unknown`."""
     if not _RUN.fullmatch(text):
-        raise Unknown("there is no such run: a name is up to 64 letters, digits, dots, dashes and underscores")
+        raise Unknown("there is no such run: the name of a run has up to 64 letters, digits, dots, dashes and underscores")
     return text
 
 
 def round_of(text: str) -> int:
     """Return the round number in ``text``, or raise :class:`Unknown` if it is none."""
     if not _ROUND.fullmatch(text):
-        raise Unknown("there is no such round: a round is a number of up to 9 digits, from 1")
+        raise Unknown("there is no such round: rounds have whole numbers from 1, of up to 9 digits")
     return int(text)
 
 
 def upload_of(text: str) -> str:
     """Return ``text`` if it can name an upload, else raise :class:`Unknown`."""
     if not _UPLOAD.fullmatch(text):
-        raise Unknown("there is no such upload: an id is 16 to 64 letters, digits, dashes and underscores")
+        raise Unknown("there is no such upload: the id of an upload has 16 to 64 letters, digits, dashes and underscores")
     return text
 
 
 def share_of(text: str) -> str:
     """Return ``text`` if it can name an upload of a sum round, else raise :class:`Unknown`."""
     if not _SHARE.fullmatch(text):
-        raise Unknown("there is no such share: an id is the SHA-256 of the upload's envelope, in 64 small letters and digits")
+        raise Unknown("there is no such share: its id must be the SHA-256 of the upload's envelope, as 64 lower-case hexadecimal digits")
     return text
 
 
 def owner_of(text: str) -> str:
     """Return ``text`` if it can be the name of a token's owner, else raise a ConfigError: the operator has chosen the name."""
     if not _NAME.fullmatch(text):
-        raise ConfigError(f"{text!r} cannot name a client or aggregator: up to 64 letters, digits, and . _ @ -, not first")
+        raise ConfigError(
+            f"{text!r} cannot name a client or aggregator: expected up to 64 letters, digits and . _ @ -, first a letter or digit"
+        )
     return text

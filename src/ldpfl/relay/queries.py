@@ -83,7 +83,7 @@ def check_own_run(connection: Connection, owner: str, run: str) -> None:
     hold(connection, f"run {run}")
     run_owner = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # all rounds of a run have the same owner
     if run_owner not in (None, owner):
-        raise Forbidden("this run was begun by another aggregator")
+        raise Forbidden(f"run {run} was begun by another aggregator: choose another name for this run")
 
 
 def hold(connection: Connection, lock_name: str, *, shared: bool = False) -> None:
@@ -115,7 +115,7 @@ def check_few_rounds(connection: Connection, owner: str) -> None:
     """
     query = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(HELD))
     if count_of(connection, query) >= ROUNDS_HELD:
-        raise Conflict(f"this aggregator has {ROUNDS_HELD} rounds that are not gone; acknowledge or cancel some first")
+        raise Conflict(f"this aggregator has {ROUNDS_HELD} unfinished rounds, the maximum: acknowledge or cancel some first")
 
 
 def columns_of(terms: Terms | SumTerms) -> dict[str, object]:
@@ -138,7 +138,7 @@ def terms_as(row: Row[Any], kind: type[AnyKind]) -> AnyKind:
     terms = terms_of(row)
     if not isinstance(terms, kind):
         takes = "shares of a sum" if isinstance(terms, SumTerms) else "sealed records"
-        raise Conflict(f"round {row.round} of {row.run} takes {takes} and nothing else")
+        raise Conflict(f"round {row.round} of {row.run} takes only {takes}")
     return terms
 
 

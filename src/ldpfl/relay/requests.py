@@ -205,7 +205,7 @@ class Caller:
         how_long = effort.failed(response)
         if how_long:
             why = f" ({self._last_error})" if response is None and self._last_error else ""
-            raise RelayUnreachable(f"the relay {self._shown_url} could not be reached{why}, or took nothing more, {how_long}")
+            raise RelayUnreachable(f"the relay {self._shown_url} could not be reached{why}, or accepted no more data: tried {how_long}")
 
     def _once(self, method: str, path: str, effort: Effort, max_bytes: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
         """Send a request once. Return None if the connection failed or timed out, or the answer is compressed.
@@ -216,7 +216,7 @@ class Caller:
         name, addresses = request.url.host, self._addresses(request.url)
         started, allowed_s = self._clock(), effort.left_s()
         if not addresses:
-            self._last_error = f"no address is known of {name}"
+            self._last_error = f"no address was found for {name}"
         for index, address in enumerate(addresses):
             waited_s = self._clock() - started if index else 0.0
             left_s = max(0.0, allowed_s - waited_s)
@@ -312,7 +312,7 @@ def _read_body(response: httpx.Response, max_bytes: int, relay_url: str) -> http
 
 
 _RELAY = "ldpfl.relay"
-_OTHER_SERVER = "check that this is the URL of a relay of this version"
+_OTHER_SERVER = "check that this is the URL of a relay, and that the relay has this version of ldpfl"
 
 
 def wrong_server(response: httpx.Response, what: str) -> ProtocolError:
@@ -370,7 +370,7 @@ def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
     except ValidationError:
         raise wrong_server(response, "about a round cannot be read") from None
     if (status.run, status.round) != (run, number):
-        raise ProtocolError("the relay's answer is about another round than it was asked for")
+        raise ProtocolError(f"asked the relay about round {number} of {run}, but its answer is about another round: {_OTHER_SERVER}")
     return status
 
 
@@ -382,7 +382,7 @@ def number_in(response: httpx.Response, name: str, largest: int) -> int:
     """
     text = response.headers.get(name, "")
     if not _NUMBER.fullmatch(text) or int(text) > largest:
-        raise wrong_server(response, f"has no number up to {largest} in {name}")
+        raise wrong_server(response, f"has no number up to {largest} in its header {name}")
     return int(text)
 
 
@@ -391,11 +391,13 @@ def _relay_url(text: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
-        raise ConfigError("the relay's URL cannot be read; expected https://host:port") from None
+        raise ConfigError("the relay's URL is not valid: expected https://host:port") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"the relay's URL must be https://host:port, not {text!r}")
     if url.scheme == "http" and not is_loopback(url.host):
-        raise ConfigError(f"the relay at {url.host} would get its token without TLS: use https outside this machine")
+        raise ConfigError(
+            f"the token would travel to the relay at {url.host} without TLS: use https://, since http:// is for this machine only"
+        )
     return url
 
 

@@ -45,9 +45,9 @@ def check_place(connection: Connection, store_name: str) -> None:
 def _unfit(store_name: str, fault: str) -> UnfitStore:
     """Return the error for a store with ``fault``, which is a clause such as "it has no table relay_meta"."""
     return UnfitStore(
-        f"the store {store_name} is not as the relay makes it: {fault}. Take that away, or give the relay an empty place "
-        "(a new file, or a PostgreSQL database of its own; roles are of the whole server), where it makes its tables itself. A store of "
-        "another version of ldpfl looks so, too: let that version end its rounds, then issue the tokens anew in an empty place"
+        f"the store {store_name} is not as the relay makes it: {fault}. Undo this, or give the relay an empty store: a new file, "
+        "or a separate PostgreSQL database (but roles belong to the whole server). The relay makes its tables itself. "
+        "If another version of ldpfl made this store: let that version end its rounds, then issue the tokens anew in an empty store"
     )
 
 
@@ -193,13 +193,13 @@ _PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the se
 """A parameter can be a command that the server runs, such as archive_command. PostgreSQL has these rights since version 15."""
 
 _OBJECT_FAULTS = (
-    f"""SELECT relname || ' is no plain table'
+    f"""SELECT relname || ' is not an ordinary table'
     FROM pg_class LEFT JOIN pg_am ON pg_am.oid = relam WHERE relnamespace = {_SCHEMA_ID}
     AND (relkind NOT IN ('r', 'i', 'S') OR relpersistence <> 'p' OR reloftype <> 0 OR relispartition
         OR (relkind = 'r' AND amname <> 'heap'))""",
-    f"""SELECT relname || ' has storage parameters of its own: ' || CAST(reloptions AS text)
+    f"""SELECT relname || ' has storage parameters: ' || CAST(reloptions AS text)
     FROM pg_class WHERE oid IN {_WITH_FILES} AND reloptions IS NOT NULL""",
-    f"""SELECT relname || ' lies in a tablespace of its own'
+    f"""SELECT relname || ' lies in another tablespace'
     FROM pg_class WHERE oid IN {_WITH_FILES} AND reltablespace <> 0""",
     f"""SELECT 'a column of ' || relname || ' has options: ' || CAST(attoptions AS text)
     FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid WHERE attrelid IN {_WITH_FILES} AND attoptions IS NOT NULL""",
@@ -210,14 +210,14 @@ _OBJECT_FAULTS = (
     AND (relrowsecurity OR relforcerowsecurity OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid))""",
     f"""SELECT relname || ' inherits from ' || CAST(CAST(inhparent AS regclass) AS text)
     FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid WHERE inhrelid IN {_TABLES}""",
-    f"""SELECT relname || ' has a replica identity of its own, which copies rows to the write-ahead log'
+    f"""SELECT relname || ' has another replica identity, which copies rows to the write-ahead log'
     FROM pg_class WHERE oid IN {_TABLES} AND relkind = 'r' AND relreplident <> 'd'""",
     f"""SELECT 'the trigger ' || tgname || CASE WHEN tgisinternal AND tgenabled <> 'O' THEN ' is switched off' ELSE ' is on a table' END
     FROM pg_trigger WHERE tgrelid IN {_TABLES}
     AND (tgenabled <> 'O' OR (CAST('pg_trigger' AS regclass), oid) NOT IN (SELECT * FROM {_OBJECTS}))""",
     f"""SELECT 'the publication ' || pubname || ' sends its rows elsewhere'
     FROM pg_publication_tables WHERE schemaname = '{SCHEMA}'""",
-    f"""SELECT 'the index ' || pg_class.relname || ' is no plain one'
+    f"""SELECT 'the index ' || pg_class.relname || ' is not an ordinary index'
     FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam WHERE indrelid IN {_TABLES}
     AND (amname <> 'btree' OR indexprs IS NOT NULL OR indpred IS NOT NULL OR NOT indisvalid OR NOT indimmediate
         OR indisexclusion OR indnkeyatts <> indnatts OR EXISTS (SELECT FROM unnest(indoption) AS option WHERE option <> 0)

@@ -66,7 +66,7 @@ def serve(
             the store or the address cannot be opened.
     """
     if tls is None and not is_loopback(host):
-        raise ConfigError(f"without TLS the relay listens on this machine only, not on {host}: give --tls-cert and --tls-key")
+        raise ConfigError(f"without TLS the relay may listen on this machine only, got host {host}: give --tls-cert and --tls-key")
     if tls is not None:
         require_own(tls.key, "the certificate's key", ConfigError, secret=True)
     _log_to_stderr()
@@ -166,7 +166,7 @@ def _uvicorn_config(relay: Store, tls: Tls | None, limits: Limits, connections: 
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"the certificate or its key cannot be read ({type(error).__name__}): both must be PEM files that fit together"
+            f"the certificate or its key cannot be read ({type(error).__name__}): both must be PEM files that belong together"
         ) from None
     if config.ssl is not None:
         # OpenSSL's default list includes groups for which one handshake costs a tenth of a second; every caller supports this group.

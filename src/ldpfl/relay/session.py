@@ -61,11 +61,11 @@ _LOGS_VALUES = {"auto_explain.log_min_duration": ("-1",), "pgaudit.log_parameter
 """Settings by which the server would keep clients' names and reports, and their values that do not."""
 
 _SET_AT_START = {
-    "track_commit_timestamp": ("off", "it keeps when each row came", ""),
+    "track_commit_timestamp": ("off", "it stores when each row came", ""),
     "max_prepared_transactions": (
         "0",
         "a prepared transaction of another role can hold the relay's locks while nobody is connected",
-        "end each that is left (SELECT gid, owner, database FROM pg_prepared_xacts; in that database ROLLBACK PREPARED 'GID'), then ",
+        "end each one (SELECT gid, owner, database FROM pg_prepared_xacts; in that database ROLLBACK PREPARED 'GID'), then ",
     ),
 }
 """Settings that only a restart of the server changes: the value that the relay needs, the harm of others, what to do before a change."""
@@ -109,13 +109,13 @@ def _check_role(connection: psycopg.Connection[Any]) -> None:
     """Raise unless the connection acts as the role that it logged in as, and this role has no far-reaching right."""
     login, current = connection.execute("SELECT session_user, current_user").fetchone() or ("", "")
     if login != current:
-        raise UnfitStore(f"the store's database has the relay, which connects as {login}, act as {current}: connect as {current}")
+        raise UnfitStore(f"the relay connects to the store's database as {login}, but acts there as {current}: connect as {current}")
     strong_right = connection.execute(_QUERY_STRONG_RIGHTS).fetchone()
     if strong_right is not None:
         name, right = strong_right
         how = f"has {right}" if name == login else f"may act as {name}, which has {right}"
         raise UnfitStore(
-            f"the relay connects to its store as {login}, which {how}: give the relay a role of its own with no such right "
+            f"the relay connects to its store as {login}, which {how}: give the relay a separate role without this right "
             "(CREATE ROLE relay LOGIN PASSWORD '...'), let its schema belong to that role, and name the role in the store's URL"
         )
 
@@ -127,7 +127,7 @@ def _check_settings(connection: psycopg.Connection[Any], expected: Mapping[str, 
         if current[name] != value:
             raise UnfitStore(
                 f"the store's database has {name} = {current[name]!r} for the relay, which needs {value!r}: "
-                f"take the setting back (ALTER ROLE or ALTER DATABASE ... RESET {name}), and connect to no standby"
+                f"reset it (ALTER ROLE or ALTER DATABASE ... RESET {name}), and do not connect to a standby server"
             )
 
 
@@ -151,8 +151,8 @@ def _check_log(connection: psycopg.Connection[Any]) -> None:
             can_omit_values = name in _LOGS_STATEMENTS and current[_LOGGED_VALUE_LENGTH] is not None
             remedy = (_LOGGED_VALUE_LENGTH, "0") if can_omit_values else (name, silent_values[0])
             raise UnfitStore(
-                f"the log of the store's server would hold clients' names and reports, since {name} = {current[name]!r}: let a superuser "
-                f"say ALTER ROLE \"{connection.info.user}\" SET {remedy[0]} = '{remedy[1]}'"
+                f"the log of the store's server would hold clients' names and reports, because {name} = {current[name]!r}: a superuser "
+                f"must run ALTER ROLE \"{connection.info.user}\" SET {remedy[0]} = '{remedy[1]}'"
             )
 
 

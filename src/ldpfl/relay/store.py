@@ -116,7 +116,7 @@ class Store:
                 connection.execute(insert(rounds).values(values))
             row = owned(round_row(connection, run, number), owner)
             if terms_of(row) != terms:
-                raise Conflict(f"round {number} of {run} was opened with other terms")
+                raise Conflict(f"round {number} of {run} was opened before with other terms: use those terms, or another number")
             status = self._status(connection, row, owner)
         if missing:
             log_round("round_opened", run, number, **terms.model_dump())
@@ -152,7 +152,7 @@ class Store:
                 _create_upload(connection, row, client, upload_id)
                 return Progress(0, expected)
             if upload.upload_id != upload_id:
-                raise Conflict("this client has another upload in this round; one a round is allowed")
+                raise Conflict("this client has another upload in this round already; one a round is allowed")
             return self._still_wanted(connection, row, Progress(upload.received, expected))
 
     def progress(self, client: str, run: str, number: int, upload_id: str) -> Progress:
@@ -185,7 +185,7 @@ class Store:
             upload = upload_row(connection, row, client, upload_id)
             expected = terms_as(row, Terms).upload_bytes
             if offset + len(data) > expected:
-                raise TooLong(f"an upload has exactly {expected} bytes in this round")
+                raise TooLong(f"the upload would have {offset + len(data)} bytes, but in this round an upload has exactly {expected} bytes")
             # Comparing inside the UPDATE settles a race of two requests for the same bytes: one row changes, or none.
             advance = update(uploads).where(uploads.c.id == upload.id, uploads.c.received == offset).values(received=offset + len(data))
             if connection.execute(advance).rowcount != 1:
@@ -211,7 +211,7 @@ class Store:
         with reading(self.engine) as connection:
             row = round_row(connection, run, number)
             if row.state == "gone":
-                raise RoundOver(f"the records of round {number} of {run} were acknowledged and deleted")
+                raise RoundOver(f"the records of round {number} of {run} were deleted when it was acknowledged or cancelled")
             if index >= row.parts:  # compared here, because an index may be too large for the database's column
                 raise _no_part(row, row.parts)
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
@@ -350,7 +350,7 @@ class Store:
 
 def wrong_offset(progress: Progress) -> Conflict:
     """Return the refusal of bytes at a wrong offset; its header has the right one."""
-    return Conflict(f"the next byte of this upload is number {progress.received}", {OFFSET: str(progress.received)})
+    return Conflict(f"the next byte of this upload must be number {progress.received}, counted from 0", {OFFSET: str(progress.received)})
 
 
 def _first_part(row: Row[Any]) -> int:
@@ -361,7 +361,7 @@ def _first_part(row: Row[Any]) -> int:
 
 def _no_part(row: Row[Any], count: int) -> Unknown:
     """Return the refusal of a part's number that is not below ``count``."""
-    return Unknown(f"round {row.round} of {row.run} has {count} parts, counted from 0")
+    return Unknown(f"round {row.round} of {row.run} has no such part: it has {count} parts, counted from 0")
 
 
 def _create_upload(connection: Connection, row: Row[Any], client: str, upload_id: str) -> None:

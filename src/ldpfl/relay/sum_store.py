@@ -106,9 +106,7 @@ class Sums:
             if length != terms.upload_bytes:
                 raise WrongLength(f"an upload has exactly {terms.upload_bytes} bytes in this round, not {length}")
             if client.signing_key is None:
-                raise Forbidden(
-                    f"this token has no signing key for sums: ldpfl relay token renew {client.name} --signing-key KEY gives one"
-                )
+                raise Forbidden(f"this token has no signing key for sums: ldpfl relay token renew {client.name} --signing-key KEY adds one")
             (outcome,) = self._admit(connection, row, [(client.name, upload_id)])
         if isinstance(outcome, Refusal):
             raise outcome
@@ -198,11 +196,11 @@ class Sums:
             if upload_id_of.get(client) == upload_id:
                 outcomes.append(False)
             elif client in upload_id_of:
-                outcomes.append(Conflict("this client has another upload in this round; one a round is allowed"))
+                outcomes.append(Conflict("this client has another upload in this round already; one a round is allowed"))
             elif refusal is not None:
                 outcomes.append(refusal)
             elif upload_id in taken_ids:
-                outcomes.append(Conflict("this envelope is in this round already, of another client; make another one"))
+                outcomes.append(Conflict("another client has sent this envelope in this round: make a new one"))
             elif free_places <= 0:
                 outcomes.append(Conflict(f"the round is full: it takes {row.max_uploads} uploads"))
             else:

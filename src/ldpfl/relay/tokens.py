@@ -138,11 +138,11 @@ def _insert(connection: Connection, token: str, owner: Owner) -> bool:
     key = owner.signing_key
     if key is not None:
         if owner.role is not Role.CLIENT:
-            raise ConfigError("an aggregator adds to no sum, so its token has no signing key: leave the key out")
+            raise ConfigError("an aggregator adds nothing to sums, so its token has no signing key: leave the key out")
         other_names = select(tokens.c.name).where(tokens.c.signing_key == key.public_bytes_raw(), tokens.c.name != owner.name)
         other = connection.scalar(other_names.limit(1))
         if other is not None:
-            raise ConfigError(f"this signing key is that of {other}: each client has one of its own (ldpfl deploy node-key)")
+            raise ConfigError(f"this signing key is that of {other}: make a separate key for each client (ldpfl deploy node-key)")
     values = {"hash": hashed(token), "name": owner.name, "role": owner.role.value, "older": False}
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = insert(tokens).values(**values, signing_key=None if key is None else key.public_bytes_raw())
@@ -168,7 +168,7 @@ def is_token(text: str) -> bool:
 
 def unknown_token() -> Unauthenticated:
     """Return the refusal of a token that is not valid."""
-    return Unauthenticated("the token is not known to this relay", {"WWW-Authenticate": "Bearer"})
+    return Unauthenticated("the token is not known to this relay: ask its operator for a new one", {"WWW-Authenticate": "Bearer"})
 
 
 def hashed(token: str) -> bytes:

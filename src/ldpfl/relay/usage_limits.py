@@ -99,7 +99,7 @@ class UnderWay:
         if client in self._clients:
             raise TooMany("an upload with this token is under way already; send one at a time", {"Retry-After": "1"})
         if size > self._free_bytes:
-            raise StoreUnavailable("the relay is taking as many uploads as it has room for; try again later", {"Retry-After": "1"})
+            raise StoreUnavailable("the relay has no room for one more upload at present; try again later", {"Retry-After": "1"})
         self._clients.add(client)
         self._free_bytes -= size
         try:

@@ -131,7 +131,7 @@ def _list_in(metadata: Mapping[str, str], name: str) -> list[Any]:
     check_parts(metadata[name])
     value = json.loads(metadata[name])
     if not isinstance(value, list):
-        raise ValueError(f"its {name} are no list, but a {type(value).__name__}")
+        raise ValueError(f"its field {name} is not a list, but a {type(value).__name__}")
     return value
 
 
@@ -152,17 +152,17 @@ def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence
         ValueError: a tensor is missing, unknown, or of another type or shape.
     """
     if not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("its sizes are not numbers of weights, one for each layer")
+        raise ValueError("its field sizes must hold a positive whole number for each layer")
     one_per_layer, one_per_weight = ("F64", [len(sizes)]), ("F32", [sum(sizes)])
     expected = {"center": one_per_layer, "radius": one_per_layer, "weights": one_per_weight, **dict.fromkeys(_OPTIONAL, one_per_weight)}
     missing = expected.keys() - headers.keys() - set(_OPTIONAL)
     if missing:
-        raise ValueError(f"it has no {min(missing)}")
+        raise ValueError(f"it has no tensor {min(missing)!r}")
     for name, (dtype, shape) in headers.items():
         if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:
             continue
         if (dtype, shape) != expected.get(name):
-            expectation = "no such tensor" if name not in expected else "{} of shape {}".format(*expected[name])
+            expectation = "no tensor of this name" if name not in expected else "{} of shape {}".format(*expected[name])
             raise ValueError(f"expected {expectation}, found {name[:_MAX_SHOWN]!r}, {dtype} of shape {shape[:4]}")
 
 

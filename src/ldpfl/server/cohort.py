@@ -58,8 +58,8 @@ def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDAr
     """
     if clients < rounds:
         raise ConfigError(
-            f"{clients} clients cannot take part once each in {rounds} rounds, with somebody in each of them: set training.rounds to "
-            f"{clients} or less"
+            f"training.rounds is {rounds}, but {clients} clients that take part once each fill at most {clients} rounds: "
+            f"set training.rounds to {clients} or less"
         )
     order = stream(seed, Purpose.COHORT).permutation(clients)
     first, last = (clients * number // rounds for number in (round_number - 1, round_number))

@@ -77,7 +77,7 @@ class Extent:
         extent = cls(**json.loads(text))
         numbers = (extent.metrics, extent.measured, extent.events, extent.size)
         if not all(type(number) is int and 0 <= number <= _MAX_BYTES for number in numbers):
-            raise ValueError(f"its log has between 0 and {_MAX_BYTES:,} bytes")
+            raise ValueError(f"the counts and the size of its log must lie between 0 and {_MAX_BYTES:,}")
         return extent
 
 
@@ -127,10 +127,10 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
     text = read_text(path, _MAX_BYTES, extent.size)
     check_parts(text)
     if (later := _rounds_after(path, extent)) > 1:  # a killed process leaves at most one
-        raise ValueError(f"{path.name} beside it has {later:,} more rounds, so it was put back to an earlier one: put back the latest one")
+        raise ValueError(f"{path.name} beside it has {later:,} more rounds, so this checkpoint is an earlier one: put back the latest one")
     lines = text.split("\n")[:-1]
     if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained_digest, lines, "") != extent.digest:
-        raise ValueError(f"{path.name} beside it was changed, or is another run's")
+        raise ValueError(f"{path.name} beside it was changed, or is another run's: put back the file that belongs to it")
     history, events = list[RoundMetrics](), []
     for number, line in enumerate(lines, start=1):
         try:
@@ -187,14 +187,14 @@ def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None
     event_bytes = len(Ledger((event,)).to_json())
     if round_bytes > MAX_LINE_BYTES or len(layers) > MAX_NAMES:
         raise ConfigError(
-            f"the model has {len(layers):,} layers, whose figures take up to {round_bytes:,} bytes a round, and at most {MAX_NAMES:,} "
-            f"layers and {MAX_LINE_BYTES:,} bytes are read again: take a model of fewer layers"
+            f"the model has {len(layers):,} layers, whose figures take up to {round_bytes:,} bytes a round: at most {MAX_NAMES:,} "
+            f"layers and {MAX_LINE_BYTES:,} bytes can be read again, so take a model with fewer layers"
         )
     limit = min(MAX_ROUNDS, MAX_METRICS_BYTES // round_bytes, MAX_ROUNDS_BYTES // event_bytes)
     if rounds > limit:
         raise ConfigError(
-            f"training.rounds is {rounds:,}, and files of a model with {len(layers):,} layers can be read again up to {limit:,} rounds: "
-            "set training.rounds to that or less, or take a model of fewer layers"
+            f"training.rounds is {rounds:,}, but files of a model with {len(layers):,} layers can be read again up to {limit:,} rounds: "
+            f"set training.rounds to {limit:,} or less, or take a model with fewer layers"
         )
 
 

@@ -65,14 +65,14 @@ def test_a_relay_that_invents_or_repeats_uploads_gets_no_sum() -> None:
         ([sent[0]], "over 1 node, and at least 2 are needed"),
         ([sent[0], sent[1][:72] + sent[2][72:]], f"not signed for this round by the node that is named: {NAMES[1]}"),
         ([sent[0], sent[2][:8] + sent[1][8:]], f"not signed for this round by the node that is named: {NAMES[2]}"),
-        ([sent[0], sent[1][:-1]], "an envelope has 152 bytes, not 151"),
+        ([sent[0], sent[1][:-1]], "an envelope has 151 bytes, expected 152"),
     ):
         with pytest.raises(ProtocolError, match=why):
             opened(some)
 
 
 def test_another_aggregator_opens_nothing() -> None:
-    with pytest.raises(ProtocolError, match="no node's can be: is LDPFL_AGGREGATOR_KEY the key that the round was begun with"):
+    with pytest.raises(ProtocolError, match="no envelope can be opened: is LDPFL_AGGREGATOR_KEY the key that the round was begun with"):
         open_seeds(envelopes(), X25519PrivateKey.generate(), KNOWN, BINDING, 2)
 
 
@@ -88,7 +88,7 @@ def test_all_whose_envelopes_do_not_open_are_named_and_nobody_else() -> None:
     with pytest.raises(ProtocolError) as caught:
         opened([sent[0], unopenable(NODES[1]), sent[2], unopenable(NODES[3]), unopenable(stranger)])
     text = str(caught.value)
-    assert f"not sealed to this key for this round: {NAMES[1]}, {NAMES[3]} (these nodes signed it: revoke their tokens" in text
+    assert f"not sealed to this key for this round: {NAMES[1]}, {NAMES[3]} (these nodes signed them: revoke their tokens" in text
     assert f"not known: {signer_of(stranger.public_key()).hex()} (add" in text
     assert not any(name in text for name in (NAMES[0], NAMES[2]))
 

@@ -111,9 +111,9 @@ def test_memory_is_that_of_one_vector() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="a share has 40 bytes here, not 39"):
+    with pytest.raises(ProtocolError, match="a share has 39 bytes, expected 40"):
         fold(zeros(10, 32), bytes(39))
-    with pytest.raises(ProtocolError, match="a seed has 32 bytes, not 31"):
+    with pytest.raises(ProtocolError, match="a seed has 31 bytes, expected 32"):
         shard(np.zeros(3, dtype=np.int64), bytes(31), 32)
     with pytest.raises(ConfigError, match="32 or 64 bits, not 16"):
         shard(np.zeros(3, dtype=np.int64), bytes(32), 16)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def test_a_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
         ("", "lists no node"),
         (f"{TEXTS[0]}\nnorth {TEXTS[1]}\n", "line 2 .* does not begin with a node's public key"),
         (f"{TEXTS[0][:-2]}\n", "line 1 .* does not begin"),
-        (f"{TEXTS[0]} a\n{TEXTS[0]} b\n", "line 2 .* holds a key that stands above"),
+        (f"{TEXTS[0]} a\n{TEXTS[0]} b\n", "line 2 .* repeats the key of an earlier line"),
         ("\N{GREEK SMALL LETTER ALPHA}\n", "line 1 .* does not begin"),
     ],
 )

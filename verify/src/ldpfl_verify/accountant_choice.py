@@ -78,13 +78,13 @@ def second_bound(line: StatedGuarantee, charged: Sequence[ChargedRounds]) -> Bou
     """
     units = {one.release.unit for one in charged}
     if any(one.release.kind == "unprotected" for one in charged):
-        return inf, "something left the clients without protection"
+        return inf, "a report left its client without protection, so no epsilon holds"
     if line.protects == "client" and units & _PARTS_OF_A_CLIENT:
         return inf, f"noise that protects one {'record' if 'record' in units else 'person'} bounds nothing for the client"
     if line.protects == "person" and "record" in units:
         return inf, "noise that protects one record bounds nothing for a person with several records"
     if line.adjacency != _ADJACENCY[line.protects]:
-        return inf, f"the adjacency does not fit: a {line.protects} is protected"
+        return inf, f"the stated adjacency does not fit: what is protected is a {line.protects}"
     if line.protects == "record":
         charged = [_for_one_record(one) for one in charged]
     stated = epsilon_of(line)
@@ -133,7 +133,7 @@ def _unshuffled(charged: Sequence[ChargedRounds], delta: float, stated: float) -
         (epsilon0,) = epsilons
         return _equal_reports(epsilon0, number, delta, stated)
     if len(epsilons) > MAX_KINDS_OF_REPORTS:
-        return None, f"{len(epsilons):,} different epsilons, at most {MAX_KINDS_OF_REPORTS} are composed here"
+        return None, f"{len(epsilons):,} different epsilons; this package composes at most {MAX_KINDS_OF_REPORTS}"
     kinds: list[tuple[ReleaseBound, int]] = [(PureReport(epsilon), count) for epsilon, count in pure]
     kinds += [(GaussianReport(mu), 1)] if noise else []
     return composed_epsilon(kinds, delta, stated), "convolution and Renyi divergences"
@@ -163,18 +163,18 @@ def _shuffled(charged: Sequence[ChargedRounds], delta: float, stated: float) -> 
     """Return the bound against an observer who sees what a shuffler or a sum lets through."""
     gaussian_sums = [one for one in charged if one.channel == "secure-sum" and one.release.kind == "gaussian"]
     if not all(_sums_integers(one) for one in gaussian_sums):
-        return None, "floats that are rounded one by one do not add up as their noise does"
+        return None, "floats that each client rounds do not add up exactly as their noise does"
     if len(gaussian_sums) == len(charged) and all(one.release.rate == 1 for one in charged):
         mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))
         paid = delta * (1 - GAUSSIAN_SUM_MARGIN)
         return _stated_or_least(stated, lambda epsilon: gaussian_delta(mu, epsilon), paid), "closed form of Gaussian noise, 150 digits"
     if len(charged) > MAX_KINDS_OF_SHUFFLED_ROUNDS:
-        return None, f"{len(charged):,} kinds of shuffled rounds, at most {MAX_KINDS_OF_SHUFFLED_ROUNDS} are composed here"
+        return None, f"{len(charged):,} kinds of shuffled rounds; this package composes at most {MAX_KINDS_OF_SHUFFLED_ROUNDS}"
     if any(_message_epsilon(one) > MAX_MESSAGE_EPSILON for one in charged if one.release.kind != "gaussian"):
         return None, f"the epsilon of a message is above {MAX_MESSAGE_EPSILON:g}: shuffling adds no protection"
     largest = max(one.cohort for one in charged)
     if largest > MAX_COHORT:
-        return None, f"a cohort of {largest:,} clients, at most {MAX_COHORT:,} are computed here"
+        return None, f"a cohort of {largest:,} clients; this package computes at most {MAX_COHORT:,}"
     if all(one.channel == "ideal-shuffler" and _is_clipped_vector(one) for one in charged):
         return _vectors(charged, delta, stated)
     if all(map(_is_single_counted_bit, charged)):
@@ -244,7 +244,7 @@ def _linked_bits(charged: Sequence[ChargedRounds], delta: float, stated: float) 
     for one in charged:
         linked = _linked_units(one)
         if linked > MAX_LINKED_BITS:
-            return None, f"{linked:,} bits stay together, at most {MAX_LINKED_BITS:,} are computed here"
+            return None, f"{linked:,} bits stay together; this package computes at most {MAX_LINKED_BITS:,}"
         kinds.append((LinkedBits(_parameter(one), linked, one.cohort), ceil(one.release.units / linked) * one.rounds))
     bound, how = composed_epsilon(kinds, delta, stated), "blanket of linked bits, by convolution"
     many = sum(times for _, times in kinds) > MAX_LINKED_MESSAGES or max(one.cohort for one in charged) > MAX_LINKED_COHORT

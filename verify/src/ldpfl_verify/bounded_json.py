@@ -38,7 +38,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if found.st_size > most:
             raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {most:,}", str(path))
         return file.read(found.st_size)

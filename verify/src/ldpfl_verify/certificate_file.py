@@ -85,7 +85,7 @@ class ClientRelease:
     def __post_init__(self) -> None:
         check_fields(self, _RELEASE)
         if (self.parameter is None) != (self.kind == "unprotected"):
-            raise ValueError(f"a release of kind {self.kind!r} {'has no' if self.kind == 'unprotected' else 'has a'} parameter")
+            raise ValueError(f"a release of kind {self.kind!r} {'has no' if self.kind == 'unprotected' else 'needs a'} parameter")
 
     @property
     def left_out(self) -> set[str]:

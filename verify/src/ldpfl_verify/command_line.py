@@ -79,13 +79,13 @@ def main() -> NoReturn:
     """Run the command line. A file that is refused is one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(
         prog="ldpfl-verify",
-        description="Check privacy certificates of ldpfl by accountants that share no line with those that made them.",
+        description="Check privacy certificates of ldpfl with accountants that share no code with ldpfl.",
         epilog="Exit code 0: all guarantees are confirmed. 2: a file is refused. 3: a guarantee is not confirmed. "
         "4: a guarantee could not be checked, or rests on the claim of a mechanism's author.",
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a certificate")
-    parser.add_argument("--ledger", type=Path, help="the ledger, or the run's folder, that every certificate must be about")
-    parser.add_argument("--signed-by", metavar="KEY", help="the public key (64 hexadecimal digits) that must have signed them")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a certificate, or a folder with certificate.json")
+    parser.add_argument("--ledger", type=Path, help="the run's ledger, or its folder: every certificate must be about it")
+    parser.add_argument("--signed-by", metavar="KEY", help="public key (64 hexadecimal digits): every certificate must be signed with it")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON: an object, or a list if there are several files")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('ldpfl-verify')}")
     given = parser.parse_args()

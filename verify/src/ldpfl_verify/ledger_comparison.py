@@ -30,7 +30,7 @@ def check_charged(statement: Statement, path: Path) -> None:
     _check_authors(charged, ledger.events, path)
     why = _missing(charged, ledger.events)
     if why:
-        raise CertificateError(f"the certificate charges less than {path} holds: {why}")
+        raise CertificateError(f"the certificate does not charge all that {path} holds: {why}")
 
 
 def _check_authors(charged: Sequence[ChargedRounds], events: Sequence[Event], path: Path) -> None:
@@ -42,8 +42,8 @@ def _check_authors(charged: Sequence[ChargedRounds], events: Sequence[Event], pa
     for one in charged:
         if one.release in doubted:
             raise CertificateError(
-                f"the certificate says that mechanism {quoted(one.release.mechanism)} is the ldpfl project's code, and what {path} says of "
-                "its reports cannot be: ask who signed the certificate"
+                f"the certificate says that mechanism {quoted(one.release.mechanism)} is the ldpfl project's code, but {path} says of its "
+                "reports what that code cannot send: ask who signed the certificate"
             )
 
 
@@ -78,15 +78,15 @@ def _missing_by_round(charged: Sequence[ChargedRounds], rounds: Sequence[Charged
         paid[replace(one, rounds=1)] += one.rounds
     invented = [one for one in paid if one not in held]
     if invented:
-        return f"it has no such round with mechanism {invented[0].release.mechanism} and a cohort of {invented[0].cohort:,}"
+        return f"it has no round like the charged one with mechanism {invented[0].release.mechanism} and a cohort of {invented[0].cohort:,}"
     left_out = [one for one in held if paid[one] < held[one]]
     if left_out and len(held) * len(paid) > MAX_COMPARED_PAIRS:
         return f"it has more than {MAX_COMPARED_PAIRS:,} pairs of different rounds, too many to compare here"
     if left_out and paid.total() < most:
-        return f"some client joined {most:,} rounds, and {paid.total():,} are charged"
+        return f"some client joined {most:,} rounds, but only {paid.total():,} are charged"
     for one in left_out:
         if any(paid[other] and _may_cost_more(one, other) for other in paid):
-            return f"a round with a cohort of {one.cohort:,} is left out, and a round that may cost less is charged"
+            return f"a round with a cohort of {one.cohort:,} is not charged, and a round that may cost less is charged instead"
     return ""
 
 
@@ -119,19 +119,21 @@ def _missing_in_random_check_in(charged: Sequence[ChargedRounds], rounds: Sequen
         needed = most
     paid = sum(one.rounds for one in charged)
     if paid < needed:
-        return f"there were {needed:,} rounds, and {paid:,} are charged"
+        return f"there were {needed:,} rounds, but only {paid:,} are charged"
     kinds = {replace(one, cohort=1) for one in rounds}
     if {replace(one, cohort=1, rounds=1) for one in charged} != kinds or len(kinds) > 1:
-        return "its rounds are of another kind"
+        return "its rounds are of another kind than the charged ones"
     smallest, largest_charged = min(one.cohort for one in rounds), max(one.cohort for one in charged)
-    return f"a cohort of {largest_charged:,} is charged, and its smallest has {smallest:,}" if largest_charged > smallest else ""
+    return f"a cohort of {largest_charged:,} is charged, but its smallest cohort has {smallest:,}" if largest_charged > smallest else ""
 
 
 def _missing_in_one_round_each(charged: ChargedRounds, rounds: Sequence[ChargedRounds]) -> str:
     """Compare rounds of which every client joined one, in a secret random order: its report then hides among those of all rounds."""
     if {replace(one, cohort=1) for one in rounds} != {replace(charged, cohort=1)}:
-        return "its rounds are of another kind"
+        return "its rounds are of another kind than the charged ones"
     one_message_in_all = charged.release.units == 1 and charged.channel == "ideal-shuffler"
     whole_run = min(sum(one.cohort for one in rounds), charged.population)
     largest = whole_run if one_message_in_all else min(one.cohort for one in rounds)
-    return f"an anonymity set of {charged.cohort:,} is charged, and it allows {largest:,}" if charged.cohort > largest else ""
+    return (
+        f"an anonymity set of {charged.cohort:,} is charged, but its rounds allow at most {largest:,}" if charged.cohort > largest else ""
+    )

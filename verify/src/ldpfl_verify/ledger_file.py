@@ -129,7 +129,7 @@ def read_ledger(path: Path) -> Ledger:
     except OSError as error:
         raise CertificateError(f"ledger {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise CertificateError(f"{file} is no ledger of a run: {error}") from None
+        raise CertificateError(f"{file} is not a ledger of a run: {error}") from None
 
 
 def _events(tree: Any) -> tuple[Event, ...]:
@@ -180,14 +180,16 @@ def _release(tree: Any) -> ClientRelease:
     kind = tree.get("kind") if isinstance(tree, dict) else None
     if not isinstance(kind, str) or kind not in _PARAMETERS:
         raise ValueError(f"got a release of kind {quoted(kind)}, expected {', '.join(_PARAMETERS)}")
-    if not tree.keys() <= _FIELDS[kind] | _FIELDS_OF_ALL:
-        raise ValueError(f"a release of kind {kind!r} has the fields {', '.join(sorted(tree))[:200]}")
+    known = _FIELDS[kind] | _FIELDS_OF_ALL
+    wrong_fields = f"a release of kind {kind!r} has the fields {', '.join(sorted(tree))[:200]}; expected {', '.join(sorted(known))}"
+    if not tree.keys() <= known:
+        raise ValueError(wrong_fields)
     parameter = _PARAMETERS[kind]
     fields = {name: value for name, value in tree.items() if name not in _NOT_CHARGED and name != parameter}
     try:
         made = ClientRelease(**{**fields, "parameter": None if parameter is None else tree[parameter]})
     except (TypeError, KeyError):
-        raise ValueError(f"a release of kind {kind!r} has the fields {', '.join(sorted(tree))[:200]}") from None
+        raise ValueError(wrong_fields) from None
     why = _impossible_release(made)
     if why:
         raise ValueError(why)
@@ -201,33 +203,35 @@ def _impossible_release(release: ClientRelease) -> str:
     if release.unit == "client" or (part and release.kind in ("binary", "pure")):
         return f"a release of kind {release.kind!r} does not protect a {release.unit} as one unit"
     if release.blanket is not None and release.parameter is not None and release.blanket < exp(-min(release.parameter, 700.0)):
-        return f"no report at epsilon {release.parameter:g} has a blanket of {release.blanket:g}: it is at least e^-epsilon"
+        return f"the blanket is {release.blanket:g}, expected at least e^-epsilon at epsilon {release.parameter:g}"
     if part and release.alike:
-        return "sums over records do not lie in one ball"
+        return f"alike must be false for the unit {release.unit!r}: sums over records have no common bound"
     if release.rate < 1 and not part:
-        return f"a rate of {release.rate:g} needs records or persons that take part at random"
+        return f"the rate of a release with unit {release.unit!r} must be 1, got {release.rate:g}"
     return ""
 
 
 def _impossible(event: Event, before: Event | None, reports: int) -> str:
     """Return why no run has ``event`` after the event ``before``, with ``reports`` reports in all by then; or an empty text."""
     last, joined = (before.round, before.joined) if before else (0, 0)
-    if max(event.population, event.release.units, event.linked, event.round) > MAX_COUNT or event.population > MAX_CLIENTS:
+    if event.population > MAX_CLIENTS:
         return f"{event.population:,} clients, expected at most {MAX_CLIENTS:,}"
+    if max(event.release.units, event.linked, event.round) > MAX_COUNT:
+        return f"units, linked and round must be at most {MAX_COUNT:,}"
     if event.cohort > event.population or event.colluding >= event.population:
-        return f"a cohort of {event.cohort:,} with {event.colluding:,} colluding clients, of a population of {event.population:,}"
+        return f"a cohort of {event.cohort:,} with {event.colluding:,} colluding clients, in a population of {event.population:,}"
     if event.sampling == "everyone" and event.cohort != event.population:
-        return f"all clients took part, and only {event.cohort:,} of {event.population:,} clients did"
+        return f"sampling is 'everyone', but only {event.cohort:,} of {event.population:,} clients took part"
     if event.sampling == "secret" and _probability(event) < MIN_PROBABILITY:
         return f"{event.population:,} clients that join with probability {event.rate:g} each do not make a cohort of {event.cohort:,}"
     if before and event.population < before.population:
         return f"the population shrank from {before.population:,} to {event.population:,}; clients that left still count"
     if event.round <= last or (event.round != last + 1 and event.sampling != "secret"):
-        return f"round {event.round} comes after round {last}"
+        return f"round {event.round} comes after round {last}: a round is missing or repeated"
     if not joined <= event.joined <= joined + event.round - last or (event.cohort and not event.joined):
         return f"a client cannot have joined {joined} rounds before this round and {event.joined} with it"
     if event.sampling == "once" and event.joined > 1:
-        return f"every client takes part once, and one joined {event.joined} rounds"
+        return f"sampling is 'once', but a client joined {event.joined} rounds"
     if reports > event.population * event.joined:
         return f"{reports:,} reports of {event.population:,} clients: some client joined more than {event.joined} rounds"
     return ""

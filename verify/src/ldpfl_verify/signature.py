@@ -21,7 +21,7 @@ def read_certificate(path: Path) -> Certificate:
     except OSError as error:
         raise CertificateError(f"certificate {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise CertificateError(f"{path} is no certificate: {error}") from None
+        raise CertificateError(f"{path} is not a certificate: {error}") from None
     check_signature(certificate, str(path))
     return certificate
 

@@ -71,7 +71,9 @@ def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelea
     """
     counted = release.parameter or 0.0
     if isinstance(realised, bool) or not isinstance(realised, int | float) or not 0 < realised <= counted:
-        raise ValueError(f"bits at epsilon {counted:g} have a realised epsilon of {quoted(realised)}: expected one above 0, and no larger")
+        raise ValueError(
+            f"bits at epsilon {counted:g} have a realised epsilon of {quoted(realised)}: expected above 0 and at most {counted:g}"
+        )
     return release if release.author != OURS or realised >= _least_realised(counted) else replace(release, author=DOUBTED)
 
 

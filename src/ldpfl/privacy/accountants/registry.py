@@ -57,7 +57,7 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
     for kind in LOCAL:
         if kind.supports(kinds):
             return kind(counts)
-    raise PrivacyError(f"no accountant composes {' and '.join(sorted(kind.__name__ for kind in kinds))}: nothing is known to hold of them")
+    raise PrivacyError(f"no accountant composes {' and '.join(sorted(kind.__name__ for kind in kinds))}, so no guarantee can be computed")
 
 
 def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:

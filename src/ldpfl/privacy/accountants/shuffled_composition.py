@@ -83,9 +83,9 @@ class ShuffledRounds:
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.reports < 0 or self.rounds < 0:
-            raise ConfigError(f"a round needs clients and no negative counts, got {self}")
+            raise ConfigError(f"a round needs clients >= 1, reports >= 0 and rounds >= 0, got {self}")
         if not 0 <= self.epsilon0 < inf:
-            raise ConfigError(f"the budget of a bit must be finite and not negative, got {self.epsilon0}")
+            raise ConfigError(f"epsilon0, the epsilon of a bit, must be finite and not negative, got {self.epsilon0}")
 
     @property
     def releases(self) -> int:

@@ -28,7 +28,7 @@ Numbers = NDArray[np.int64]
 UNKNOWN_ID = "a record id that this round's plan does not have"
 PADDING = "padding that is not zero"
 IMPOSSIBLE = "content that no client can send"
-TOO_MANY = "a record id that came more often than there are uploads: at least one is false, so its weights keep their values"
+TOO_MANY = "a record id that came more often than there are uploads: at least one is false, so the record's weights keep their values"
 
 
 @dataclass(frozen=True, eq=False)

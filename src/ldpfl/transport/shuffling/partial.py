@@ -72,7 +72,9 @@ class PartialPool:
         units = mechanism.units(ranges)
         coordinates = units.about(ranges)
         if self.reported.shape != (coordinates.dimension,):
-            raise PrivacyError(f"the reports cover {self.reported.numel()} weights, the ranges cover {coordinates.dimension}")
+            raise PrivacyError(
+                f"the reports cover {self.reported.numel()} weights, the ranges cover {coordinates.dimension}: both must be of one model"
+            )
         if not bool(self.reported.any()):
             raise PrivacyError("there is no report to aggregate")
         mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)

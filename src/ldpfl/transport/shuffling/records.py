@@ -110,10 +110,10 @@ class RecordPlan:
         if not (release.protected or self.unprotected):
             raise PrivacyError(
                 f"mechanism {self.mechanism.name!r} guarantees nothing ({release.why_unprotected}), and a relay hides senders, not values: "
-                "choose another mechanism, or ask for unprotected reports explicitly"
+                "choose another mechanism, or set unprotected=True for the plan"
             )
         if self.records >> (8 * _ID_BYTES):
-            raise ConfigError(f"{self.records} records are more than {_ID_BYTES} bytes can tell apart: raise linked")
+            raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: raise linked")
 
     @cached_property
     def _cutting(self) -> FixedRecords | SampledRecords:

@@ -45,7 +45,8 @@ class SumBinding:
 
     def __post_init__(self) -> None:
         if not (1 <= self.round < 1 << 64 and 1 <= self.dimension < 1 << 64 and len(self.agreement) == 32):
-            raise ConfigError("a sum is bound to a round from 1 on, at least one number, and an agreement of 32 bytes")
+            got = f"got round {self.round}, dimension {self.dimension} and {len(self.agreement)} bytes"
+            raise ConfigError(f"a sum needs a round and a dimension of 1 or more, and an agreement of 32 bytes, {got}")
 
     def info(self, purpose: bytes) -> bytes:
         """Return the binding as bytes for one ``purpose``. The run comes last, so that different bindings have different bytes."""
@@ -141,17 +142,19 @@ class _Faults:
         reasons = []
         if self.unknown:
             advice = "add their lines to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints them on the nodes"
-            reasons.append(f"not known: {_node_names(self.unknown)} ({advice})")
+            reasons.append(f"nodes that are not known: {_node_names(self.unknown)} ({advice})")
         if self.unsigned:
-            blame = "an honest relay refuses this: it has altered the envelope, or checks by another key than LDPFL_NODE_KEYS lists"
-            reasons.append(f"not signed for this round by the node that is named: {_node_names(self.unsigned)} ({blame})")
+            blame = (
+                "an honest relay refuses this: the relay has altered the envelope, or checks it by another key than LDPFL_NODE_KEYS lists"
+            )
+            reasons.append(f"envelopes not signed for this round by the node that is named: {_node_names(self.unsigned)} ({blame})")
         if self.repeated:
-            reasons.append(f"in the sum more than once: {_node_names(self.repeated)} (an honest relay counts each node once)")
+            reasons.append(f"nodes in the sum more than once: {_node_names(self.repeated)} (an honest relay counts each node once)")
         if self.unopened:
-            revoke = "these nodes signed it: revoke their tokens, whose names ldpfl relay token list shows"
-            wrong_key = "no node's can be: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
+            revoke = "these nodes signed them: revoke their tokens, whose names ldpfl relay token list shows"
+            wrong_key = "no envelope can be opened: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
             advice = wrong_key if len(self.unopened) == signed > 1 else revoke
-            reasons.append(f"not sealed to this key for this round: {_node_names(self.unopened)} ({advice})")
+            reasons.append(f"envelopes not sealed to this key for this round: {_node_names(self.unopened)} ({advice})")
         return "; ".join(reasons)
 
 
@@ -173,6 +176,6 @@ def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding:
 def _split_envelope(envelope: bytes) -> tuple[bytes, bytes, bytes]:
     """Return an envelope's signer, signature and sealed seed."""
     if len(envelope) != ENVELOPE_BYTES:
-        raise ProtocolError(f"the sum is not opened: an envelope has {ENVELOPE_BYTES} bytes, not {len(envelope)}")
+        raise ProtocolError(f"the sum is not opened: an envelope has {len(envelope)} bytes, expected {ENVELOPE_BYTES}")
     signature_at, sealed_at = _SIGNER_BYTES, _SIGNER_BYTES + _SIGNATURE_BYTES
     return envelope[:signature_at], envelope[signature_at:sealed_at], envelope[sealed_at:]

@@ -47,7 +47,7 @@ def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
         ProtocolError: the share has another length than ``total``.
     """
     if len(share) != total.nbytes:
-        raise ProtocolError(f"a share has {total.nbytes} bytes here, not {len(share)}")
+        raise ProtocolError(f"a share has {len(share)} bytes, expected {total.nbytes}")
     total += np.frombuffer(share, dtype=total.dtype)
 
 
@@ -73,7 +73,7 @@ def zeros(dimension: int, bits: Bits) -> NDArray[np.unsignedinteger]:
 def _mask_pieces(seed: bytes, dimension: int, bits: Bits) -> Iterable[tuple[int, NDArray[np.unsignedinteger]]]:
     """Yield the mask (d,) of a seed in pieces, each with the index of its first number. The next piece overwrites the one before."""
     if len(seed) != SEED_BYTES:
-        raise ProtocolError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
+        raise ProtocolError(f"a seed has {len(seed)} bytes, expected {SEED_BYTES}")
     stream, buffer = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), np.empty(_PIECE_BYTES, dtype=np.uint8)
     numbers_per_piece = _PIECE_BYTES * 8 // bits
     for start in range(0, dimension, numbers_per_piece):

@@ -81,7 +81,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
         if key is None:
             raise ConfigError(f"line {number} of {path} does not begin with a node's public key, as ldpfl deploy node-key prints it")
         if signer_of(key) in nodes:
-            raise ConfigError(f"line {number} of {path} holds a key that stands above it already: each node has its own")
+            raise ConfigError(f"line {number} of {path} repeats the key of an earlier line: each node needs a separate key")
         nodes[signer_of(key)] = key
     if not nodes:
         raise ConfigError(f"{path} lists no node: put a line there for each node that may take part, as ldpfl deploy node-key prints it")
