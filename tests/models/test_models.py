@@ -153,9 +153,9 @@ def test_a_class_of_one_s_own_is_given_the_sizes_that_it_requires(nets: str) -> 
     [
         (
             "Wide",
-            r"requires breadth, which nothing gives: add --set model\.options\.breadth=VALUE, .*: inputs=7, outputs=2, shape=\(7,\)$",
+            r"requires breadth, but got no value: add --set model\.options\.breadth=VALUE, .*: inputs=7, outputs=2, shape=\(7,\)$",
         ),
-        ("Texts", r"it requires vocabulary, which nothing gives"),
+        ("Texts", r"it requires vocabulary, but got no value"),
         ("Nett", r"cannot be built: .*nets\.py has no 'Nett': did you mean 'Net'\?"),
     ],
 )
