@@ -366,8 +366,8 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "model", "said"),
     [
-        ({}, "mlp", "takes one tensor, and these samples are several"),
-        ({}, "embedding-bag", "takes one tensor, and these samples are several"),
+        ({}, "mlp", "takes samples of one tensor, but these have several"),
+        ({}, "embedding-bag", "takes samples of one tensor, but these have several"),
         ({"row": torch.zeros(299, 4)}, Both(), "inputs 'row' have 299 rows, and targets 300"),
         ({"row": torch.full((300, 4), torch.nan)}, Both(), "NaN or infinity"),
         (

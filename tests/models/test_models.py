@@ -171,7 +171,7 @@ def test_lazy_layers_of_a_class_take_their_sizes_from_the_data(nets: str) -> Non
     assert weights_of(module) == 7 * 4 + 4 + 4 * 2 + 2
     again = models.create(f"{nets}:Lazy", (7,), 2, seed=0)
     assert all(torch.equal(first, second) for first, second in zip(module.parameters(), again.parameters(), strict=True))
-    with pytest.raises(ConfigError, match=r"fails on two samples of shape \(7,\) \(ValueError: not such rows\)"):
+    with pytest.raises(ConfigError, match=r"failed on two samples of shape \(7,\) \(ValueError: not such rows\)"):
         models.create(f"{nets}:Failing", (7,), 2, seed=0)
 
 

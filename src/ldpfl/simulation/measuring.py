@@ -242,8 +242,8 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
         )
     if rough:
         dataset = dataset.noted(
-            f"columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: {', '.join(rough)}. Narrower "
-            "data.bounds, a larger privacy.measuring_share or target epsilon, or more rows help"
+            f"columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: {', '.join(rough)}. "
+            "Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows help"
         )
     return scaling.scaled(dataset, knots, target, scaling.hazards(ended, shares[0]) if ended else tuple(shares))
 
