@@ -678,7 +678,7 @@ def test_a_run_of_records_is_audited(noise: float, channel: str, tiny_data: Path
         return
     by_chance = ["--set=mechanism.sample_rate=0.5", "--out", "chance"]
     ldpfl("run", "sound/records-mnist", *settings, *by_chance, "--no-baseline")
-    assert "take part by chance are not audited" in ldpfl("audit", "chance", "--trials", "100", "--data-dir", tiny_data).err
+    assert "a run that samples records cannot be audited" in ldpfl("audit", "chance", "--trials", "100", "--data-dir", tiny_data).err
 
 
 def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:
