@@ -195,7 +195,7 @@ BROKEN_RECORDS = {
     "dropout": (
         "torch.nn.Linear(2, 3)",
         "torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.5))",
-        "dropout draws from a generator that all clients share: set it to 0",
+        "dropout draws random numbers from a generator that all clients share: set it to 0",
     ),
     "no task": ("return RecordTask(", "return list(", "TypeError at training.py"),
     "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that the line opens does not exist"),
@@ -353,7 +353,7 @@ def test_arrays_are_named_only_as_layers_state_them(of_records: NodeSetUp) -> No
             "torch.nn.Linear(2, 3)", f"torch.nn.Sequential(__import__('collections').OrderedDict({{f'v{VALUE}': torch.nn.Linear(2, 3)}}))"
         ),
     )
-    assert "lacks weight=3x2" in said(replace(of_records, layers=(6,), shapes={"weight": (3, 2)}))
+    assert "has no array weight=3x2" in said(replace(of_records, layers=(6,), shapes={"weight": (3, 2)}))
 
 
 def test_a_text_of_ldpfl_s_that_importing_the_app_raises_is_not_said(of_loop: NodeSetUp) -> None:

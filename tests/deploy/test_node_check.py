@@ -308,7 +308,7 @@ def test_certificates_are_checked_by_authority_name_and_end(node: NodeSetUp, tmp
         (one,) = [one for one in found(fine) if one.what == "SuperLink"]
         assert one.standing is Standing.FINE, one.said
         assert "not trusted here" in said(replace(fine, superlink_ca=tmp_path / "other" / "ca.crt"), "SuperLink")
-        assert "holds no certificate" in said(replace(fine, superlink_ca=node.policy), "SuperLink")
+        assert "expected a certificate in PEM format" in said(replace(fine, superlink_ca=node.policy), "SuperLink")
     with serving(tmp_path / "soon" / "127.0.0.1") as port:
         late = replace(node, superlink=f"127.0.0.1:{port}", superlink_ca=tmp_path / "soon" / "ca.crt")
         assert "look: its certificate ends on" in said(late, "SuperLink")
@@ -452,5 +452,5 @@ def test_a_stated_mean_far_from_the_node_s_own_number_is_said(persons: bool, nod
         (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(mean)), encoding="utf-8")
         told = [one for one in found(node) if one.what == "data" and one.standing is not Standing.FINE]
         assert [one.standing for one in told] == ([standing] if standing else []), mean
-        counts = f"100 {'persons' if persons else 'records'}, and the app's mechanism.records says {mean} a client on average"
+        counts = f"100 {'persons' if persons else 'records'}, but the app's mechanism.records states {mean} for a client on average"
         assert all(counts in one.said for one in told)

@@ -161,7 +161,7 @@ MISTAKES: dict[str, Any] = {
         "has only an adapter: give .* its base",
     ),
     "a model that is code": (of_code, {}, "model 'hf:.*' cannot be loaded"),
-    "no such layer": (unchanged, {"adapter_modules": ["querry"]}, "names 'querry', .* did you mean 'query'"),
+    "no such layer": (unchanged, {"adapter_modules": ["querry"]}, "no layer 'querry': did you mean 'query'"),
     "no such column": (unchanged, {"text": "txt"}, "txt"),
 }
 
@@ -182,7 +182,7 @@ def test_a_missing_folder_is_named() -> None:
 
 
 def test_an_adapter_is_for_pretrained_models_alone() -> None:
-    with pytest.raises(ConfigError, match=r"model\.adapter is 'lora', and the model is a TwoLayerCNN"):
+    with pytest.raises(ConfigError, match=r"needs a model of the transformers library, got a TwoLayerCNN"):
         ldpfl.run("quickstart", adapter="lora", progress=False)
 
 
