@@ -242,7 +242,7 @@ def test_a_signature_is_its_signer_s(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="signed by nobody"):
         verify(certify(file), signed_by=made.signature.public_key)
     key.chmod(0o644)
-    with pytest.raises(ConfigError, match="can be read by others"):
+    with pytest.raises(ConfigError, match="can be read by other users"):
         certify(file, key=key)
 
 

@@ -260,7 +260,7 @@ def test_other_data_than_the_run_s_are_refused(finished: RunFolder, tiny_data: P
         return replace(load(config.data.name, data_dir), fingerprint="something else")
 
     monkeypatch.setattr(canary, "load_dataset", other_data)
-    with pytest.raises(ConfigError, match="cannot be audited"):
+    with pytest.raises(ConfigError, match="the data loaded now are"):
         audit(finished, tiny_data)
 
 

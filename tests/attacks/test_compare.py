@@ -123,7 +123,7 @@ MIXED: list[tuple[str, Callable[[RunAttack], RunAttack]]] = [
 def test_attacks_that_were_not_made_alike_are_refused(what: str, change: Callable[[RunAttack], RunAttack]) -> None:
     first, second = attacked("a", config_of("seed=1"), 100.0), attacked("b", config_of("seed=2"), 100.0)
     compared([first, second])
-    with pytest.raises(ConfigError, match=f"need one {what}, got 2"):
+    with pytest.raises(ConfigError, match=f"must have the same {what}, got 2"):
         compared([first, replace(second, attack=change(second.attack))])
 
 
@@ -136,7 +136,7 @@ def test_the_label_may_be_the_runs_own_or_the_same_one_given() -> None:
 def test_a_run_does_not_count_twice() -> None:
     first = attacked("a", config_of(), 100.0)
     for other in (first, attacked("copy", config_of("name=copy"), 100.0)):
-        with pytest.raises(ConfigError, match="same run, seed included"):
+        with pytest.raises(ConfigError, match="same run with the same seed"):
             compared([first, other])
     with pytest.raises(ConfigError, match="got 0"):
         compared([])

@@ -36,7 +36,7 @@ def test_a_blanket_that_is_too_large_is_named_with_what_it_is_at_most() -> None:
     assert check.figure == 0.999
     # e^-1/2 is true of Laplace noise at epsilon 1, and some 5,000 trials for each input tell it from 0.999 at the least.
     assert 0.6065 <= check.bound < 0.9
-    assert "a share of 0.999 of each report is claimed" in check.sentence
+    assert "claimed: a share of 0.999 of each report" in check.sentence
 
 
 @pytest.mark.parametrize("name", [name for name in mechanisms.names(alone=True) if mechanisms.is_built_in(name)])

@@ -181,7 +181,7 @@ def test_a_table_of_two_extractors_is_refused(run: Path, tiny_data: Path, tmp_pa
     result, _ = Attacker(tiny_data, torch.device("cpu"), Quiet()).run(RunFolder(run), AttackPlan(gan=GanConfig(steps=1)), tmp_path / "out")
     attack_table(result)
     foreign = AttackRow("floor", (Distance(1.0, "another", 64, 5, 5),), (1.0,))
-    with pytest.raises(ConfigError, match="one extractor, got 2"):
+    with pytest.raises(ConfigError, match="the same extractor, got 2"):
         attack_table(replace(result, rows=(*result.rows, foreign)))
 
 

@@ -366,8 +366,8 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "model", "said"),
     [
-        ({}, "mlp", "takes one tensor, and these samples are several"),
-        ({}, "embedding-bag", "takes one tensor, and these samples are several"),
+        ({}, "mlp", "takes samples of one tensor, but these have several"),
+        ({}, "embedding-bag", "takes samples of one tensor, but these have several"),
         ({"row": torch.zeros(299, 4)}, Both(), "inputs 'row' have 299 rows, and targets 300"),
         ({"row": torch.full((300, 4), torch.nan)}, Both(), "NaN or infinity"),
         (
@@ -634,10 +634,10 @@ def test_columns_that_noise_hides_are_left_out_and_said(tmp_path: Path) -> None:
     settings = {"clients.count": 5, "training.rounds": 3}
     frame = patients(60).drop(columns="days")
     result = api.run(data=frame, target="outcome", target_epsilon=0.3, settings=settings, baseline=False, progress=False)
-    assert any("and so left out: age, marker" in note for note in result.to_dict()["caveats"])
+    assert any("were not seen above the noise of measuring: age, marker" in note for note in result.to_dict()["caveats"])
     alone = api.run(data=frame, target="outcome", columns=["age", "marker"], target_epsilon=0.3, settings=settings, baseline=False)
     notes = alone.to_dict()["caveats"]
-    assert any("and so left out: age, marker" in note for note in notes)
+    assert any("were not seen above the noise of measuring: age, marker" in note for note in notes)
     assert not any("output is the same for all" in note for note in notes)
 
 
@@ -678,7 +678,7 @@ def test_a_run_of_records_is_audited(noise: float, channel: str, tiny_data: Path
         return
     by_chance = ["--set=mechanism.sample_rate=0.5", "--out", "chance"]
     ldpfl("run", "sound/records-mnist", *settings, *by_chance, "--no-baseline")
-    assert "take part by chance are not audited" in ldpfl("audit", "chance", "--trials", "100", "--data-dir", tiny_data).err
+    assert "a run that samples records cannot be audited" in ldpfl("audit", "chance", "--trials", "100", "--data-dir", tiny_data).err
 
 
 def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:

@@ -43,7 +43,7 @@ def test_a_hundred_million_clients_need_many_relays() -> None:
     assert each * cost.upload_bytes <= MAX_ROUND_BYTES
     assert (each + each // 100) * cost.upload_bytes > MAX_ROUND_BYTES  # and no more relays than that
     assert 10**8 * OPEN_S <= cost.server_s <= 3600 * cost.server_cores < cost.server_s + 3600
-    assert any("own relay alone" in value for _, value in cost.lines())
+    assert any("clients of its relay" in value for _, value in cost.lines())
 
 
 def test_memory_grows_with_clients_only_where_reports_do_not_add_up() -> None:
@@ -65,7 +65,7 @@ def test_sizes_of_a_sum_are_those_of_what_a_client_uploads_and_an_aggregator_pul
     assert (twice.relay_s, twice.aggregator_s) == (2 * cost.relay_s, 2 * cost.aggregator_s)
     assert twice.client_s == cost.client_s
     assert not any(name == "note" for name, _ in twice.lines())
-    assert any("make 3 rounds of it" in value for _, value in sum_cost(2_000_001, 1000, bits).lines())
+    assert any("split it into 3 rounds" in value for _, value in sum_cost(2_000_001, 1000, bits).lines())
 
 
 def test_the_command_line_knows_sums() -> None:

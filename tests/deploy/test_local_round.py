@@ -195,7 +195,7 @@ BROKEN_RECORDS = {
     "dropout": (
         "torch.nn.Linear(2, 3)",
         "torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.5))",
-        "dropout draws from a generator that all clients share: set it to 0",
+        "dropout draws random numbers from a generator that all clients share: set it to 0",
     ),
     "no task": ("return RecordTask(", "return list(", "TypeError at training.py"),
     "another file": ('os.environ["LDPFL_DATA"]', '"elsewhere.csv"', "a file that the line opens does not exist"),
@@ -236,7 +236,7 @@ def test_a_device_that_is_not_there_is_named(of_records: NodeSetUp, monkeypatch:
 def test_records_that_add_nothing_are_counted_and_the_first_is_explained(cells: str, words: str, of_records: NodeSetUp) -> None:
     spoil(of_records, 4, cells)
     found = said(of_records)
-    assert "1 of 40 records adds nothing to training: 3 (counted from 0). Of the first, " in found
+    assert "1 of 40 records adds nothing to training: index 3 (counted from 0). Reason for the first: " in found
     assert words in found
     assert tried(of_records)[-1].standing is Standing.FINE  # the others train
 
@@ -353,7 +353,7 @@ def test_arrays_are_named_only_as_layers_state_them(of_records: NodeSetUp) -> No
             "torch.nn.Linear(2, 3)", f"torch.nn.Sequential(__import__('collections').OrderedDict({{f'v{VALUE}': torch.nn.Linear(2, 3)}}))"
         ),
     )
-    assert "lacks weight=3x2" in said(replace(of_records, layers=(6,), shapes={"weight": (3, 2)}))
+    assert "has no array weight=3x2" in said(replace(of_records, layers=(6,), shapes={"weight": (3, 2)}))
 
 
 def test_a_text_of_ldpfl_s_that_importing_the_app_raises_is_not_said(of_loop: NodeSetUp) -> None:
@@ -379,7 +379,7 @@ def test_an_own_loop_needs_names_and_shapes(of_loop: NodeSetUp) -> None:
 
 def test_a_model_that_is_not_the_one_that_layers_say_is_named(of_records: NodeSetUp) -> None:
     other = replace(of_records, layers=(6, 4), shapes={"weight": (3, 2), "bias": (4,)})
-    assert "lacks bias=4 of --layers, or has another shape there" in said(other)
+    assert "has no array bias=4, as in --layers, or has it in another shape" in said(other)
 
 
 def test_reports_of_a_sum_are_masked_sealed_and_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,10 @@ def test_nothing_is_tried_where_the_policy_would_decline(of_loop: NodeSetUp) -> 
         policy.read_text(encoding="utf-8").replace('mechanisms = [\n    "duchi",\n]', 'mechanisms = ["harmony"]'), encoding="utf-8"
     )
     change(of_loop, "app = ClientApp()", "raise AssertionError('this code is not run')")
-    assert said(of_loop).splitlines()[-1] == "look try: no round was tried: mend what is wrong above, and check again"
+    assert (
+        said(of_loop).splitlines()[-1]
+        == "look try: no round was tried, because a check above failed: correct what it names, and check again"
+    )
 
 
 def test_a_client_that_no_policy_limits_is_refused(of_loop: NodeSetUp) -> None:

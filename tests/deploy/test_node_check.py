@@ -120,7 +120,7 @@ def test_a_node_in_order_has_nothing_wrong_and_says_which_rows_do_not_fit(node: 
 @pytest.mark.parametrize(
     ("what", "change", "words"),
     [
-        ("policy", {"policy": None}, "no policy is named: set LDPFL_POLICY"),
+        ("policy", {"policy": None}, "no file is set for the policy: set LDPFL_POLICY"),
         ("budget", {"budget": Path("missing.sqlite")}, "make it with ldpfl budget set"),
         ("token", {"token": None}, "set LDPFL_RELAY_TOKEN"),
         ("relay", {"relay": None}, "set LDPFL_RELAY to its URL"),
@@ -157,7 +157,7 @@ def test_a_node_of_sums_learns_whether_its_token_is_for_its_signing_key(node: No
     make_key(key)
     own = signer_of(load_key(key).public_key()).hex()
     sums = replace(node, signing_key=key, app=None)
-    assert f"takes what this node signs for sums, as {own}" in [one.said for one in found(sums, signer=own)]
+    assert f"accepts this node's signatures for sums, by the key {own}" in [one.said for one in found(sums, signer=own)]
     assert "is for no signing key" in said(sums, "relay")
     assert f"is for the signing key {'0' * 16}, but the node signs with {own}: send the line" in said(sums, "relay", signer="0" * 16)
     assert [one.standing for one in found(replace(sums, signing_key=None)) if one.what == "relay"] == [Standing.FINE]
@@ -172,7 +172,7 @@ def test_the_line_about_the_policy_says_against_whom_each_epsilon_is(node: NodeS
     assert line.endswith("against whoever keeps all of them, 4 against whoever sees sums alone")
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "a node needs a client's"), (500, "relay")])
+@pytest.mark.parametrize(("status", "words"), [(401, "does not know this token"), (403, "expected a client's"), (500, "relay")])
 def test_a_relay_that_refuses_says_why(status: int, words: str, node: NodeSetUp) -> None:
     assert words in said(node, "relay", status)
 
@@ -212,7 +212,7 @@ def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: No
     assert "its next round would be declined: " in said(node, "budget")
     assert "above the budget set in" in said(node, "budget")
     set_limit(node.budget, 2.5)
-    assert "above the budget = 2.5: later ones are declined" in said(node, "budget")
+    assert "above the budget = 2.5: later rounds are declined" in said(node, "budget")
     policy = read_policy(node.policy).model_copy(update={"transports": ("direct",)})
     ranges = LayerRanges(center=0.0, radius=0.1, sizes=(3,))
     asked = Request.of(mechanisms.create("duchi", epsilon=0.5), ranges, run="run", round=1, cohort=3, transport="direct")
@@ -235,12 +235,12 @@ def test_an_app_that_is_checked_while_it_runs_is_counted_once(node: NodeSetUp) -
     notes = {}
     for number in range(1, 5):
         lines = [(one.standing, one.said) for one in found(node) if one.what == "budget"]
-        assert not any("later ones are declined" in line for _, line in lines), number
+        assert not any("later rounds are declined" in line for _, line in lines), number
         assert {standing for standing, _ in lines} == {Standing.FINE}
         notes[number] = [line for _, line in lines if "has charged" in line]
         Budget(node.budget, policy).charge(Request("run-a", number, planned[number - 1], 100, "relay", key))
     assert notes[1] == []
-    assert notes[3] == ["run run-a has charged 2 of 4 rounds like the app's: the 2 left of it count below, and no new run"]
+    assert notes[3] == ["run run-a, probably of this app, has charged 2 of 4 rounds: its other 2 count below, not a new run"]
     assert "this node takes part no more" in next(
         one.said for one in found(node) if one.what == "budget"
     )  # a run that is over is not gone on with
@@ -257,13 +257,13 @@ def test_charges_of_another_app_are_no_rounds_of_this_one(node: NodeSetUp) -> No
     for number in range(1, 4):
         asked = Request.of(mechanisms.create("duchi", epsilon=0.25), ranges, run="b", round=number, cohort=100, transport="relay", key=key)
         Budget(node.budget, policy).charge(asked)
-    assert "3 reports and 4 more exceed the policy's rounds = 6" in said(node, "budget")
+    assert "3 reports and the app's 4 exceed the policy's rounds = 6" in said(node, "budget")
 
 
 def test_a_budget_at_another_delta_than_the_policy_s_is_looked_at(node: NodeSetUp) -> None:
     assert node.budget
     set_limit(node.budget, 1000.0, 1e-7)
-    both = "look: is kept at delta 1e-07, and the policy at delta 1e-05"
+    both = "look: has delta 1e-07, but the policy has delta 1e-05"
     assert said(node, "budget").startswith(both)
 
 
@@ -308,7 +308,7 @@ def test_certificates_are_checked_by_authority_name_and_end(node: NodeSetUp, tmp
         (one,) = [one for one in found(fine) if one.what == "SuperLink"]
         assert one.standing is Standing.FINE, one.said
         assert "not trusted here" in said(replace(fine, superlink_ca=tmp_path / "other" / "ca.crt"), "SuperLink")
-        assert "holds no certificate" in said(replace(fine, superlink_ca=node.policy), "SuperLink")
+        assert "expected a certificate in PEM format" in said(replace(fine, superlink_ca=node.policy), "SuperLink")
     with serving(tmp_path / "soon" / "127.0.0.1") as port:
         late = replace(node, superlink=f"127.0.0.1:{port}", superlink_ca=tmp_path / "soon" / "ca.crt")
         assert "look: its certificate ends on" in said(late, "SuperLink")
@@ -326,7 +326,7 @@ def test_the_command_prints_a_line_a_finding_and_ends_with_code_3(
     assert outcome.code == 3
     lines = outcome.out.splitlines()
     assert lines[0].startswith("ok    policy")
-    assert lines[1] == "wrong budget    no budget is named: set LDPFL_BUDGET to its file"
+    assert lines[1] == "wrong budget    no file is set for the budget: set LDPFL_BUDGET to it"
     assert {line.split()[0] for line in lines} <= {"ok", "look", "wrong"}
     node.policy.write_text(POLICY + 'transports = ["direct"]\n', encoding="utf-8")
     assert ldpfl("deploy", "check-node", "--budget", str(node.budget)).code == 0
@@ -390,7 +390,7 @@ def test_data_of_an_own_app_may_be_any_file(node: NodeSetUp, tmp_path: Path) -> 
     assert f"wrong: {arrays} is empty, expected the node's data" in own_data(node, arrays)
     arrays.write_bytes(b"something")
     (line,) = own_data(node, arrays)
-    assert line == f"ok: {arrays} is there; whether the app can read it, --try tells"
+    assert line == f"ok: {arrays} is there. To see whether the app can read it, use --try"
     assert "(did you mean 'rows.npz'?)" in own_data(node, tmp_path / "row.npz")[0]
     headless = tmp_path / "headless.csv"
     headless.write_text("1,1,2\n3,4,5\n", encoding="utf-8")
@@ -414,8 +414,8 @@ def test_a_folder_of_images_is_looked_over_by_class(node: NodeSetUp, tmp_path: P
         "look: 1 of the 5 files",
         f"ok: {images} has 5 images in 2 folders, among them cat",
         f"look: 1 of the images lies in {images} itself",
-        "look: no image lies in 1 folder of",
-        f"wrong: of the folders of {images}, 1 is no class of the app: data.classes has cat, dog, and no folder is called dog.",
+        f"look: {images} has 1 folder without images",
+        f"wrong: {images} has 1 folder whose name is not one of the app's classes: data.classes has cat, dog, and no folder is called dog.",
     ):
         assert any(words in line for line in lines), (words, lines)
     for told in (lines, own_data(node, images)):  # a folder may be called as a patient, and a file too
@@ -431,7 +431,7 @@ def test_a_file_or_folder_that_this_user_cannot_read_is_said(node: NodeSetUp, tm
     arrays = tmp_path / "rows.npz"
     arrays.write_bytes(b"something")
     assert "run the check as the user of the SuperNode" in own_data(node, arrays)[0]
-    assert any("images cannot be read by this user: name it in LDPFL_DATA_DIR" in one.said for one in found(replace(node, data_dir=images)))
+    assert any("images cannot be read by this user: set LDPFL_DATA_DIR" in one.said for one in found(replace(node, data_dir=images)))
 
 
 def test_values_outside_their_bounds_are_counted(node: NodeSetUp) -> None:
@@ -452,5 +452,5 @@ def test_a_stated_mean_far_from_the_node_s_own_number_is_said(persons: bool, nod
         (tmp_path / "app" / "pyproject.toml").write_text(app.replace("RECORDS", str(mean)), encoding="utf-8")
         told = [one for one in found(node) if one.what == "data" and one.standing is not Standing.FINE]
         assert [one.standing for one in told] == ([standing] if standing else []), mean
-        counts = f"100 {'persons' if persons else 'records'}, and the app's mechanism.records says {mean} a client on average"
+        counts = f"100 {'persons' if persons else 'records'}, but the app's mechanism.records states {mean} for a client on average"
         assert all(counts in one.said for one in told)

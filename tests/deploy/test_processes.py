@@ -186,7 +186,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_waiting_ends(tmp_path: Path) -> None:
-    with Processes() as processes, pytest.raises(DeploymentError, match=r"waited 0\.1 s for the relay, which did not come"):
+    with Processes() as processes, pytest.raises(DeploymentError, match=r"waited 0\.1 s in vain for the relay"):
         processes.wait(lambda: False, 0.1, "the relay")
 
 

@@ -245,8 +245,8 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         (("mechanism.name=full-dp", "mechanism.sensitivity=theorem", "training.clip_norm=1"), "guarantee"),
-        (("clients.fraction=0.5",), "asks all of at least 2 clients"),
-        (("clients.count=1",), "asks all of at least 2 clients"),
+        (("clients.fraction=0.5",), "leave clients.fraction at 1, got 0.5"),
+        (("clients.count=1",), "needs at least 2 clients, got 1"),
         (("name=a;b",), "semicolon"),
         (("mechanism.epsilom=1",), "epsilon"),
         (("data.name=fashion_mnist",), "fashion_mnist"),

@@ -72,7 +72,7 @@ def test_an_authority_that_cannot_be_relied_on_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="can be read by other users"):
         issue(tmp_path, ["other.example"], 30)
     (tmp_path / "ca.key").unlink()
-    with pytest.raises(ConfigError, match=r"ca\.crt and no ca\.key"):
+    with pytest.raises(ConfigError, match=r"ca\.crt but not ca\.key"):
         issue(tmp_path, ["other.example"], 30)
 
 

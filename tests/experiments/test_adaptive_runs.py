@@ -112,7 +112,7 @@ def test_a_certificate_of_such_a_run_is_confirmed(unit: list[str], ldpfl: Comman
     assert done.code == 0, done.err
     assert verify(certify(tmp_path / "run"), ledger=tmp_path / "run").holds
     if unit is RECORDS:
-        with pytest.raises(ConfigError, match=r"clipping\.target_quantile is not audited"):
+        with pytest.raises(ConfigError, match=r"clipping\.target_quantile cannot be audited"):
             audit_run(tmp_path / "run", trials=FEWEST_TRIALS, data_dir=tiny_data)
     else:
         assert audit_run(tmp_path / "run", trials=FEWEST_TRIALS, data_dir=tiny_data).clients == 24

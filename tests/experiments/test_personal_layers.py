@@ -129,8 +129,8 @@ def test_the_saved_model_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"model.personal": ["head"]}, "names 'head', but no layer of the model starts with it, only 1.weight, 1.bias, 3.weight, 3.bias"),
-        ({"model.personal": ["1", "3"]}, "nothing is left to train together"),
+        ({"model.personal": ["head"]}, "a name that starts with 'head'; its layers: 1.weight, 1.bias, 3.weight, 3.bias"),
+        ({"model.personal": ["1", "3"]}, "no layer is left to train together"),
         ({"data.evaluate_on": "test"}, "set data.evaluate_on to 'clients'"),
         ({"evaluation.share": 0.0}, "set evaluation.share"),
         ({"training.average": 0.5}, "training.average"),

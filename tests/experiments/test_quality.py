@@ -202,7 +202,7 @@ def test_an_f1_of_0_is_explained_where_no_label_is_likely_enough_to_be_told(tmp_
     how: dict[str, Any] = {"task": "multilabel", "count": 4, "rounds": 2, "seed": 1, "baseline": False, "progress": False}
     found = ldpfl.run(data=frame, target=["a", "b"], folder=tmp_path / "run", **how)
     assert found.scores["macro F1"] == 0
-    assert "macro F1 is 0: it counts a label as told from a probability of 0.5 on" in page([tmp_path / "run"])
+    assert "macro F1 is 0: a label is predicted from a probability of 0.5 on" in page([tmp_path / "run"])
 
 
 def test_a_result_with_all_that_is_read_again(kept: ldpfl.RunResult) -> None:

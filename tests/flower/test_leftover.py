@@ -50,16 +50,17 @@ def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: Wo
     said = "\n".join([*stopped_runs.described(left), *stopped_runs.held(relay, left, folder.path)])
     assert "round 2 was begun with 5 nodes and is not finished" in said
     assert (
-        "the relay holds round 2: open, 3 uploads so far; it releases nothing of fewer than 3; nodes told to train may still upload" in said
+        "round 2 at the relay is open, with 3 uploads so far; it releases the round from 3 uploads on; nodes told to train may still upload"
+        in said
     )
     assert "left-open" in said
     assert stopped_runs.closed(relay, left) == [
         "the relay has deleted what it held of round 2. The reports of round 2 are lost, and stay charged"
     ]
     assert relay.round_status(left.run, 2).state == "gone"
-    assert stopped_runs.closed(relay, left) == ["the relay holds nothing of the run: there was nothing to cancel"]
+    assert stopped_runs.closed(relay, left) == ["the relay has no data of this run: there was nothing to cancel"]
     assert stopped_runs.held(relay, left, folder.path) == [
-        "the relay holds nothing of the run",
+        "the relay has no data of this run",
         "so the reports of round 2 are lost. To go on with the next round: submit the same app again, with the same folder",
     ]
     last = world.run(3, folder=folder)
@@ -67,7 +68,7 @@ def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: Wo
     assert [event.round for event in last.ledger.events] == [1, 2, 3]
     after = stopped_runs.left_open(folder)
     assert (after.finished, after.begun) == (3, None)
-    assert stopped_runs.held(relay, after, folder.path) == ["the relay holds nothing of the run"]
+    assert stopped_runs.held(relay, after, folder.path) == ["the relay has no data of this run"]
 
 
 def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +84,8 @@ def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world:
     left, relay = stopped_runs.left_open(folder), world.collector().relay
     assert left.begun is None
     assert stopped_runs.held(relay, left, folder.path) == [
-        "the relay holds round 1: released, of 5 uploads",
-        "the run folder has the round, so the relay's copy is not needed. To have it deleted: "
+        "the relay has released round 1, made of 5 uploads",
+        "the run folder already has this round, so the relay's copy is not needed. To delete it there: "
         f"ldpfl deploy left-open {folder.path} --cancel",
     ]
     assert stopped_runs.closed(relay, left) == ["the relay has deleted what it held of round 1"]
@@ -101,5 +102,5 @@ def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
     assert "its reports go over no relay: there is nothing to cancel" in ldpfl("deploy", "left-open", folder.path, "--cancel").out
     with folder.locked():
         said = ldpfl.refused("deploy", "left-open", folder.path)
-        assert "a ServerApp is at work in run" in said
-        assert "may still be stopping, which takes it up to 60 s after flwr stop" in said
+        assert "a ServerApp still works in run" in said
+        assert "stopping, which takes up to 60 s after flwr stop" in said

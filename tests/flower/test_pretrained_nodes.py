@@ -57,7 +57,7 @@ def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) ->
     save_base(base, seed=1)
     try:
         prepare.cache_clear()
-        with pytest.raises(ConfigError, match="belongs to another base"):
+        with pytest.raises(ConfigError, match="belong to another base"):
             prepare(server.config.to_toml(), None, "cpu", None, table)
     finally:
         shutil.copytree(place, base, dirs_exist_ok=True)

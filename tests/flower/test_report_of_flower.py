@@ -44,7 +44,7 @@ def test_a_run_is_reported_while_it_goes_on(kind: Kind, ldpfl: CommandLine) -> N
     assert ldpfl("report", folder.path).code == 0
     text = text_of((folder.path / "report.html").read_text(encoding="utf-8"))
     assert "after 2 rounds with 3 clients, by duchi" in text
-    assert "Round 3 is begun, and counts in what is said of privacy" in text
+    assert "Round 3 has begun. The privacy figures count it" in text
     assert f"run by {kind}" in text
     assert "nodes 3, of which none was asked in more than 3 rounds" in text
     assert "reports in the replies" in text

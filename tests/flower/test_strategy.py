@@ -311,7 +311,7 @@ def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None
         ('{"rounds": {"7": 1' + "0" * 30 + "}}", "expected node ids, each with a number of rounds from 0 to 100,000"),
         ('{"rounds": {"seven": 1}}', "expected node ids"),
         ('{"rounds": {"1' + "0" * 30 + '": 1}}', "expected node ids"),
-        ("{" + '"rounds": {}' + " " * (1 << 25) + "}", "33,554,446 bytes, and a file of its kind at most 33,554,432"),
+        ("{" + '"rounds": {}' + " " * (1 << 25) + "}", "33,554,446 bytes, expected at most 33,554,432"),
         ("[]", "is damaged"),
     ],
     ids=["digits", "rounds", "rounds of a node", "a node's name", "a node's digits", "size", "a list"],

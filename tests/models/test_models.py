@@ -159,9 +159,9 @@ def test_a_class_of_one_s_own_is_given_the_sizes_that_it_requires(nets: str) -> 
     [
         (
             "Wide",
-            r"requires breadth, which nothing gives: add --set model\.options\.breadth=VALUE, .*: inputs=7, outputs=2, shape=\(7,\)$",
+            r"requires breadth, but got no value: add --set model\.options\.breadth=VALUE, .*: inputs=7, outputs=2, shape=\(7,\)$",
         ),
-        ("Texts", r"it requires vocabulary, which nothing gives"),
+        ("Texts", r"it requires vocabulary, but got no value"),
         ("Nett", r"cannot be built: .*nets\.py has no 'Nett': did you mean 'Net'\?"),
     ],
 )
@@ -177,7 +177,7 @@ def test_lazy_layers_of_a_class_take_their_sizes_from_the_data(nets: str) -> Non
     assert weights_of(module) == 7 * 4 + 4 + 4 * 2 + 2
     again = models.create(f"{nets}:Lazy", (7,), 2, seed=0)
     assert all(torch.equal(first, second) for first, second in zip(module.parameters(), again.parameters(), strict=True))
-    with pytest.raises(ConfigError, match=r"fails on two samples of shape \(7,\) \(ValueError: not such rows\)"):
+    with pytest.raises(ConfigError, match=r"failed on two samples of shape \(7,\) \(ValueError: not such rows\)"):
         models.create(f"{nets}:Failing", (7,), 2, seed=0)
 
 

@@ -36,13 +36,13 @@ def refused(module: torch.nn.Module) -> str:
 
 def test_an_adapter_that_is_frozen_is_refused() -> None:
     module = adapted(bert(), "lora", "SEQ_CLS", inference_mode=True)
-    assert re.search(r"adapter 'default' is frozen in \d+ parameters, of which the first is \S+lora_A\.default\.weight", refused(module))
+    assert re.search(r"adapter 'default' has \d+ frozen parameters, \S+lora_A\.default\.weight first", refused(module))
 
 
 def test_an_adapter_half_of_which_is_frozen_is_refused() -> None:
     module = adapted(bert(), "lora", "SEQ_CLS")
     next(own for name, own in module.named_parameters() if "layer.1" in name and "lora_B" in name).requires_grad_(False)
-    assert "frozen in 1 parameters, of which the first is base_model.model.bert.encoder.layer.1" in refused(module)
+    assert "has 1 frozen parameters, base_model.model.bert.encoder.layer.1" in refused(module)
 
 
 def test_an_adapter_of_zeros_alone_is_refused_by_name() -> None:
@@ -80,7 +80,7 @@ def test_an_adapter_of_another_base_is_refused(base: Path, tmp_path: Path) -> No
     finished = tmp_path / "run"
     ldpfl.run(data=texts(40), target="label", model=str(base), adapter="lora", length=16, folder=finished, **SMALL)
     other = save_base(tmp_path / "other", seed=1)
-    with pytest.raises(ConfigError, match=r"belongs to another base .* name the base that it was trained on"):
+    with pytest.raises(ConfigError, match=r"belong to another base model.* Give the base model of the training"):
         ldpfl.predict(finished, texts(3), model=str(other))
 
 
@@ -132,21 +132,21 @@ def unchanged(folder: Path) -> None:
 
 
 MISTAKES: dict[str, Any] = {
-    "no weights": (without("*.safetensors"), {}, r"holds no weights \(\*\.safetensors\)"),
-    "no licence": (without("LICENSE"), {}, "nothing says under which licence the weights in .* may be used"),
-    "no model": (without("config.json"), {}, r"holds no config\.json"),
+    "no weights": (without("*.safetensors"), {}, r"has no weights \(\*\.safetensors\)"),
+    "no licence": (without("LICENSE"), {}, "the licence of the weights in .* is not known"),
+    "no model": (without("config.json"), {}, r"has no config\.json"),
     "no tokenizer": (without("tokenizer*"), {}, "contains no tokenizer"),
-    "another tokenizer": (with_more_tokens, {}, f"the tokenizer has {TOKENS + 9} tokens, and the model knows {TOKENS}"),
-    "too long": (unchanged, {"length": PLACES + 1}, f"data.length is {PLACES + 1} tokens, and the model has {PLACES} places"),
+    "another tokenizer": (with_more_tokens, {}, f"the tokenizer has {TOKENS + 9} tokens, but the model only {TOKENS}"),
+    "too long": (unchanged, {"length": PLACES + 1}, f"data.length is {PLACES + 1} tokens, but the model takes {PLACES} in all"),
     "too long with its prompt": (
         unchanged,
         {"length": PLACES - 3, "adapter": "prompt"},
-        f"data.length is {PLACES - 3} tokens and 8 of a prompt, and the model has {PLACES} places: set data.length to {PLACES - 8}",
+        f"data.length is {PLACES - 3} tokens, and the prompt has 8, but the model takes {PLACES} in all: set data.length to {PLACES - 8}",
     ),
     "another padding": (
         settings_in("tokenizer_config.json", pad_token="[CLS]"),
         {},
-        "fills texts up with token 2, and the model expects token 0",
+        "pads texts with token 2, but the model expects token 0",
     ),
     "weights that are cut off": (cut_off, {}, "model 'hf:.*' cannot be loaded"),
     "weights of another size": (
@@ -158,10 +158,10 @@ MISTAKES: dict[str, Any] = {
     "an adapter": (
         settings_in("adapter_config.json", base_model_name_or_path="some/base"),
         {},
-        "holds an adapter: give .* its base",
+        "has only an adapter: give .* its base",
     ),
     "a model that is code": (of_code, {}, "model 'hf:.*' cannot be loaded"),
-    "no such layer": (unchanged, {"adapter_modules": ["querry"]}, "names 'querry', .* did you mean 'query'"),
+    "no such layer": (unchanged, {"adapter_modules": ["querry"]}, "no layer 'querry': did you mean 'query'"),
     "no such column": (unchanged, {"text": "txt"}, "txt"),
 }
 
@@ -182,7 +182,7 @@ def test_a_missing_folder_is_named() -> None:
 
 
 def test_an_adapter_is_for_pretrained_models_alone() -> None:
-    with pytest.raises(ConfigError, match=r"model\.adapter is 'lora', and the model is a TwoLayerCNN"):
+    with pytest.raises(ConfigError, match=r"needs a model of the transformers library, got a TwoLayerCNN"):
         ldpfl.run("quickstart", adapter="lora", progress=False)
 
 
@@ -192,7 +192,7 @@ def test_places_that_a_model_keeps_for_padding_do_not_count() -> None:
     sizes: Any = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     module = RobertaForSequenceClassification(RobertaConfig(vocab_size=30, max_position_embeddings=20, pad_token_id=1, **sizes))
     check_tokens(module, 30, 18)
-    with pytest.raises(ConfigError, match=r"data\.length is 19 tokens, and the model has 18 places"):
+    with pytest.raises(ConfigError, match=r"data\.length is 19 tokens, but the model takes 18 in all"):
         check_tokens(module, 30, 19)
 
 

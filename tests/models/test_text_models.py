@@ -76,14 +76,14 @@ def test_many_clients_at_once_train_like_one_after_another(name: str) -> None:
 def test_models_are_for_their_own_kind_of_samples() -> None:
     for name, vocabulary, said in (
         ("gru", None, "is for texts"),
-        ("mlp", 30, r"is not for texts.* set model\.name \(--model\) to one of embedding-bag"),
-        ("two-layer-cnn", None, "is for images"),
+        ("mlp", 30, r"takes no texts.* set model\.name \(--model\) to one of embedding-bag"),
+        ("two-layer-cnn", None, "takes images"),
     ):
         with pytest.raises(ConfigError, match=said):
             models.create(name, (8,), 3, seed=0, vocabulary=vocabulary)
-    with pytest.raises(ConfigError, match="knows no order"):
+    with pytest.raises(ConfigError, match="ignores the order of tokens"):
         made("embedding-bag", by_place=True)
-    with pytest.raises(ConfigError, match="longer than its option longest"):
+    with pytest.raises(ConfigError, match="its option longest is 4"):
         models.create("transformer", (8,), 3, seed=0, vocabulary=9, options={"longest": 4})(tokens(1) % 9)
 
 

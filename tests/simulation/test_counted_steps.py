@@ -138,7 +138,7 @@ def test_bits_are_the_same_where_counting_does_not_compile(
     for _ in range(2):
         assert np.array_equal(counts(collected(federation, start).reports), ones)
     (note,) = (record.message for record in caplog.records if record.name.startswith("ldpfl"))
-    assert "bits are not counted in compiled code (RuntimeError)" in note
+    assert "compiled code that counts bits failed (RuntimeError)" in note
 
 
 def test_values_that_are_not_finite_do_not_leave(tiny_task: Dataset) -> None:

@@ -269,8 +269,8 @@ class Renormed(nn.Module):
 @pytest.mark.parametrize(
     ("embedding", "said"),
     [
-        (nn.Embedding(12, 4, max_norm=0.1), "embedding.weight is changed while the model runs, by max_norm"),
-        (nn.EmbeddingBag(12, 4, max_norm=0.1), "embedding.weight is changed while the model runs, by max_norm"),
+        (nn.Embedding(12, 4, max_norm=0.1), "embedding.weight is changed by max_norm while the model runs"),
+        (nn.EmbeddingBag(12, 4, max_norm=0.1), "embedding.weight is changed by max_norm while the model runs"),
         (Renormed(), "Tokens changed embedding.weight while it ran"),
         (nn.Embedding(12, 4, sparse=True), "embedding.weight has sparse gradients"),
         (nn.EmbeddingBag(12, 4, sparse=True), "embedding.weight has sparse gradients"),

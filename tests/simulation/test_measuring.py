@@ -179,9 +179,7 @@ def test_targets_beyond_the_largest_measured_value_are_named() -> None:
 def test_a_target_in_large_noise_is_named_as_seen_only_roughly() -> None:
     generator = np.random.default_rng(0)
     mostly_zero = np.where(generator.random(2000) < 0.2, generator.normal(size=2000) * 50, 0.0)
-    assert "seen only roughly above the noise of measuring, so that their scale may be wrong: y, the target" in _notes_on_target(
-        mostly_zero, 40.0
-    )
+    assert "since they were seen only roughly above the noise of measuring: y, the target" in _notes_on_target(mostly_zero, 40.0)
 
 
 def test_a_count_that_has_one_value_is_refused_with_the_value() -> None:

@@ -240,7 +240,7 @@ def test_a_node_costs_time_and_the_head_an_error(
         held = replace(federation, trainer=Held(federation.trainer, tmp_path / "later"))
         losing = Thread(target=lose_the_head)
         losing.start()
-        with pytest.raises(LdpflError, match=r"Ray cluster was lost.*resume the run"):
+        with pytest.raises(LdpflError, match=r"Ray cluster or its head node.*resume the run"):
             next(simulate(held, first, 2, workers=tasks))
         losing.join()
     assert [outcome(last) for last in simulate(federation, first, 2)] == expected[1:]

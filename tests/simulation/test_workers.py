@@ -135,7 +135,7 @@ def test_a_killed_process_is_replaced_and_its_clients_are_trained_again(tiny_tas
         pool.close()
     assert same(alone, last)
     assert len(said) == 1
-    assert "others take its place" in said[0]
+    assert "all worker processes are started anew" in said[0]
 
 
 @pytest.mark.slow

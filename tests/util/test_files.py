@@ -50,7 +50,7 @@ REFUSALS = {
     errno.EDQUOT: ("quota", "make room"),
     errno.EFBIG: ("larger than", "ulimit -f"),
     errno.EROFS: ("read-only file system", "make it writable"),
-    errno.EACCES: ("cannot be written: Permission denied", "mend that"),
+    errno.EACCES: ("cannot be written: Permission denied", "correct the cause"),
 }
 
 
@@ -181,7 +181,7 @@ def test_a_file_larger_than_any_of_its_kind_is_refused_and_the_bound_is_named(tm
     path = tmp_path / "config.toml"
     path.touch()
     os.truncate(path, MAX_CONFIG_BYTES + 1)
-    with pytest.raises(OSError, match=r"1,048,577 bytes, and a file of its kind at most 1,048,576"):
+    with pytest.raises(OSError, match=r"1,048,577 bytes, expected at most 1,048,576"):
         read_text(path)
     os.truncate(path, MAX_CONFIG_BYTES)
     assert len(read_text(path)) == MAX_CONFIG_BYTES

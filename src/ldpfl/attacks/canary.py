@@ -134,11 +134,15 @@ def audit_run(
     number = state.round + 1 if federation.participation.once_over is None else min(state.round + 1, federation.participation.once_over)
     cohort = federation.cohort(number)
     if not cohort.size:
-        raise ConfigError(f"nobody takes part in round {number}, so there is nothing to audit: go on with the run for a round")
+        raise ConfigError(f"round {number} has no clients, so there is nothing to audit: continue the run for a round (ldpfl run --resume)")
     if record_rate_of(federation.mechanism) < 1:
-        raise ConfigError("records that take part by chance are not audited: the canary would be in each round")
+        raise ConfigError(
+            "a run that samples records cannot be audited, because the canary would be in each round: audit one that uses all records"
+        )
     if (clip := record_clip_of(federation.mechanism)) is not None and clip.adaptive:
-        raise ConfigError("a run of dp-sgd with clipping.target_quantile is not audited: the canary has no place for the unclipped share")
+        raise ConfigError(
+            "a run with clipping.target_quantile cannot be audited, since the canary has no unclipped share: audit a run without it"
+        )
     trials = _affordable_trials(trials, len(cohort), state.ranges.dimension)
     mechanism = in_round(federation.mechanism, state.public())
     config = folder.config()
@@ -163,11 +167,13 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
     if folder.kind() is Kind.OWN_APP:
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: audit a simulation instead")
     if last is None:
-        raise ConfigError(f"{folder.path} holds no finished round, so there is nothing to audit")
+        raise ConfigError(f"the run in {folder.path} has no finished round, so there is nothing to audit: resume it (ldpfl run --resume)")
     federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured())
     data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
     if data != loaded:
-        raise ConfigError(f"{folder.path} was run on {data}, and this is {loaded}: it cannot be audited")
+        raise ConfigError(
+            f"{folder.path} was run on {data}, but the data loaded now are {loaded}: give the --data-dir that it was run with"
+        )
     return federation, last.state
 
 
@@ -176,8 +182,8 @@ def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
     affordable = MOST_REPORTS // (clients * dimension)
     if affordable < FEWEST_TRIALS:
         raise ConfigError(
-            f"a round of {clients} clients and {dimension} weights is too large to audit: {FEWEST_TRIALS} trials would take "
-            f"{FEWEST_TRIALS * clients * dimension:.1e} reports of a weight, more than {MOST_REPORTS:.1e}"
+            f"a round of {clients} clients and {dimension} weights is too large to audit: {FEWEST_TRIALS} trials, the minimum, would "
+            f"randomise {FEWEST_TRIALS * clients * dimension:.1e} weights, and at most {MOST_REPORTS:.1e} are allowed. Audit a smaller run"
         )
     return min(trials, affordable) // 4 * 4
 

@@ -199,7 +199,9 @@ def _check_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
     for path, config in runs:
         identity = _identity(config, _WITHOUT_EFFECT[1:])
         if identity in path_of:
-            raise ConfigError(f"{path_of[identity]} and {path} are the same run, seed included, so it would count twice: give one of them")
+            raise ConfigError(
+                f"{path_of[identity]} and {path} are the same run with the same seed, which would count twice: give only one of them"
+            )
         path_of[identity] = path
 
 
@@ -207,4 +209,4 @@ def _check_one(quantity: str, values: Iterable[object]) -> None:
     """Raise a :class:`ConfigError` unless all ``values`` are equal; ``quantity`` names them in the message."""
     different = list(dict.fromkeys(str(value) for value in values))
     if len(different) != 1:
-        raise ConfigError(f"attacks in one table need one {quantity}, got {len(different)}: {'; '.join(different) or 'no run'}")
+        raise ConfigError(f"all attacks in a table must have the same {quantity}, got {len(different)}: {'; '.join(different) or 'no run'}")

@@ -67,7 +67,7 @@ def require_one_extractor(distances: Iterable[Distance]) -> str:
     """
     names = sorted({distance.extractor for distance in distances})
     if len(names) != 1:
-        raise ConfigError(f"distances of one table need one extractor, got {len(names)}: {'; '.join(names) or 'no distance'}")
+        raise ConfigError(f"all distances in a table must have the same extractor, got {len(names)}: {'; '.join(names) or 'no distance'}")
     return names[0]
 
 
@@ -83,5 +83,5 @@ class _ForTorchmetrics(torch.nn.Module):
         features = torch.as_tensor(self._module(pixels)).double()
         # Checked before the eigenvalues are computed, because on a NaN LAPACK may end the whole process.
         if not bool(torch.isfinite(features).all()):
-            raise DataError(f"the features of {len(pixels)} images are not finite, so they have no Fréchet distance")
+            raise DataError(f"the Fréchet distance cannot be computed: the features of {len(pixels)} images contain NaN or infinity")
         return features

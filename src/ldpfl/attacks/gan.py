@@ -173,7 +173,7 @@ def train_generator(
     game = _Game(target, own, label, config, random)
     for step in range(config.steps):
         if not isfinite(game.step()):
-            raise DataError(f"the attack went to NaN at step {step + 1}: give a smaller learning rate")
+            raise DataError(f"the attack's loss became NaN or infinite at step {step + 1}: give a smaller learning rate")
         progress(step + 1, config.steps)
     return game.generator.eval()
 
@@ -184,8 +184,10 @@ def generate(generator: Generator, label: int, count: int, seed: int) -> Tensor:
     Raises:
         ConfigError: the label is none of the generator's classes, or the count is below 1.
     """
-    if not 0 <= label < generator.classes or count < 1:
-        raise ConfigError(f"expected a label below {generator.classes} and a count of at least 1, got {label} and {count}")
+    if not 0 <= label < generator.classes:
+        raise ConfigError(f"label must be 0 to {generator.classes - 1}, got {label}")
+    if count < 1:
+        raise ConfigError(f"count must be at least 1, got {count}")
     device = next(generator.parameters()).device
     noise = torch.randn(count, generator.latent, generator=torch.Generator().manual_seed(seed))
     generator.eval()
@@ -197,11 +199,11 @@ def generate(generator: Generator, label: int, count: int, seed: int) -> Tensor:
 def _check_target(target: Target, own: Samples, label: int) -> None:
     """Raise an error unless the label is a class, the client has images, and the weights are finite."""
     if not 0 <= label < target.classes:
-        raise ConfigError(f"label {label} is no class of the model: expected 0 to {target.classes - 1}")
+        raise ConfigError(f"the model has no class {label}: expected a label from 0 to {target.classes - 1}")
     if len(own) == 0:
-        raise DataError("the attacking client holds no image, so it cannot tell real images from generated ones")
+        raise DataError("the attacking client has no images, so it cannot distinguish real images from generated ones")
     if not bool(torch.isfinite(target.weights).all()):
-        raise DataError("the global model's weights are not finite, so there is nothing to attack")
+        raise DataError("the global model has NaN or infinite weights, so it cannot be attacked: attack another run")
 
 
 class _Game:

@@ -105,7 +105,7 @@ class LinkageSetting:
         if not 2 <= self.clients <= MOST_CLIENTS:
             raise ConfigError(f"clients must be 2 to {MOST_CLIENTS:,}, got {self.clients}")
         if self.parameters < 2:
-            raise ConfigError(f"parameters must be 2 or more, for one report has nothing to be linked with; got {self.parameters}")
+            raise ConfigError(f"parameters must be 2 or more, since a single report cannot be linked with another; got {self.parameters}")
         for name in ("spread", "jitter", "clock", "shortfall", "uncertainty"):
             value = getattr(self, name)
             if not _is_time(value):
@@ -114,8 +114,10 @@ class LinkageSetting:
             raise ConfigError(f"shortfall must not exceed the spread of {self.spread:g} s, got {self.shortfall:g}")
         if not self.watched or min(self.watched) < 1 or list(self.watched) != sorted(set(self.watched)):
             raise ConfigError(f"watched must be ascending numbers of rounds, 1 or more, got {self.watched}")
-        if not (isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1):
-            raise ConfigError(f"epsilon must be above 0 and delta between 0 and 1, got {self.epsilon} and {self.delta}")
+        if not (isfinite(self.epsilon) and self.epsilon > 0):
+            raise ConfigError(f"epsilon must be above 0 and finite, got {self.epsilon}")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"delta must be between 0 and 1, got {self.delta}")
 
 
 @dataclass(frozen=True)
@@ -302,7 +304,7 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
     if channel in ("direct", "unaligned"):
         return finished
     if channel != "delayed":
-        raise ConfigError(f"only {', '.join(get_args(LinkChannel)[:3])} have windows, got {channel!r}")
+        raise ConfigError(f"expected a channel with windows ({', '.join(get_args(LinkChannel)[:3])}), got {channel!r}")
     # Section 3: clients wait T_W = T_S - t, with T_S the response time of the slowest. One that is slower cannot wait less than nothing.
     slowest = max(0.0, float(finished.max()) - setting.shortfall)
     waited = np.maximum(0.0, slowest - finished)

@@ -58,7 +58,7 @@ class AttackPlan:
 
     def __post_init__(self) -> None:
         if self.images < FEWEST_IMAGES:
-            raise ConfigError(f"the attack is measured on at least {FEWEST_IMAGES} images, got {self.images}")
+            raise ConfigError(f"images must be at least {FEWEST_IMAGES}, got {self.images}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0 or max(self.seeds) >= 2**63:
             raise ConfigError(f"the attack needs different seeds from 0 to {2**63 - 1}, got {list(self.seeds)}")
 
@@ -168,12 +168,12 @@ class Attacker:
         config, weights, accuracy = finished_run(folder)
         if config.data.brought:
             raise ConfigError(
-                f"{folder.path} was run on data of one's own: this attack trains models on them without noise, and keeps those; "
-                "it is for built-in data"
+                f"{folder.path} was run on your own data, but this attack works only on built-in data: it trains models on the data "
+                "without noise, and saves them"
             )
         task = load_dataset(config, self.data_dir)
         if len(task.shape) != 3 or task.train.tensor.dtype != torch.uint8:
-            raise ConfigError(f"{folder.path} was run on samples that are no images: this attack draws images of a class")
+            raise ConfigError(f"{folder.path} was run on samples that are not images: this attack needs a run on images")
         label = label_of(plan, config)
         _check_class(label, task)
         federation = _federation(folder, config, task, self.device)
@@ -278,8 +278,8 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
     if last is None or result is None:
         done = last.state.round if last else 0
         raise ConfigError(
-            f"{folder.path} is not finished, {done} of {counted(config.training.rounds, 'round')} done: "
-            f"go on with ldpfl run --resume --out {folder.path}, then attack it"
+            f"the run in {folder.path} has finished {done} of {counted(config.training.rounds, 'round')}: "
+            f"finish it with ldpfl run --resume --out {folder.path}, then attack it"
         )
     return config, last.state.model, float(result["score"])
 
@@ -291,7 +291,7 @@ def config_of(folder: RunFolder) -> RunConfig:
         ConfigError: there is no run; a sweep's folder holds several.
     """
     if (folder.path / "sweep.json").exists():
-        raise ConfigError(f"{folder.path} is the folder of a sweep: give its runs, {folder.path / 'runs'}/*")
+        raise ConfigError(f"{folder.path} is the folder of a sweep, expected a run: give its runs, {folder.path / 'runs'}/*")
     return folder.config()
 
 
@@ -313,7 +313,7 @@ def label_of(plan: AttackPlan, config: RunConfig) -> int:
     if plan.label is not None:
         return plan.label
     if config.data.private_label == "none":
-        raise ConfigError("the run keeps no label from client 0, so say which class to reconstruct: --label L")
+        raise ConfigError("data.private_label is none, so client 0 may have every class: give the class to reconstruct by --label L")
     return config.data.private_label
 
 
@@ -330,7 +330,9 @@ def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: tor
     recorded = last.origin if last else ""
     data, loaded = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))
     if data != loaded:
-        raise ConfigError(f"{folder.path} was run on {data}, and this is {loaded}: give the --data-dir that it was run with")
+        raise ConfigError(
+            f"{folder.path} was run on {data}, but the data loaded now are {loaded}: give the --data-dir that it was run with"
+        )
     return federation
 
 
@@ -350,7 +352,7 @@ def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor
     real, others = (split.tensor[split.targets == label] for split in (task.test, task.train))
     count = min(most, len(real), len(others))
     if count < FEWEST_IMAGES:
-        raise DataError(f"{task.name} holds {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
+        raise DataError(f"{task.name} has {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
     return real[:count], others[:count]
 
 

@@ -177,8 +177,8 @@ class Examination:
             else:
                 passed = lower <= self.epsilon_of_trial
                 claim = "no more than" if passed else "more than"
-                shown = f"the best test of {pair} that was found shows epsilon {lower:.4g} at least"
-                sentence = f"{shown}, {claim} the {self.epsilon_of_trial:g} claimed"
+                shown = f"the best test found for {pair} shows that epsilon is at least {lower:.4g}"
+                sentence = f"{shown}, {claim} the claimed {self.epsilon_of_trial:g}"
             yield Check(f"epsilon, {pair}", lower, self.epsilon_of_trial, self.share, passed, sentence)
 
     def _claim_checks(self) -> Iterator[Check]:
@@ -243,7 +243,7 @@ class Examination:
         for pair in RAW_PAIRS:
             second = self.raw.ones(pair)
             lower = epsilon_of_bits(first, second, clients, self.delta, self.share)
-            yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"the odds of one bit of the wire, {pair}, show")
+            yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"single bits of the payload ({pair}) show")
         if not self.bench.by_weight:
             yield self._neighbour_check()
         else:
@@ -254,7 +254,14 @@ class Examination:
         noise = self.raw.noise()
         deviation = noise.std(axis=0)
         if not deviation.all():
-            return Check("noise of each weight", 0.0, 0.0, self.share, None if isinf(self.epsilon) else False, "a weight has no noise")
+            return Check(
+                "noise of each weight",
+                0.0,
+                0.0,
+                self.share,
+                None if isinf(self.epsilon) else False,
+                "a weight has no noise, expected noise in each",
+            )
         correlation = worst_pair((noise / deviation).T, None, self.share)
         return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
 
@@ -267,14 +274,14 @@ class Examination:
             for turned, drawn in enumerate(rows)
         }
         lower = self._epsilon_lower(counts, (0.0, 1.0))
-        shown = "a row against one of which one sign is turned shows"
+        shown = "comparing a row with a copy in which one sign is changed shows"
         return self._epsilon_check("epsilon, one sign turned", lower, self.epsilon_of_trial, shown)
 
     def _epsilon_check(self, name: str, lower: float, claimed: float, shown: str) -> Check:
         """Return the check that a lower bound of epsilon is not above the claimed epsilon; ``shown`` begins the sentence."""
         passed = None if isinf(claimed) else lower <= claimed
-        claim = "nothing is protected" if passed is None else f"{claimed:g} is claimed"
-        return Check(name, lower, claimed, self.share, passed, f"{claim}: {shown} epsilon {lower:.4g} at least")
+        claim = "nothing is protected" if passed is None else f"claimed is epsilon {claimed:g}"
+        return Check(name, lower, claimed, self.share, passed, f"{claim}; {shown} that it is at least {lower:.4g}")
 
     # --- what the estimates are ---------------------------------------------------------------------------------------
 
@@ -283,7 +290,9 @@ class Examination:
         for position in self.positions:
             tally = self.tallies[position]
             figures, bounds = np.abs(tally.deviation), self._bias_bounds(position, tally)
-            yield self._worst_group_check(f"bias at {_position_name(position)}", figures, bounds, "the mean estimate is off by", "radii")
+            yield self._worst_group_check(
+                f"bias at {_position_name(position)}", figures, bounds, "the mean estimate differs from the input by", "radii"
+            )
 
     def _bias_bounds(self, position: float, tally: Tally) -> Floats:
         """Return how far (G,) the mean estimate of an unbiased mechanism may be from its expectation."""
@@ -305,7 +314,7 @@ class Examination:
             slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
             figures = np.abs(tally.square - expected)
             name = f"variance at {_position_name(position)}"
-            yield self._worst_group_check(name, figures, bounds + slack, "the closed form is off by", "squared radii")
+            yield self._worst_group_check(name, figures, bounds + slack, "the variance differs from the stated formula by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
         """Return the largest deviation (G,) at ``position`` or inside the range, since a rare one may not have occurred at ``position``."""
@@ -357,7 +366,7 @@ class Examination:
 
     def _correlation_check(self, name: str, correlation: Correlation, noises: str) -> Check:
         """Return the check that a correlation is explained by chance; ``noises`` begins the sentence."""
-        sentence = f"{noises} are correlated by {correlation.figure:.3g} standard errors, and chance explains up to {correlation.bound:.3g}"
+        sentence = f"{noises} is correlated by {correlation.figure:.3g} standard errors, and chance explains up to {correlation.bound:.3g}"
         return Check(name, correlation.figure, correlation.bound, self.share, correlation.figure <= correlation.bound, sentence)
 
     # --- where chance plays no part -----------------------------------------------------------------------------------
@@ -372,7 +381,9 @@ class Examination:
         differences = (self.mechanism.aggregate(batches, bench.ranges).double() - estimates.mean(dim=0)).abs()
         scale = estimates.abs().reshape(bench.rows, len(RADII), -1).amax(dim=(0, 2)).clamp_min(1e-300)
         figure = float((differences.reshape(len(RADII), -1).amax(dim=1) / scale).max())
-        sentence = f"the aggregate and the mean of the estimates differ by {figure:.2g} of a layer's largest estimate at most"
+        sentence = (
+            f"the aggregate and the mean of the estimates differ by {figure:.2g} of a layer's largest estimate, allowed is {_AGREEMENT:g}"
+        )
         return Check("aggregate is the mean", figure, _AGREEMENT, 0.0, figure <= _AGREEMENT, sentence)
 
     def _wire_checks(self) -> Iterator[Check]:
@@ -387,10 +398,10 @@ class Examination:
             ((max(bench.lengths), ceil(payload_bits(self.mechanism, bench.ranges) / 8)) for bench in benches),
             key=lambda pair: abs(pair[0] - pair[1]),
         )
-        sentence = f"a report has {longest} bytes, and {stated} are stated"
+        sentence = f"a report has {longest} bytes; the mechanism states {stated}"
         yield Check("stated length", float(longest), float(stated), 0.0, longest == stated, sentence)
         refused = next((bench.unreadable for bench in benches if bench.unreadable), "")
-        sentence = f"a report is not read back: {refused}" if refused else "every report is read back"
+        sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
         yield Check("readable reports", float(bool(refused)), 0.0, 0.0, not refused, sentence)
 
 

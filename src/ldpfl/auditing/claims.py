@@ -121,7 +121,7 @@ def _blanket(counts: Sequence[Counts], claimed: float, name: str, error: float) 
     level = 2 * error / len(chosen_shares)
     uppers = [clopper_pearson(int(trials[2][rare].sum()), int(trials[2].sum()), level)[1] for trials, rare in chosen_shares]
     upper = min(1.0, sum(uppers))
-    sentence = f"a share of {claimed:.4g} of each report is claimed to be the same for all inputs, and it is {upper:.4g} at most"
+    sentence = f"claimed: a share of {claimed:.4g} of each report is the same for all inputs; found: at most {upper:.4g}"
     return ClaimResult(name, claimed, upper, sentence)
 
 
@@ -136,7 +136,9 @@ def _total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: 
     claimed = release.pure_epsilon * release.units
     first, second = max(permutations(outcomes.counts, 2), key=lambda pair: event_epsilon(pair[0], pair[1], 1, 0.0, error))
     lower = max(0.0, event_epsilon(first, second, 2, 0.0, error))
-    sentence = f"{release.units} units at epsilon {release.pure_epsilon:g} are claimed for {size_name}, which cost {lower:.4g} at least"
+    sentence = (
+        f"claimed: {release.units} units at epsilon {release.pure_epsilon:g} for {size_name}; found: epsilon {lower:.4g} in all at least"
+    )
     return ClaimResult(f"units and epsilon, {size_name}", lower, claimed, sentence)
 
 
@@ -150,7 +152,7 @@ def _realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, error:
         ends = [clopper_pearson(int(input_counts[2][outcome]), int(input_counts[2].sum()), 2 * share) for input_counts in outcomes.counts]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         upper = max(upper, log(high / low) if low > 0 else inf)
-    sentence = f"epsilon {claimed:g} is said to be really spent, and it is {upper:.4g} at most"
+    sentence = f"claimed: the realised epsilon is {claimed:g}; found: at most {upper:.4g}"
     return ClaimResult(f"realised epsilon, {size_name}", claimed, upper, sentence)
 
 
@@ -166,8 +168,8 @@ def _bit_probabilities(reports: WholeReports, outcomes: Outcomes, release: Binar
         uppers.append(limits)
     worst = np.sort(np.min(np.array(uppers), axis=0))[padding:]
     rarest = float(worst[0]) if worst.size else 1.0
-    claim = f"a bit at epsilon {release.epsilon:g} has either value with probability {low:.4g} at least"
-    return ClaimResult(f"probabilities of bits, {size_name}", low, rarest, f"{claim}, and one has {rarest:.4g} at most")
+    claim = f"claimed: a bit at epsilon {release.epsilon:g} has each value with probability {low:.4g} or more"
+    return ClaimResult(f"probabilities of bits, {size_name}", low, rarest, f"{claim}; found: at most {rarest:.4g} for one bit")
 
 
 def _sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResult:
@@ -176,8 +178,8 @@ def _sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResul
     for end in (1.0, -1.0):
         statistic = outcomes.statistics[outcomes.names.index(f"all at {end:+g}")]
         lower = max(lower, clopper_pearson(int((end * statistic < 0).sum()), statistic.size, error)[0])
-    claim = f"a report about an end of the range is said to be wrong about the sign with probability {blanket / 2:.4g}"
-    return ClaimResult("sign of a report", lower, blanket / 2, f"{claim}; it is {lower:.4g} at least")
+    claim = f"claimed: a report of an end of the range has the wrong sign with probability {blanket / 2:.4g} at most"
+    return ClaimResult("sign of a report", lower, blanket / 2, f"{claim}; found: at least {lower:.4g}")
 
 
 def _mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, error: float) -> ClaimResult:
@@ -193,7 +195,7 @@ def _mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, error: flo
                     best, best_test = lower_bound, (first, second, threshold)
     first, second, middle = best_test
     lower = max(0.0, _mu_lower_bound(outcomes.statistics[first][1::2], outcomes.statistics[second][1::2], middle, error))
-    sentence = f"mu {claimed:g} is claimed for a report of {size_name}, and it is {lower:.4g} at least"
+    sentence = f"claimed: mu {claimed:g} for a report of {size_name}; found: at least {lower:.4g}"
     return ClaimResult(f"mu, {size_name}", lower, claimed, sentence)
 
 
@@ -212,7 +214,7 @@ def _equal_noise(outcomes: Outcomes, size_name: str, error: float) -> ClaimResul
         free, spread = statistic.size - 1, float(statistic.var(ddof=1)) * (statistic.size - 1)
         ends.append((spread / float(stats.chi2.isf(share, free)), spread / float(stats.chi2.ppf(share, free))))
     largest, smallest = max(low for low, _ in ends), min(high for _, high in ends)
-    sentence = f"the same noise is claimed for all inputs, and its variance differs by a factor of {largest / smallest:.4g} at least"
+    sentence = f"claimed: the same noise for all inputs; found: its variance differs by a factor of at least {largest / smallest:.4g}"
     return ClaimResult(f"noise alike, {size_name}", largest, smallest, sentence)
 
 
@@ -232,7 +234,7 @@ def _client_order(mixed: Floats, error: float) -> ClaimResult:
     bound = sqrt(log(2 * mixed.shape[1] / error) / (2 * half))  # Hoeffding 1963, section 6: drawn without replacement
     largest = float(differences.max())
     sentence = f"mixed reports of the first and the second half of clients differ by {largest:.3g}, and chance explains up to {bound:.3g}"
-    return ClaimResult("order in the pool", largest, bound, f"{sentence}: who sent what can be told")
+    return ClaimResult("order in the pool", largest, bound, f"{sentence}; a larger difference shows who sent what")
 
 
 def _correlated_units(mixed: Floats, error: float) -> ClaimResult:
@@ -245,7 +247,7 @@ def _correlated_units(mixed: Floats, error: float) -> ClaimResult:
     bound = sqrt(clients) * mean_bound(clients, 1.0, largest, error / max(1, units * (units - 1) // 2))
     figure = float(products.max()) if units > 1 else 0.0
     sentence = f"two units of the mixed reports are correlated by {figure:.3g} standard errors, and chance explains up to {bound:.3g}"
-    return ClaimResult("units apart in the pool", figure, bound, f"{sentence}: units of one client stay together")
+    return ClaimResult("units apart in the pool", figure, bound, f"{sentence}; a larger one shows which units one client sent")
 
 
 def computed(mechanism: Mechanism) -> Iterator[ClaimResult]:
@@ -257,13 +259,13 @@ def computed(mechanism: Mechanism) -> Iterator[ClaimResult]:
         release, ranges, size_name = mechanism.release(reports.ranges), reports.ranges, f"{reports.ranges.dimension} weights"
         messages = mechanism.units(ranges).count
         if release.protected and release.units > 1:
-            sentence = f"{release.units} units of {size_name} are accounted apart, and a report is mixed in {messages} messages"
+            sentence = f"claimed: {release.units} separate units for {size_name}; found: a report is mixed as {messages} messages"
             yield ClaimResult(f"units apart, {size_name}", float(release.units), float(messages), sentence)
         if isinstance(release, BinaryRelease):
             yield from _bit_counts(mechanism, release, reports, size_name)
         if release.unit in ("record", "person"):
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
-            sentence = f"records are accounted with probability {rate:g}, and take part with {record_rate_of(mechanism):g}"
+            sentence = f"claimed: a record takes part with probability {rate:g}; found: {record_rate_of(mechanism):g}"
             yield ClaimResult("rate of records", record_rate_of(mechanism), rate, sentence)
             return
 
@@ -273,9 +275,9 @@ def _bit_counts(mechanism: Mechanism, release: BinaryRelease, reports: WholeRepo
     bits, ranges = payload_bits(mechanism, reports.ranges), reports.ranges
     expected_bits = release.units * (1 + (ceil(log2(release.sampled)) if release.sampled > 1 else 0))
     sentence = (
-        f"{release.units} bits about one of {release.sampled} coordinates take {expected_bits} bits on the wire, and a report has {bits}"
+        f"claimed: {release.units} bits, each about one of {release.sampled} coordinates, so {expected_bits} bits sent; found: {bits}"
     )
     yield ClaimResult(f"one bit a unit, {size_name}", float(bits), float(expected_bits), sentence)
     coordinates = mechanism.units(ranges).dimension
-    sentence = f"a bit is said to be about one of {release.sampled} coordinates, and there are {coordinates}"
+    sentence = f"claimed: a bit is about one of {release.sampled} coordinates; found: {coordinates} coordinates"
     yield ClaimResult(f"coordinates, {size_name}", float(release.sampled), float(max(1, coordinates)), sentence)

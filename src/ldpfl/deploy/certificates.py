@@ -54,7 +54,9 @@ def end_of(certificate: Path) -> datetime:
     try:
         return x509.load_pem_x509_certificates(certificate.read_bytes())[0].not_valid_after_utc
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{certificate} holds no certificate in PEM: {getattr(error, 'strerror', None) or 'nothing was found'}") from None
+        raise ConfigError(
+            f"{certificate}: expected a certificate in PEM format: {getattr(error, 'strerror', None) or 'found none'}"
+        ) from None
 
 
 def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False) -> list[Issued]:
@@ -75,7 +77,7 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
             raise ConfigError(f"--host takes a name or an address, or several of one server joined by commas, not {name!r}")
     folders = [folder / names[0].replace(":", "-") for names in servers]
     if len(set(folders)) < len(folders):
-        raise ConfigError("two of the hosts begin with the same name: join the names of one server by commas")
+        raise ConfigError("two values of --host begin with the same name: join all names of one server by commas, in one --host")
     for server_folder in folders:
         if server_folder.exists() and not renew:
             raise ConfigError(f"{server_folder} exists already and is left as it is: give --renew to replace the certificate and its key")
@@ -98,7 +100,9 @@ def _authority(folder: Path) -> _Authority:
     certificate_path, key_path = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_path.exists() != key_path.exists():
         present, missing = (certificate_path, key_path) if certificate_path.exists() else (key_path, certificate_path)
-        raise ConfigError(f"{folder} has {present.name} and no {missing.name}: put it back, or give another folder for a new authority")
+        raise ConfigError(
+            f"{folder} has {present.name} but not {missing.name}: restore that file, or give another folder for a new authority"
+        )
     if not key_path.exists():
         new_key, new_certificate = _new_authority()
         _write_file(key_path, _private_pem(new_key), 0o600)
@@ -113,7 +117,7 @@ def _authority(folder: Path) -> _Authority:
         certificate, key = None, None
     if certificate is None or not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
         raise ConfigError(
-            f"{certificate_path} and {key_path} are no authority that this command has made: give another folder for a new authority"
+            f"{certificate_path} and {key_path}: expected a certificate and its private key. Give another folder for a new authority"
         )
     return _Authority(certificate, key)
 

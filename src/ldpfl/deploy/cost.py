@@ -93,8 +93,8 @@ class RoundCost:
         if self.linked > 1:
             yield "note", "the guarantees are for 1 unit in each record: a record with more units reveals more"
         if self.relays > 1:
-            yield "note", f"clients hide among the {self.clients // self.relays:,} or so of their own relay alone: plan that number"
-        yield "figures", "measured on one core of an AMD EPYC; training, disks and networks are not in them"
+            yield "note", f"a client hides only among the {self.clients // self.relays:,} or so clients of its relay: plan with that number"
+        yield "figures", "measured on one core of an AMD EPYC; training, disks and networks are not included"
 
 
 def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: int) -> RoundCost:

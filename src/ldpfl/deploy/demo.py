@@ -88,7 +88,7 @@ class Ended:
             (run,) = json.loads(text[text.index("{") :])["runs"]
             return cls(str(run["status"]), str(run["status-details"]))
         except (ValueError, KeyError, TypeError):
-            raise DeploymentError(f"what flwr ls says cannot be read; it is in {listing}") from None
+            raise DeploymentError(f"the output of flwr ls in {listing} cannot be read: expected one run in JSON") from None
 
     def check_completed(self, log: Path) -> None:
         """Raise unless the run was completed.
@@ -149,7 +149,7 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
     with httpx.Client(verify=ssl.create_default_context(cafile=str(site.authority)), trust_env=False, timeout=5.0) as http:
         for url in (programs.relay_url, f"https://{programs.superlink_address}"):
             processes.wait(partial(_is_healthy, http, url), _MAX_START_S, f"an answer of {url}/health")
-        observer.step(f"{site.nodes[0].name} is checked, and tries one round's local work: ldpfl deploy check-node --try")
+        observer.step(f"checking {site.nodes[0].name}, with one round's local work on trial: ldpfl deploy check-node --try")
         processes.run([programs.check(0)], _MAX_COMMAND_S)
         observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
         processes.run([programs.register(node) for node in site.nodes], _MAX_COMMAND_S)

@@ -103,7 +103,7 @@ def _finding_of(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
     limit = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
     if attempt.report_bytes is None:
         problem = f"{attempt.trouble}{_advice(attempt.trouble, offer)}"
-        return _wrong_finding(f"a round would report no change, and be charged all the same: {problem}")
+        return _wrong_finding(f"a round would send a report without any change, and still be charged: {problem}")
     values = sum(torch.Size(array.shape).numel() for array in start.values())
     training = f"trained {counted(values, 'value')} in {attempt.seconds:.1f} s{limit}"
     size = counted(attempt.report_bytes, "byte")
@@ -115,9 +115,9 @@ def _advice(trouble: str, offer: Offer) -> str:
     if trouble == confined_process.TOO_LONG:
         return f". A round leaves {offer.reply_s:g} s (ldpfl.reply-s): train for less, or ask the server's operator for a longer time"
     if "partition-id" in trouble:
-        return ": give it to this check by --partition, and to the SuperNode by --node-config"
+        return ": set it for this check by --partition, and for the SuperNode by --node-config"
     if trouble == confined_process.NO_ANSWER:
-        return ". It was killed, as where memory runs out, or has left by os._exit"
+        return ". It was killed, perhaps because memory ran out, or it called os._exit"
     return ""
 
 
@@ -151,7 +151,7 @@ def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, e
     with confined_process.one_thread(), confined_process.start_guarded(partial(with_explanation, work, explain)) as child:
         outcome = child.outcome()
     if outcome.value is None:
-        raise PrivacyError(f"the app gives no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")
+        raise PrivacyError(f"the app returned no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")
     return RecordsFound.of(unpacked(packed(bytes(outcome.value))))
 
 
@@ -160,14 +160,16 @@ def _findings_on_records(found: RecordsFound) -> Iterator[Finding]:
     for note in found.notes:
         yield Finding("try", Standing.LOOK, printable(note))
     if not found.left_out:
-        yield Finding("try", Standing.FINE, f"the app gives {counted(found.rows, 'record')}, and each adds to training")
+        yield Finding("try", Standing.FINE, f"the app returned {counted(found.rows, 'record')}, and training uses all of them")
         return
     indices = ", ".join(map(str, found.some))
     and_others = " and others" if found.left_out > len(found.some) else ""
     verb = "adds" if found.left_out == 1 else "add"
-    problem = f"{found.left_out:,} of {counted(found.rows, 'record')} {verb} nothing to training: {indices}{and_others} (counted from 0)"
+    problem = (
+        f"{found.left_out:,} of {counted(found.rows, 'record')} {verb} nothing to training: index {indices}{and_others} (counted from 0)"
+    )
     standing = Standing.WRONG if found.left_out >= found.rows else Standing.LOOK
-    yield Finding("try", standing, printable(f"{problem}. Of the first, {found.reason}"))
+    yield Finding("try", standing, printable(f"{problem}. Reason for the first: {found.reason}"))
 
 
 def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
@@ -178,9 +180,9 @@ def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     if node.shapes and shapes != dict(node.shapes):
         differing = {name: shape for name, shape in node.shapes.items() if shapes.get(name) != shape}
-        missing = f"lacks {_shapes_text(differing)} of --layers, or has another shape there"
+        missing = f"has no array {_shapes_text(differing)}, as in --layers, or has it in another shape"
         problem = missing if differing else "has more arrays than --layers says"
-        raise ConfigError(f"the app's model {problem}: give the arrays that the server has")
+        raise ConfigError(f"the app's model {problem}: set --layers to the arrays that the server sends")
     sizes = tuple(torch.Size(shape).numel() for shape in shapes.values())
     if node.layers and sizes != node.layers:
         problem = f"arrays of other sizes than --layers says ({', '.join(map(str, node.layers))})"
@@ -191,8 +193,8 @@ def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:
     """Return arrays with the names and shapes that the operator has stated by ``--layers``, and made-up values."""
     if not node.shapes:
         raise ConfigError(
-            "the app has a training loop of its own, and nothing says which arrays it is sent: give the name and shape of each array, as "
-            "in --layers weight=1x2,bias=1, and with --train-config the settings that the server sends beside them"
+            "the app has a custom training loop, so it is not known which arrays the server sends to it: give the name and shape of each, "
+            "as in --layers weight=1x2,bias=1, and by --train-config the settings that the server sends beside them"
         )
     layout = ParameterLayout(tuple(node.shapes), tuple(node.shapes.values()))
     generator = torch.Generator().manual_seed(0)

@@ -93,7 +93,7 @@ def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None
     if ready and known.offer is not None and known.policy is not None:
         yield from try_round(node, known.offer, trial, _any_aggregator_key(known.policy))
     else:
-        yield Finding("try", Standing.LOOK, "no round was tried: mend what is wrong above, and check again")
+        yield Finding("try", Standing.LOOK, "no round was tried, because a check above failed: correct what it names, and check again")
 
 
 def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> Iterator[Finding]:
@@ -146,14 +146,16 @@ def _check_policy(policy: Policy) -> Iterator[Finding]:
     yield Finding("policy", Standing.FINE, f"allows {allowed}; epsilon of all together at delta {policy.delta:g}: {', '.join(bounds)}")
     key_count = len(policy.aggregator_keys)
     if set(OVER_RELAY) & set(policy.transports) and not key_count:
-        yield Finding("policy", Standing.WRONG, "names no aggregator's key, so no report leaves over the relay: ldpfl policy key add KEY")
+        yield Finding(
+            "policy", Standing.WRONG, "has no aggregator's key, so no report leaves over the relay: add one with ldpfl policy key add KEY"
+        )
     elif key_count > 1:
-        text = f"names {key_count} aggregators' keys: when one is replaced, ldpfl policy key remove the older"
+        text = f"has {key_count} aggregators' keys: if one replaced another, remove the older with ldpfl policy key remove"
         yield Finding("policy", Standing.LOOK, text)
     if policy.allow_unprotected:
-        yield Finding("policy", Standing.LOOK, "allow_unprotected lets values leave without protection: take it out unless you mean that")
+        yield Finding("policy", Standing.LOOK, "allow_unprotected lets values leave without protection: remove it unless this is intended")
     if policy.immediate_replies:
-        yield Finding("policy", Standing.LOOK, "immediate_replies lets a server see how long this node trained: it is for simulations")
+        yield Finding("policy", Standing.LOOK, "immediate_replies lets a server see how long this node trained: use it in simulations only")
 
 
 def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
@@ -162,23 +164,27 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
     spent = books.spent(limit.delta)
     if limit.epsilon == 0:
         reason = f" ({books.refusals.reason})" if books.refusals else ""
-        yield Finding("budget", Standing.WRONG, printable(f"is 0, so nothing leaves{reason}: name the file that counts, or set a budget"))
+        yield Finding(
+            "budget",
+            Standing.WRONG,
+            printable(f"is 0, so nothing leaves{reason}: set LDPFL_BUDGET to the file in use, or set a budget (ldpfl budget set)"),
+        )
     elif spent >= limit.epsilon:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
     else:
-        if_new = "" if books.charges else ", as of a new client. A client that took part before needs its old file (ldpfl budget move)"
+        if_new = (
+            "" if books.charges else ": this is a new client's file. A client that took part before needs its old file (ldpfl budget move)"
+        )
         text = f"epsilon {number(spent)} of {limit.epsilon:g} spent at delta {limit.delta:g}, {counted(books.charges, 'report')} charged"
         yield Finding("budget", Standing.FINE, f"{text}{if_new}")
     if policy and policy.delta != limit.delta:
-        text = (
-            f"is kept at delta {limit.delta:g}, and the policy at delta {policy.delta:g}: each bounds what leaves, so set both to the same"
-        )
+        text = f"has delta {limit.delta:g}, but the policy has delta {policy.delta:g}. Both limit what leaves: set them to the same delta"
         yield Finding("budget", Standing.LOOK, f"{text} (ldpfl budget set --delta {policy.delta:g})")
     if policy and books.charges >= policy.rounds > 0:
-        text = f"{counted(books.charges, 'report')} charged, and the policy's rounds = {policy.rounds:,}: nothing more leaves under it"
+        text = f"{counted(books.charges, 'report')} charged, and the policy allows rounds = {policy.rounds:,}: no further report leaves"
         yield Finding("budget", Standing.WRONG, text)
     if os.environ.get("LDPFL_BUDGETS"):
-        yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations: unset it")
+        yield Finding("budget", Standing.WRONG, "LDPFL_BUDGETS is set, which is for simulations only: unset it")
 
 
 def _check_spent(budget: Budget) -> Iterator[Finding]:
@@ -196,12 +202,12 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
     """Check the node's token, and that the relay answers and knows it; with ``sums``, also the signing key."""
     try:
         token = read_token(_require_path(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
-        yield Finding("token", Standing.FINE, f"{node.token} is this user's alone")
+        yield Finding("token", Standing.FINE, f"{node.token} can be read by this user only")
     except LdpflError as error:
         yield wrong("token", error)
         return
     if not node.relay:
-        yield Finding("relay", Standing.WRONG, "the policy sends reports over a relay, and none is named: set LDPFL_RELAY to its URL")
+        yield Finding("relay", Standing.WRONG, "the policy sends reports over a relay, but no relay is set: set LDPFL_RELAY to its URL")
         return
     address = node.relay.removeprefix("https://").split("/")[0]
     if node.relay.startswith("https://"):
@@ -212,13 +218,13 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
     try:
         with connect(node.relay, token, _tls_context(node.relay_ca)) as relay:
             signer = relay.signer()
-        yield Finding("relay", Standing.FINE, "answers, and knows the token as a client's")
+        yield Finding("relay", Standing.FINE, "answers, and accepts the token as a client's")
         if sums:
             yield from _check_signer(node.signing_key, signer)
     except RelayRefused as refusal:
         text = {
-            401: "does not know this token: ask its operator for one (ldpfl relay token add, or renew)",
-            403: "knows this token as an aggregator's: a node needs a client's",
+            401: "does not know this token: ask the relay's operator for one (ldpfl relay token add, or renew)",
+            403: "has this token as an aggregator's, expected a client's: ask the relay's operator for one",
         }.get(refusal.status, str(refusal))
         yield Finding("relay", Standing.WRONG, text)
     except LdpflError as error:
@@ -230,7 +236,7 @@ def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
     with suppress(LdpflError):
         node_signer = signer_of(load_key(_require_path(path, "signing key", "LDPFL_SIGNING_KEY")).public_key()).hex()
         if signer == node_signer:
-            yield Finding("relay", Standing.FINE, f"takes what this node signs for sums, as {node_signer}")
+            yield Finding("relay", Standing.FINE, f"accepts this node's signatures for sums, by the key {node_signer}")
         else:
             yield Finding("relay", Standing.WRONG, str(other_signer(signer, node_signer)))
 
@@ -285,9 +291,9 @@ def _check_node_key(path: Path) -> Finding:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         return Finding(
-            "node key", Standing.WRONG, f"{path} is no P-384 key in OpenSSH's format: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
+            "node key", Standing.WRONG, f"{path} is not a P-384 key in OpenSSH's format: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
         )
-    text = f"{path} is this user's alone. Whether {path}.pub is registered, the SuperLink's operator knows"
+    text = f"{path} can be read by this user only. Ask the SuperLink's operator whether {path}.pub is registered"
     return Finding("node key", Standing.FINE, text)
 
 
@@ -297,7 +303,7 @@ def _check_signing_key(path: Path | None) -> Finding:
         public = public_text(load_key(_require_path(path, "signing key", "LDPFL_SIGNING_KEY")))
     except LdpflError as error:
         return wrong("signing", error)
-    text = f"{path} is this user's alone. Whether the aggregator's list of nodes holds its line, {public}, the aggregator's operator knows"
+    text = f"{path} can be read by this user only. Ask the aggregator's operator whether the list of nodes has its line: {public}"
     return Finding("signing", Standing.FINE, text)
 
 
@@ -330,8 +336,8 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
     run, charged_rounds = _unfinished_run(read_charges(budget), planned)
     if charged_rounds:
         remaining = rounds - charged_rounds
-        text = f"run {run} has charged {charged_rounds:,} of {rounds:,} rounds like the app's"
-        text = f"{text}: the {remaining:,} left of it count below, and no new run"
+        text = f"run {run}, probably of this app, has charged {charged_rounds:,} of {rounds:,} rounds"
+        text = f"{text}: its other {remaining:,} count below, not a new run"
         yield Finding("budget", Standing.FINE, printable(text))
         planned, rounds = planned[charged_rounds:], remaining
         releases = Counter(planned)
@@ -346,11 +352,11 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
     for limit, order, source in limits:
         cost = filtered_epsilon((charged + releases).items(), order, limit.delta)
         if cost > limit.epsilon:
-            text = f"all its rounds would bring epsilon to {number(cost)}, above {source} = {limit.epsilon:g}: later ones are declined"
+            text = f"all rounds of the app would cost epsilon {number(cost)}, above {source} = {limit.epsilon:g}: later rounds are declined"
             yield Finding("budget", Standing.LOOK, text)
     if books.charges + rounds > policy.rounds:
         reports = counted(books.charges, "report")
-        text = f"{reports} and {rounds:,} more exceed the policy's rounds = {policy.rounds:,}: later ones are declined"
+        text = f"{reports} and the app's {rounds:,} exceed the policy's rounds = {policy.rounds:,}: later rounds are declined"
         yield Finding("budget", Standing.LOOK, text)
 
 
@@ -380,5 +386,5 @@ def _any_aggregator_key(policy: Policy) -> bytes:
 def _require_path(path: Path | None, setting: str, variable: str) -> Path:
     """Return ``path``, or raise a :class:`ConfigError` that tells how to set it."""
     if path is None:
-        raise ConfigError(f"no {setting} is named: set {variable} to its file")
+        raise ConfigError(f"no file is set for the {setting}: set {variable} to it")
     return path

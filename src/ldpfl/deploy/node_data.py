@@ -35,12 +35,12 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
     """Check that the node's own data and its folder of data sets exist and fit the app, and yield the findings."""
     if node.data_dir:
         problem = _problem_of_folder(node.data_dir)
-        text = f"{node.data_dir} {f'{problem}: name it in LDPFL_DATA_DIR' if problem else 'is there'}"
+        text = f"{node.data_dir} {f'{problem}: set LDPFL_DATA_DIR to the folder of data sets' if problem else 'is there'}"
         yield Finding("data", Standing.WRONG if problem else Standing.FINE, text)
     trains_on_table = offer is not None and offer.config.data.at_nodes
     if not node.data:
         if trains_on_table:
-            yield Finding("data", Standing.WRONG, "the app trains on this node's own table, and none is named: set LDPFL_DATA to its file")
+            yield Finding("data", Standing.WRONG, "the app trains on this node's own table, but none is set: set LDPFL_DATA to its file")
         return
     try:
         path = table_path(node.data, node.partition)
@@ -49,7 +49,7 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
         else:  # an app with its own code reads its data in its own way
             yield from _check_files(path, () if offer is None else offer.config.data.classes)
         if os.name == "posix" and path.stat().st_mode & _OTHERS_MAY_ACCESS:
-            yield Finding("data", Standing.LOOK, f"{path} can be read by other users of this machine: chmod go= it")
+            yield Finding("data", Standing.LOOK, f"{path} can be read by other users of this machine: run chmod go= {path}")
     except LdpflError as error:
         yield wrong("data", error)
     except OSError as error:
@@ -65,7 +65,9 @@ def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     yield from _check_record_count(offer.config, rows - unusable, table)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
         text = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
-        yield Finding("data", Standing.LOOK, printable(f"{text}, which count as the nearer bound: is its unit that of the bounds?"))
+        yield Finding(
+            "data", Standing.LOOK, printable(f"{text}, which count as the nearer bound: check that column and bounds have the same unit")
+        )
 
 
 def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterator[Finding]:
@@ -74,12 +76,12 @@ def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterato
     if not stated or not records:
         return
     own_count, unit = (_count_persons(config, table), "person") if config.data.person else (records, "record")
-    text = f"this node has {counted(own_count, unit)}, and the app's mechanism.records says {stated:,} a client on average"
+    text = f"this node has {counted(own_count, unit)}, but the app's mechanism.records states {stated:,} for a client on average"
     if own_count >= _WRONG_FACTOR * stated:
-        why = "if other nodes have as many, training diverges; ask who runs the app to set it to the mean"
+        why = "if other nodes have as many, training diverges; ask the app's operator to set it to the mean"
         yield Finding("data", Standing.WRONG, f"{text}: {why}")
     elif own_count >= _UNUSUAL_FACTOR * stated or _UNUSUAL_FACTOR * own_count <= stated:
-        why = "unless this node is unusually large or small, steps have the wrong length; ask who runs the app whether that is the mean"
+        why = "unless this node is unusually large or small, steps have the wrong length; ask the app's operator whether this is the mean"
         yield Finding("data", Standing.LOOK, f"{text}: {why}. The node's own number is private: only this terminal shows it")
 
 
@@ -108,7 +110,7 @@ def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
     elif any(file.suffix.lower() in SUFFIXES for file in files):
         yield _describe_table(path)
     else:
-        yield Finding("data", Standing.FINE, printable(f"{path} is there; whether the app can read it, --try tells"))
+        yield Finding("data", Standing.FINE, printable(f"{path} is there. To see whether the app can read it, use --try"))
 
 
 def _describe_table(path: Path) -> Finding:
@@ -116,9 +118,11 @@ def _describe_table(path: Path) -> Finding:
     try:
         table = read_table(path, names_shown=False)
     except LdpflError as error:
-        text = f"is no table with a header, as ldpfl reads them ({error}): whether the app can read it, --try tells"
+        text = f"is not a table with a header that ldpfl can read ({error}). To see whether the app can read it, use --try"
         return Finding("data", Standing.LOOK, printable(f"{path} {text}"))
-    text = f"{path} has {counted(len(table), 'row')} and {counted(len(table.columns), 'column')}; whether it fits, --app and --try tell"
+    text = (
+        f"{path} has {counted(len(table), 'row')} and {counted(len(table.columns), 'column')}. To see whether it fits, use --app and --try"
+    )
     return Finding("data", Standing.FINE, text)
 
 
@@ -136,22 +140,22 @@ def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -
     yield Finding("data", Standing.FINE, printable(f"{folder} has {content}"))
     if loose := len(images) - images_in.total():
         lie = "lies" if loose == 1 else "lie"
-        text = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: put those of each class into a folder of its own"
+        text = f"{loose:,} of the images {lie} in {folder} itself, and so in no class: move each into the folder of its class"
         yield Finding("data", Standing.LOOK, printable(text))
     empty_folders = [entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "." and entry.name not in images_in]
     if empty_folders:
         empty_classes = sorted(set(empty_folders).intersection(classes))
         among_them = f", among them {_first_names(empty_classes)}" if empty_classes else ""
-        text = f"no image lies in {counted(len(empty_folders), 'folder')} of {folder}{among_them}: fill each, or remove it"
+        text = f"{folder} has {counted(len(empty_folders), 'folder')} without images{among_them}: add images, or delete what stays empty"
         yield Finding("data", Standing.LOOK, printable(text))
     if classes and (unknown := len(images_in.keys() - set(classes))):
         missing_classes = [name for name in classes if name not in images_in]
-        text = f"of the folders of {folder}, {unknown:,} {'is no class' if unknown == 1 else 'are no classes'} of the app"
+        text = f"{folder} has {counted(unknown, 'folder')} whose name is not one of the app's classes"
         missing_text = f", and no folder is called {_first_names(missing_classes)}" if missing_classes else ""
         yield Finding(
             "data",
             Standing.WRONG,
-            printable(f"{text}: data.classes has {_first_names(classes)}{missing_text}. Rename them, or take them out"),
+            printable(f"{text}: data.classes has {_first_names(classes)}{missing_text}. Rename or remove such folders"),
         )
 
 
@@ -161,7 +165,7 @@ def _check_readable(path: Path) -> None:
         neighbours = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         suggestion = nearest(path.name, neighbours)
         hint = f" (did you mean {suggestion!r}?)" if suggestion else ""
-        raise DataError(f"there is no file or folder {path}: set LDPFL_DATA to the node's data{hint}")
+        raise DataError(f"there is no file or folder {path}{hint}: set LDPFL_DATA to the node's data")
     if path.is_dir() and (problem := _problem_of_folder(path)):
         raise DataError(f"the folder {path} {problem}: set LDPFL_DATA to the node's data")
     if not os.access(path, os.R_OK):
@@ -173,7 +177,7 @@ def _check_readable(path: Path) -> None:
 def _problem_of_folder(folder: Path) -> str:
     """Return why ``folder`` cannot be read as a folder of data; an empty text if it can."""
     if not folder.is_dir():
-        return "is no folder"
+        return "is not a folder"
     if not os.access(folder, os.R_OK | os.X_OK):
         return "cannot be read by this user"
     return "" if any(folder.iterdir()) else "is empty"

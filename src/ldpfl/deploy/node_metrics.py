@@ -51,8 +51,8 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
     limit = books.limit
     lines = [
         *_metric("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
-        *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon that was spent of it.", books.spent(limit.delta)),
-        *_metric("ldpfl_node_reports_charged_total", "counter", "Reports that were charged.", books.charges),
+        *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon spent of the lifetime budget.", books.spent(limit.delta)),
+        *_metric("ldpfl_node_reports_charged_total", "counter", "Reports charged to the budget.", books.charges),
         *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
         *_rounds_left_lines(books, charges),
         *([] if policy is None else _policy_lines(Budget(budget, read_policy(policy)))),
@@ -90,7 +90,7 @@ def _policy_lines(budget: Budget) -> list[str]:
         "# HELP ldpfl_node_policy_epsilon Lifetime bounds of the policy.",
         "# TYPE ldpfl_node_policy_epsilon gauge",
         *allowed,
-        "# HELP ldpfl_node_policy_spent_epsilon Epsilon that was spent of them.",
+        "# HELP ldpfl_node_policy_spent_epsilon Epsilon spent of the lifetime bounds.",
         "# TYPE ldpfl_node_policy_spent_epsilon gauge",
         *spent,
     ]

@@ -143,7 +143,7 @@ class Processes:
         while not until():
             self.check_alive()
             if time.monotonic() > end:
-                raise DeploymentError(f"waited {seconds:g} s for {what}, which did not come")
+                raise DeploymentError(f"waited {seconds:g} s in vain for {what}: see the programs' logs")
             self._pause(_POLL_S)
 
     def check_alive(self) -> None:
@@ -365,5 +365,5 @@ def _script_path(name: str) -> str:
     """Return the path of a command that is installed in this Python's environment."""
     path = Path(sysconfig.get_path("scripts")) / name
     if not path.exists():
-        raise ConfigError(f"{name} is not in {path.parent}: pip install 'ldpfl[flower]' there")
+        raise ConfigError(f"the command {name} is not in {path.parent}: run pip install 'ldpfl[flower]' in that environment")
     return str(path)

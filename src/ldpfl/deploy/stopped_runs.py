@@ -54,14 +54,14 @@ def left_open(folder: RunFolder) -> LeftOpen:
     """
     config = folder.config()
     if not folder.participation_path.exists():
-        raise ConfigError(f"{folder.path} holds no run on Flower that has asked any node: nothing of it is open anywhere")
+        raise ConfigError(f"{folder.path} has no run on Flower that has asked a node, so nothing is left open")
     try:
         with folder.locked():
             participation, checkpoint = Participation.load(folder.participation_path), folder.checkpoint()
     except ConfigError:
         raise ConfigError(
-            f"a ServerApp is at work in {folder.path}, so what it leaves open is not known yet: the run is under way, or was stopped and "
-            f"may still be stopping, which takes it up to {_MAX_STOPPING_S:.0f} s after flwr stop. Ask again then"
+            f"a ServerApp still works in {folder.path}, so it is not known yet what it leaves open. Either the run is under way, or it is "
+            f"stopping, which takes up to {_MAX_STOPPING_S:.0f} s after flwr stop. Ask again when it has ended"
         ) from None
     finished = 0 if checkpoint is None else len(checkpoint.ledger.events)
     begun = participation.begun if participation.begun > finished else None
@@ -103,7 +103,7 @@ def described(run: LeftOpen) -> list[str]:
     if run.begun is not None:
         lines.append(
             f"round {run.begun} was begun with {counted(run.asked, 'node')} and is not finished: each of them may have sent a report. "
-            "Their budgets are charged, and the ledger counts the round: neither gives anything back"
+            "Their budgets are charged, and the ledger counts the round: both charges stay"
         )
         if not run.over_relay:
             lines.append(
@@ -119,26 +119,28 @@ def held(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str]:
     """Return lines for the operator: what the relay holds of the run, and what can be done. Errors are those of :func:`at_relay`."""
     status = at_relay(relay, run)
     if status is None:
-        lines = ["the relay holds nothing of the run"]
+        lines = ["the relay has no data of this run"]
         if run.begun is not None:
             lost = f"so the reports of round {run.begun} are lost"
             lines.append(f"{lost}. To go on with the next round: submit the same app again, with the same folder")
         return lines
     uploads, cancel = counted(status.uploads or 0, "upload"), f"ldpfl deploy left-open {shlex.quote(str(folder))} --cancel"
     if status.state == "released":
-        lines = [f"the relay holds round {run.last}: released, of {uploads}"]
+        lines = [f"the relay has released round {run.last}, made of {uploads}"]
     else:
-        condition = f"it releases nothing of fewer than {status.terms.min_clients:,}"
-        lines = [f"the relay holds round {run.last}: {status.state}, {uploads} so far; {condition}; nodes told to train may still upload"]
+        condition = f"it releases the round from {status.terms.min_clients:,} uploads on"
+        lines = [
+            f"round {run.last} at the relay is {status.state}, with {uploads} so far; {condition}; nodes told to train may still upload"
+        ]
     if run.begun is None:
-        return [*lines, f"the run folder has the round, so the relay's copy is not needed. To have it deleted: {cancel}"]
+        return [*lines, f"the run folder already has this round, so the relay's copy is not needed. To delete it there: {cancel}"]
     return [*lines, "to go on with these reports: submit the same app again, with the same folder", f"to give them up: {cancel}"]
 
 
 def closed(relay: RelayAggregator, run: LeftOpen) -> list[str]:
     """Have the relay delete the run's data, and return lines about the consequences. Errors are those of :func:`at_relay`."""
     if at_relay(relay, run) is None:
-        return ["the relay holds nothing of the run: there was nothing to cancel"]
+        return ["the relay has no data of this run: there was nothing to cancel"]
     relay.cancel(run.run, run.last)
     lost = "" if run.begun is None else f". The reports of round {run.begun} are lost, and stay charged"
     return [f"the relay has deleted what it held of round {run.last}{lost}"]

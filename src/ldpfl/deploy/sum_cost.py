@@ -58,12 +58,12 @@ class SumCost:
         hourly = size_text(self.round_bytes / HOUR_S)
         yield "relay, network", f"{size_text(self.round_bytes)} in ({hourly} a second in an hour), {size_text(self.download_bytes)} out"
         yield "relay, processor time", _core_time(self.relay_s)
-        yield "relay, store", f"{size_text(self.store_bytes)}, whatever the number of uploads but for {KEPT_BYTES} bytes each"
+        yield "relay, store", f"{size_text(self.store_bytes)}: one sum, and {KEPT_BYTES} bytes for each upload"
         yield "aggregator, network", f"{size_text(self.download_bytes)} in"
         yield "aggregator, processor time", _core_time(self.aggregator_s)
         if self.clients > MAX_UPLOADS:
-            yield "note", f"one round takes {MAX_UPLOADS:,} uploads: make {ceil(self.clients / MAX_UPLOADS):,} rounds of it"
-        yield "figures", "measured on one core of an AMD EPYC, without TLS; training is not in them"
+            yield "note", f"a round takes at most {MAX_UPLOADS:,} uploads: split it into {ceil(self.clients / MAX_UPLOADS):,} rounds"
+        yield "figures", "measured on one core of an AMD EPYC, without TLS; training is not included"
 
 
 def sum_cost(clients: int, weights: int, bits: int) -> SumCost:

@@ -99,7 +99,7 @@ def trial_of(
     """
     for change in changes:
         if ";" in change:
-            raise ConfigError(f"setting {change!r} holds a semicolon, which separates settings on Flower's wire")
+            raise ConfigError(f"setting {change!r} has a semicolon, by which Flower's run config separates settings: remove it")
     all_changes = (f"clients.count={clients}", f"training.rounds={rounds}", *_DEMO_CHANGES[transport], *changes)
     recipe = load_recipe(RECIPE, all_changes)
     target = recipe.privacy.target_epsilon
@@ -116,8 +116,10 @@ def trial_of(
         recipe = load_recipe(RECIPE, all_changes)
     linked = LINKED if transport == "relay" else 1
     config = settled(as_sent(recipe, transport, linked, recipe.clients.count))
-    if config.clients.count < _MIN_CLIENTS or config.clients.fraction != 1:
-        raise ConfigError(f"the demo asks all of at least {_MIN_CLIENTS} clients in each round; leave clients.fraction at 1")
+    if config.clients.count < _MIN_CLIENTS:
+        raise ConfigError(f"the demo needs at least {_MIN_CLIENTS} clients, got {config.clients.count}")
+    if config.clients.fraction != 1:
+        raise ConfigError(f"the demo asks all clients in each round: leave clients.fraction at 1, got {config.clients.fraction:g}")
     _, start = build(config, task, choose_device("cpu"))
     if transport == "sum":
         adding_up(deployable_mechanism(config, start.state.ranges))

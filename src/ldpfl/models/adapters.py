@@ -57,7 +57,7 @@ def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, 
         ConfigError: the module is no pretrained model, or lacks layers that the adapter names.
     """
     if not is_of_transformers(module):
-        raise ConfigError(f"model.adapter is {adapter.kind!r}, and the model is a {type(module).__name__}: give a model of transformers")
+        raise ConfigError(f"model.adapter = {adapter.kind!r} needs a model of the transformers library, got a {type(module).__name__}")
     with explained(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
         return with_adapter(module, adapter, targets, images, ())
 
@@ -110,7 +110,7 @@ def _check_modules(module: nn.Module, adapter: Adapter) -> None:
     suffixes = sorted({name.rpartition(".")[2] for name in layers})
     for layer in adapter.modules:
         if not any(name == layer or name.endswith(f".{layer}") for name, _ in module.named_modules()):
-            raise ConfigError(f"model.adapter_modules names {layer!r}, and the model has no such layer: {did_you_mean(layer, suffixes)}")
+            raise ConfigError(f"model.adapter_modules: the model has no layer {layer!r}: {did_you_mean(layer, suffixes)}")
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -188,8 +188,8 @@ def check_base(module: nn.Module, digest: str) -> None:
     """
     if digest and base_digest(module) != digest:
         raise ConfigError(
-            f"what was trained belongs to another base than this one, whose frozen weights have the SHA-256 {base_digest(module)[:16]}, "
-            f"expected {digest[:16]}: name the base that it was trained on, --model FOLDER"
+            f"the trained weights belong to another base model: the frozen weights of this base have SHA-256 {base_digest(module)[:16]}, "
+            f"expected {digest[:16]}. Give the base model of the training: --model FOLDER"
         )
 
 

@@ -37,7 +37,7 @@ def exchanged(module: nn.Module, example: Tensor, suffix: str) -> bytes:
             _WRITERS[suffix](program, path)
             return path.read_bytes()
     except ImportError as error:
-        raise ConfigError("ONNX needs its libraries: pip install 'ldpfl[onnx]'") from error
+        raise ConfigError("writing ONNX needs the packages onnx and onnxscript: pip install 'ldpfl[onnx]'") from error
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"the model cannot be written as {suffix}: {type(error).__name__}: {first_line(error)}") from error
 
@@ -58,7 +58,7 @@ def _write_onnx(program: Any, path: Path) -> None:
     finally:
         log.setLevel(level)
     if onnx_program is None:
-        raise ValueError("PyTorch made no program of it")
+        raise ValueError("PyTorch's exporter returned no program")
     onnx_program.save(path)
 
 

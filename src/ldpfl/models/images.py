@@ -19,7 +19,9 @@ def _image(shape: InputShape) -> tuple[int, int, int]:
         ConfigError: ``shape`` is not that of an image.
     """
     if len(shape) != 3:
-        raise ConfigError(f"this model is for images; these samples are {shape}: take linear or mlp")
+        raise ConfigError(
+            f"this model takes images (channels, height, width), got samples of shape {shape}: set model.name to linear or mlp"
+        )
     return shape[0], shape[1], shape[2]
 
 
@@ -56,7 +58,9 @@ class TwoLayerCNN(nn.Module):
         # A 5x5 convolution takes away 4 pixels, and pooling halves the rest.
         pooled_sizes = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         if min(pooled_sizes) < 1:
-            raise ConfigError(f"images of {height}x{width} are too small for the two-layer CNN, which needs 16x16")
+            raise ConfigError(
+                f"images of {height}x{width} are too small for the two-layer CNN, expected at least 16x16: use mlp or larger images"
+            )
         self.conv1 = nn.Conv2d(channels, 10, kernel_size=5)
         self.conv2 = nn.Conv2d(10, 20, kernel_size=5)
         self.fc1 = nn.Linear(20 * pooled_sizes[0] * pooled_sizes[1], 50)
@@ -78,7 +82,9 @@ class SmallVGG(nn.Sequential):
     def __init__(self, shape: InputShape, classes: int) -> None:
         channels, height, width = _image(shape)
         if min(height, width) < 8:
-            raise ConfigError(f"images of {height}x{width} are too small for the small VGG, which needs 8x8")
+            raise ConfigError(
+                f"images of {height}x{width} are too small for the small VGG, expected at least 8x8: use mlp or larger images"
+            )
         layers: list[nn.Module] = []
         for outputs in (32, 64, 128):
             for _ in range(2):

@@ -55,11 +55,11 @@ class ParameterLayout:
             matching = {name for name in self.names if f"{name}.".startswith(f"{prefix}.")}
             if not matching:
                 raise ConfigError(
-                    f"model.personal names {prefix!r}, but no layer of the model starts with it, only {', '.join(self.names)}"
+                    f"model.personal: no layer of the model has a name that starts with {prefix!r}; its layers: {', '.join(self.names)}"
                 )
             chosen |= matching
         if len(chosen) == len(self.names):
-            raise ConfigError("model.personal names all layers, so nothing is left to train together: name fewer of them")
+            raise ConfigError("model.personal names all layers, so no layer is left to train together: remove some of them")
         return self._restricted(set(self.names) - chosen), self._restricted(chosen)
 
     def _restricted(self, names: Set[str]) -> ParameterLayout:
@@ -92,7 +92,7 @@ class ParameterLayout:
         """
         if set(parameters) != set(self.names):
             unmatched = sorted(set(parameters) ^ set(self.names))
-            raise PrivacyError(f"layers do not match the model's layout: {', '.join(unmatched)}")
+            raise PrivacyError(f"layers are missing, or are not in the model's layout: {', '.join(unmatched)}")
         flat = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = parameters[name]
@@ -202,7 +202,7 @@ def _refuse(module: nn.Module, problems: list[_Problem]) -> None:
         )
 
 
-_WEIGHT_NORM = "take torch.nn.utils.parametrizations.weight_norm"
+_WEIGHT_NORM = "use torch.nn.utils.parametrizations.weight_norm"
 _SPECTRAL_NORM_BUFFERS = frozenset({"_u", "_v", "weight_u", "weight_v"})
 
 
@@ -218,7 +218,7 @@ def _buffer_problems(module: nn.Module) -> list[_Problem]:
             # Without running statistics there is no buffer, but a sample's result still depends on its batch.
             what = ": batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
         elif buffers and isinstance(child, nn.modules.batchnorm._NormBase):
-            what = ": statistics of private samples, set track_running_stats=False"
+            what = ": they store statistics of private samples, set track_running_stats=False"
         elif buffers and {name.rpartition(".")[2] for name in buffers} <= _SPECTRAL_NORM_BUFFERS:
             what = f": spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}"
         elif buffers:
@@ -238,7 +238,7 @@ def _parameter_problems(module: nn.Module) -> list[_Problem]:
     for name, parameter in trainable:
         what = ""
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            what = " is uninitialised: run one forward pass before, or give its layer a size"
+            what = " is uninitialised: run one forward pass first, or give its layer a size"
         elif parameter.dtype != torch.float32:
             what = f" is {parameter.dtype}: convert the model with .float()"
         elif parameter.dim() == 0:
@@ -246,11 +246,11 @@ def _parameter_problems(module: nn.Module) -> list[_Problem]:
         elif parameter.numel() == 0:
             what = " is empty: remove it"
         elif any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
-            what = " is one value repeated in memory: make it of expanded.clone()"
+            what = " repeats one value in memory, as after expand: replace it with its .clone()"
         if what:
             problems.append(_Problem(f"parameter {name}", _A_PARAMETER, what))
     if not trainable:
-        problems.append(_Problem("", "", "no trainable parameter: set requires_grad=True on what is to be learned"))
+        problems.append(_Problem("", "", "no trainable parameter: set requires_grad=True on the parameters to train"))
     return [*problems, *_device_problems(module), *_adapter_problems(module), *_hook_problems(module), *_shared_problems(module)]
 
 
@@ -259,7 +259,7 @@ def _device_problems(module: nn.Module) -> list[_Problem]:
     devices = {name: parameter.device for name, parameter in module.named_parameters()}
     without_values = [name for name, device in devices.items() if device.type == "meta"]
     if without_values:
-        others = f", and nor have {len(without_values) - 1} others" if len(without_values) > 1 else ""
+        others = f", nor do {len(without_values) - 1} others" if len(without_values) > 1 else ""
         what = f" has no values (device meta){others}: make the model on the CPU"
         return [_Problem(f"parameter {without_values[0]}", _A_PARAMETER, what)]
     common_first = Counter(devices.values()).most_common()
@@ -278,8 +278,8 @@ def _adapter_problems(module: nn.Module) -> list[_Problem]:
         if isinstance(active, str):
             frozen = [name for name, weight in part.named_parameters() if active in name.split(".") and not weight.requires_grad]
             if frozen:
-                where = f"adapter {active!r} is frozen in {len(frozen)} parameters, of which the first is {frozen[0]}"
-                remedy = ": load it with is_trainable=True, or make it with inference_mode=False"
+                where = f"adapter {active!r} has {len(frozen)} frozen parameters, {frozen[0]} first"
+                remedy = ": load it with is_trainable=True, or create it with inference_mode=False"
                 problems.append(_Problem(where, "an adapter is frozen", remedy))
                 break  # the modules inside it share its settings
     return problems
@@ -287,7 +287,7 @@ def _adapter_problems(module: nn.Module) -> list[_Problem]:
 
 def _hook_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters with hooks on their gradients. Private training would silently skip a hook."""
-    what = " has a hook, which does not run in private training: remove it, and do in forward what it is for"
+    what = " has a hook, which does not run in private training: remove the hook, and do its work in forward"
     return [
         _Problem(f"parameter {name}", _A_PARAMETER, what)
         for name, parameter in module.named_parameters()
@@ -319,17 +319,17 @@ def _part_problems(module: nn.Module) -> list[_Problem]:
         if replacement := _instead_of_wrapper(child):
             where = f"{name or 'the model'} is a {type(child).__name__}"
             problems.append(
-                _Problem(where, "a layer is compiled or distributed", f", which cannot be run with other weights: give {replacement}")
+                _Problem(where, "a layer is compiled or distributed", f", which cannot run with other weights: pass {replacement} instead")
             )
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):
             weight = f"parameter {f'{name}.weight'.lstrip('.')}"
             if child.max_norm is not None:
-                problems.append(_Problem(weight, "an embedding", " is changed while the model runs, by max_norm: leave that out"))
+                problems.append(_Problem(weight, "an embedding", " is changed by max_norm while the model runs: remove max_norm"))
             if child.sparse:
-                what = " has sparse gradients, of which private training knows nothing: set sparse=False"
+                what = " has sparse gradients, which private training does not support: set sparse=False"
                 problems.append(_Problem(weight, "an embedding", what))
         if any(isinstance(hook, WeightNorm) for hook in child._forward_pre_hooks.values()):
-            what = f": torch.nn.utils.weight_norm keeps what it computes, {_WEIGHT_NORM}"
+            what = f": torch.nn.utils.weight_norm stores computed weights in the layer, {_WEIGHT_NORM}"
             problems.append(_Problem(name or type(child).__name__, "a layer", what))
     return problems
 
@@ -358,7 +358,7 @@ def _dropout_problems(module: nn.Module) -> list[_Problem]:
     return problems
 
 
-_DRAWS = " draws from a generator that all clients share"
+_DRAWS = " draws random numbers from a generator that all clients share"
 
 _MAX_NAMED = 3
 """Maximum number of layers that a message names. The others are counted."""

@@ -46,8 +46,8 @@ def copied(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:  # it is the user's class
         raise ConfigError(
-            f"model {type(module).__name__} cannot be copied ({type(error).__name__}: {first_line(error)}): keep in it nothing that is "
-            "computed from its weights; in the place of torch.nn.utils.weight_norm take torch.nn.utils.parametrizations.weight_norm"
+            f"model {type(module).__name__} cannot be copied ({type(error).__name__}: {first_line(error)}): store no tensor in it that is "
+            "computed from its weights, and replace torch.nn.utils.weight_norm with torch.nn.utils.parametrizations.weight_norm"
         ) from error
 
 

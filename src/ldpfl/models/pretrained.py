@@ -116,13 +116,13 @@ def place_of(name: str) -> str:
     folder = Path(place)
     if folder.is_absolute() or folder.is_dir():
         if not folder.is_dir():
-            raise ConfigError(f"there is no folder {place}: give that of the pretrained model, --model FOLDER")
+            raise ConfigError(f"there is no folder {place}: give the folder of the pretrained model, --model FOLDER")
         if (folder / "adapter_config.json").is_file():  # transformers would load the base that this file names
-            raise ConfigError(f"{place} holds an adapter: give the folder of its base, --model FOLDER")
+            raise ConfigError(f"{place} has only an adapter: give the folder of its base model, --model FOLDER")
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{place} holds no config.json: give a folder of save_pretrained, --model FOLDER")
+            raise ConfigError(f"{place} has no config.json: give a folder that model.save_pretrained wrote, --model FOLDER")
         if not any(folder.glob("*.safetensors")):
-            raise ConfigError(f"{place} holds no weights (*.safetensors): save the model there by model.save_pretrained(folder)")
+            raise ConfigError(f"{place} has no weights (*.safetensors): save the model there with model.save_pretrained(folder)")
     return place
 
 
@@ -139,8 +139,8 @@ def local_folder(name: str) -> str:
         folder: str = library("huggingface_hub").snapshot_download(place, local_files_only=True)
     except Exception as error:  # the library raises many kinds
         raise ConfigError(
-            f"{place!r} is no folder, and not in the hub's cache on this machine: get it by `hf download {place}`, or give the "
-            f"model's folder, {PRETRAINED}FOLDER"
+            f"{place!r} is neither a folder nor a model in the hub's cache on this machine: download it with `hf download {place}`, or "
+            f"give the model's folder, {PRETRAINED}FOLDER"
         ) from error
     return place_of(folder)
 
@@ -165,8 +165,8 @@ def licence_of(name: str, setting: str) -> str:
         if path.name.lower().startswith(("license", "licence", "copying")):
             return path.name
     raise ConfigError(
-        f"nothing says under which licence the weights in {folder} may be used: put the file LICENSE there, or say it by "
-        "--set model.licence=NAME; 'own' for a model of yours"
+        f"the licence of the weights in {folder} is not known: put a file LICENSE there, or give its name by "
+        "--set model.licence=NAME ('own' for your own model)"
     )
 
 
@@ -178,13 +178,13 @@ def check_tokens(module: nn.Module, tokens: int, length: int) -> None:
     """
     size = getattr(getattr(module, "config", None), "vocab_size", None)  # of the module's vocabulary
     if isinstance(size, int) and tokens > size:
-        raise ConfigError(f"the tokenizer has {tokens:,} tokens, and the model knows {size:,}: set data.tokenizer to that of the model")
+        raise ConfigError(f"the tokenizer has {tokens:,} tokens, but the model only {size:,}: set data.tokenizer to the model's tokenizer")
     prompt = sum(getattr(adapter, "num_virtual_tokens", 0) for adapter in getattr(module, "peft_config", {}).values())
     places = _places(module)
     if places is not None and length + prompt > places:
-        beside = f" and {prompt} of a prompt" if prompt else ""
+        beside = f", and the prompt has {prompt}" if prompt else ""
         raise ConfigError(
-            f"data.length is {length} tokens{beside}, and the model has {places} places: set data.length to {places - prompt}"
+            f"data.length is {length} tokens{beside}, but the model takes {places} in all: set data.length to {places - prompt} or less"
         )
 
 
@@ -197,8 +197,8 @@ def check_padding(module: nn.Module, padding: int, tokenizer: str) -> None:
     expected = getattr(getattr(module, "config", None), "pad_token_id", None)
     if expected not in (None, padding):
         raise ConfigError(
-            f"tokenizer {tokenizer!r} fills texts up with token {padding}, and the model expects token {expected}: set data.tokenizer to "
-            "that of the model, or pad_token_id in the model's config.json"
+            f"tokenizer {tokenizer!r} pads texts with token {padding}, but the model expects token {expected}: set data.tokenizer to the "
+            f"model's tokenizer, or pad_token_id in the model's config.json to {padding}"
         )
 
 

@@ -78,7 +78,7 @@ def create(
     """
     if name == GIVEN:
         if given is None:
-            raise ConfigError("this is a model that a caller handed over: hand it over again, with model=...")
+            raise ConfigError("the run's model was passed in Python as an object, which is not stored: pass it again with model=...")
         return copied(given)
     arguments = dict(options or {})
     with SeededDraws(seed):
@@ -86,16 +86,18 @@ def create(
             module = _checked_module(name, called("model", name, offered=offered(shape, outputs, vocabulary), **arguments))
             return _with_sizes(module, name, shape, tokens=vocabulary is not None)
         if shape is None and name in names():
-            raise ConfigError(f"model {name!r} takes one tensor, and these samples are several: bring a module with an argument for each")
+            raise ConfigError(
+                f"model {name!r} takes samples of one tensor, but these have several: give a module with an argument for each"
+            )
         if name in _TEXT_MODELS:
             if vocabulary is None:
-                raise ConfigError(f"model {name!r} is for texts: name their column in data.text, or take another model")
+                raise ConfigError(f"model {name!r} is for texts: set data.text to the column of the texts, or choose another model")
             return _built(name, _TEXT_MODELS[name], arguments, vocabulary, outputs, by_place)
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
             remedy = f"set model.name (--model) to one of {', '.join(_TEXT_MODELS)}"
-            raise ConfigError(f"model {name!r} is not for texts, or for tensors of whole numbers, which are tokens: {remedy}")
+            raise ConfigError(f"model {name!r} takes no texts, and no whole numbers, which count as tokens: {remedy}")
         return _built(name, _REGISTRY[name], arguments, shape, outputs)
 
 
@@ -122,8 +124,8 @@ def _with_sizes(module: nn.Module, name: str, shape: InputShape | None, *, token
             module(torch.zeros(2, *shape, dtype=torch.int64 if tokens else torch.float32))
     except Exception as error:  # it is the user's class
         raise ConfigError(
-            f"model {name!r} has layers whose sizes follow from their inputs, and fails on two samples of shape {tuple(shape)} "
-            f"({type(error).__name__}: {first_line(error)}): mend its forward, or give the layers their sizes"
+            f"model {name!r} has lazy layers, and failed on two samples of shape {tuple(shape)} "
+            f"({type(error).__name__}: {first_line(error)}): correct its forward, or give the layers fixed sizes"
         ) from error
     return module
 
@@ -143,6 +145,6 @@ def _built(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any
 def _checked_module(name: str, returned: object) -> nn.Module:
     """Return what the user's class ``name`` ``returned``, or raise if it is not a module that can be copied."""
     if not isinstance(returned, nn.Module):
-        raise ConfigError(f"model {name!r} gives a {type(returned).__name__}, expected a torch.nn.Module")
+        raise ConfigError(f"model {name!r} returned a {type(returned).__name__}, expected a torch.nn.Module")
     refuse_lost_in_copies(returned)
     return returned

@@ -17,7 +17,9 @@ class EmbeddingBag(nn.Module):
     def __init__(self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 32) -> None:
         super().__init__()
         if by_place:
-            raise ConfigError("an embedding-bag knows no order: take gru, lstm or transformer for a language model")
+            raise ConfigError(
+                "an embedding-bag ignores the order of tokens: set model.name to gru, lstm or transformer for a language model"
+            )
         self.embedding = nn.Embedding(vocabulary, width)
         self.head = nn.Linear(width, outputs)
 
@@ -80,7 +82,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         if width % heads:
-            raise ConfigError(f"transformer: a width of {width} cannot be divided by {heads} heads")
+            raise ConfigError(f"transformer: width must be a multiple of heads, got width {width} and heads {heads}")
         self._by_place = by_place
         self.embedding = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(0.02 * torch.randn(longest, width))
@@ -92,7 +94,9 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[-1]
         if length > len(self.places):
-            raise ConfigError(f"transformer: texts of {length} tokens are longer than its option longest, {len(self.places)}")
+            raise ConfigError(
+                f"transformer: texts have {length} tokens, but its option longest is {len(self.places)}: raise it, or shorten the texts"
+            )
         states = self.embedding(tokens) + self.places[:length]
         for layer in self.layers:
             states = layer(states, tokens)

@@ -102,7 +102,7 @@ def confusion_caption(result: Mapping[str, Any]) -> str:
     if noise is None:
         return ""
     unit = "Persons" if _unit(result) == "person" else "Records"
-    return f"{unit} by their class (rows) and the class that the model says (columns), each with noise of {noise:.3g}."
+    return f"{unit} by their class (rows) and the class that the model predicts (columns), each with noise of {noise:.3g}."
 
 
 def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -77,7 +77,7 @@ def result_table(result: dict[str, Any]) -> Table:
         noise = result["noise"]
         table.add_row("noise, L2 norms added up", _number_or_dash(noise["norm"], ",.4g"))
         table.add_row("weights that got noise", f"{noise['protected_fraction']:.1%}")
-        table.add_row("epsilon as papers add it up", f"{_number_or_dash(noise['paper_epsilon'])}: what holds is below")
+        table.add_row("epsilon as papers add it up", f"{_number_or_dash(noise['paper_epsilon'])}: the guarantee is below")
     if clipped := clipped_records(result):
         table.add_row("records clipped", clipped)
     if settings := chosen_settings(result):

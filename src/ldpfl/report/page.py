@@ -107,7 +107,9 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     if kind.on_flower:  # the config has only the planned number of clients, or none for an app of one's own
         result["clients"] = max(event.population for event in ledger.events)
         if len(ledger.events) > result["rounds"]:
-            progress += f" Round {ledger.events[-1].round:,} is begun, and counts in what is said of privacy: its reports may have left."
+            progress += (
+                f" Round {ledger.events[-1].round:,} has begun. The privacy figures count it, because its reports may have been sent."
+            )
     statement = account(ledger, config.privacy.delta)
     if folder.is_trial:
         statement = replace(statement, warnings=(TRIAL, *statement.warnings))

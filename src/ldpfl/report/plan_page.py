@@ -55,7 +55,7 @@ def plan_page(path: Path) -> str:
         raise DataError(f"{path} is not a valid plan: {error}") from error
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
-            f"{path} is not a plan as ldpfl plan --json writes it: {getattr(error, 'strerror', None) or type(error).__name__}"
+            f"{path} is not a plan that ldpfl plan --json wrote ({getattr(error, 'strerror', None) or type(error).__name__}): write it anew"
         ) from error
 
 

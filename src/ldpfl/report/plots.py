@@ -285,7 +285,7 @@ def require_plot(path: Path) -> str:
         raise ConfigError(f"the plot {path} cannot be written: there is no folder {path.parent}")
     kind = path.suffix.lstrip(".").lower()
     if kind not in _FORMATS:
-        raise ConfigError(f"a plot is written as {', '.join(_FORMATS)}, not as {path.name!r}")
+        raise ConfigError(f"the name of a plot must end in .{', .'.join(_FORMATS)}, got {path.name!r}")
     return kind
 
 

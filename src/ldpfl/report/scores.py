@@ -104,7 +104,7 @@ def untold_labels(result: Mapping[str, Any]) -> str:
     scores = result.get("scores", {})
     if EXACT_MATCH not in scores or scores.get(MACRO_F1) != 0:
         return ""
-    return f"{MACRO_F1} is 0: it counts a label as told from a probability of 0.5 on, and no row that has a label reached that for it."
+    return f"{MACRO_F1} is 0: a label is predicted from a probability of 0.5 on, and no row that has a label reached this probability."
 
 
 def no_slope(result: Mapping[str, Any]) -> str:

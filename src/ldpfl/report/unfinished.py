@@ -20,7 +20,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     """
     checkpoint = folder.checkpoint()
     if checkpoint is None or not checkpoint.history:
-        raise ConfigError(f"{folder.path} holds a run of which no round is finished")
+        raise ConfigError(f"the run in {folder.path} has no finished round yet: wait for one, or resume the run")
     last_metrics = last_trained(checkpoint)
     figures = {
         "name": config.name,
@@ -61,5 +61,5 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
 def progress_of(folder: RunFolder, config: RunConfig, rounds: int) -> str:
     """Return how far a run is, in a sentence."""
     if folder.kind() is Kind.OWN_APP:
-        return f"Round {rounds:,}; how many there are to be, and on which data, its own app alone knows."
-    return f"Round {rounds:,} of {config.training.rounds:,} so far; what is said of the whole run is of these."
+        return f"Round {rounds:,}. Only the run's custom app knows the number of rounds and the data."
+    return f"Round {rounds:,} of {config.training.rounds:,} so far. Figures of the whole run cover these rounds only."

@@ -108,7 +108,7 @@ def train_with_own(
     if isinstance(trainer, RecordGradientTrainer):
         trainer = trainer.in_round(state.ranges)
     if isinstance(trainer, PersonalTrainer) and personal is None:
-        raise ConfigError("model.personal is for runs of the simulator, which keep each client's layers between rounds: leave it out")
+        raise ConfigError("model.personal works only in simulations, which store each client's layers between rounds: remove this setting")
     with refused_by_pytorch(federation, state, schedule):
         if isinstance(trainer, PersonalTrainer) and personal is not None:
             trained, after = trainer.train_both(state.weights, personal.to(federation.device), schedule, state.round + 1)
@@ -134,8 +134,9 @@ def refused_by_pytorch(federation: Federation, state: ServerState, schedule: Bat
         with suppress(RuntimeError):
             LoopTrainer(federation.task).train(state.weights, first_client, state.round + 1)
         raise PrivacyError(
-            f"round {state.round + 1} stopped: PyTorch refused to run the model, as it did not on made-up samples, and nothing was sent; "
-            "either there is too little memory, or forward does something else after some calls: let it be a function of one sample"
+            f"round {state.round + 1} stopped, and nothing was sent: PyTorch could not run the model on these samples, though it could on "
+            "made-up ones. Either memory ran out, or forward behaves differently after some calls. Write forward so that the output for a "
+            "sample depends only on this sample and the weights"
         ) from error
 
 

@@ -147,7 +147,8 @@ class CompiledTrainer:
         """Stop counting after ``error``, with a warning. From now on clients are trained and then encoded, which gives the same bits."""
         # The error's text may hold private values.
         _LOG.warning(
-            "bits are not counted in compiled code (%s): clients are trained and then encoded, to the same bits", type(error).__name__
+            "compiled code that counts bits failed (%s): from now on clients are trained and then encoded, which gives the same bits",
+            type(error).__name__,
         )
         self._counting.update(dict.fromkeys(self._counting))
 

@@ -136,7 +136,8 @@ class Compiled:
             self._call = self._plain
             # The error's text may hold private values.
             _LOG.warning(
-                "a step is no longer compiled (%s): last bits may differ from those of a run in which it was", type(error).__name__
+                "a compiled step failed (%s): it is run uncompiled from now on, so results may differ in their last bits from other runs",
+                type(error).__name__,
             )
         self._proven = True
         return result

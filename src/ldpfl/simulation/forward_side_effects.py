@@ -83,8 +83,8 @@ def _raise_if_changed(module: nn.Module, changed: list[str], cause: Exception | 
     """Raise a PrivacyError for ``module`` if the list of ``changed`` names is not empty."""
     if changed:
         why = (
-            "while it ran: that would keep or send something of its samples that no mechanism has randomised; let forward and hooks change "
-            "nothing (of embeddings: leave max_norm out)"
+            "while it ran, which could store or send information on its samples that no mechanism has randomised: write forward and hooks "
+            "so that they change nothing in the model (for embeddings: remove max_norm)"
         )
         text = f"{type(module).__name__} changed {', '.join(changed)} {why}"
         raise PrivacyError(text, advice=f"it changed its own state {why}") from cause

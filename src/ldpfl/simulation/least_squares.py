@@ -79,7 +79,7 @@ class LeastSquares:
         """Return the vectors (R, size) of the task's records at ``rows`` (R,). They do not depend on ``weights``."""
         inputs, targets = task.batch(rows)
         if not isinstance(inputs, Tensor):
-            raise TypeError("least squares takes samples of one tensor")
+            raise TypeError("least squares needs samples of one tensor, got several tensors")
         return self.vectors(inputs.flatten(1).cpu(), targets.cpu())
 
     def vectors(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -232,11 +232,13 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
             knots.append(column_knots)
     if hidden:
         dataset = dataset.noted(
-            f"not seen above the noise of measuring, and so left out: {', '.join(hidden)}; give data.bounds for them, "
-            "a larger privacy.measuring_share or target epsilon, or more rows"
+            f"columns left out, because their values were not seen above the noise of measuring: {', '.join(hidden)}. To include them, set "
+            "data.bounds for them, set a larger privacy.measuring_share or target epsilon, or give more rows"
         )
     if by_bounds:
-        dataset = dataset.noted(f"not seen above the noise of measuring, and so scaled by data.bounds alone: {', '.join(by_bounds)}")
+        dataset = dataset.noted(
+            f"columns scaled by data.bounds alone, since nothing was seen above the noise of measuring: {', '.join(by_bounds)}"
+        )
     numbers = [last for last, column in zip(stages[-1], dataset.unscaled, strict=True) if last is not None and not column.classes]
     if numbers and scaling.is_small(numbers):
         dataset = dataset.noted(
@@ -245,8 +247,8 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
         )
     if rough:
         dataset = dataset.noted(
-            f"seen only roughly above the noise of measuring, so that their scale may be wrong: {', '.join(rough)}; narrower data.bounds, "
-            "a larger privacy.measuring_share or target epsilon, or more rows help"
+            f"columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: {', '.join(rough)}. "
+            "Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows help"
         )
     return scaling.scaled(dataset, knots, target, scaling.hazards(ended, shares[0]) if ended else tuple(shares))
 

@@ -63,7 +63,9 @@ class KeptLayers:
     def of(cls, clients: NDArray[np.int64], values: Tensor) -> KeptLayers:
         """Return the layers that ``clients`` keep; a PrivacyError if a value is not finite, since its client could never train again."""
         if not bool(values.isfinite().all()):
-            raise PrivacyError("a client's personal layers are NaN or infinite: take a smaller training.learning_rate; nothing was sent")
+            raise PrivacyError(
+                "a client's personal layers became NaN or infinite, so nothing was sent: set a smaller training.learning_rate"
+            )
         return cls(clients, values)
 
 

@@ -33,7 +33,9 @@ ANY_CLUSTER = "ray"
 _RETRIES = 10
 """How often a share is restarted on another node or in another process before the run ends."""
 
-LOST = "the Ray cluster was lost, or its head ({}): start it again, and resume the run, whose finished rounds are kept"
+LOST = (
+    "lost the connection to the Ray cluster or its head node ({}): start the cluster again, and resume the run. Finished rounds are saved"
+)
 
 _CHECK_S = 1.0
 """Number of seconds between two checks that the simulating process still runs."""
@@ -163,7 +165,7 @@ def _do_round(pipe: Connection, request: RoundRequest, references: dict[str, Any
     import ray
 
     if request.on_gpu and not ray.cluster_resources().get("GPU"):
-        raise ConfigError("the run is on a GPU, but no node of the Ray cluster has one: set --device cpu, or start nodes with --num-gpus")
+        raise ConfigError("the run uses a GPU, but no node of the Ray cluster has one: set --device cpu, or start nodes with --num-gpus")
     train_on_node = ray.remote(
         num_cpus=1,
         num_gpus=1 if request.on_gpu else 0,
@@ -191,13 +193,13 @@ def _fetch(reference: Any) -> tuple[str, Any]:
         node, outcome = get(reference)
     except exceptions.RayTaskError as error:
         raise ConfigError(
-            f"a node of the Ray cluster cannot begin a share ({type(error.cause or error).__name__}): install on every node what this "
-            "machine has"
+            f"a node of the Ray cluster could not start to train its clients ({type(error.cause or error).__name__}): install the same "
+            "packages on every node and on this machine"
         ) from error
     except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError, exceptions.ObjectLostError) as error:
         raise LdpflError(
-            f"a share of the round was lost {_RETRIES + 1} times on the Ray cluster ({type(error).__name__}), as when memory runs out: "
-            "give each of Ray's CPUs more memory, and resume the run, whose finished rounds are kept"
+            f"training a part of the round's clients failed {_RETRIES + 1} times on the Ray cluster ({type(error).__name__}), perhaps "
+            "because memory ran out: give each of Ray's CPUs more memory, and resume the run. Finished rounds are saved"
         ) from error
     return str(node), outcome
 
@@ -292,5 +294,7 @@ def collected(federation: tuple[str, bytes, Any], start: tuple[str, bytes, Any],
             f"a node of the Ray cluster lacks the module {error.name!r}: install it on every node, or put it on PYTHONPATH there"
         )
     except Exception as error:  # its text may repeat private values
-        result = LdpflError(f"a share of the round stopped on the Ray cluster: {in_short(error)}; see the whole error with --workers 1")
+        result = LdpflError(
+            f"training failed on a node of the Ray cluster: {in_short(error)}. To see the whole error, run with --workers 1"
+        )
     return pickle.dumps((result, torch.backends.cpu.get_cpu_capability()), protocol=5)

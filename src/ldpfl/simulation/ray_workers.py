@@ -134,7 +134,7 @@ class RayTasks:
         if processor not in self._known_processors:
             self._warn(
                 f"a node of the Ray cluster computes with {processor}, this machine with {self._known_processors[0]}: results may differ "
-                "from those of one process in their last bits; use nodes with like processors for the same results"
+                "from those of one process in their last bits; for equal results use nodes with the same kind of processor"
             )
             self._known_processors.append(processor)
 

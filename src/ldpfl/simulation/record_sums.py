@@ -133,7 +133,7 @@ class OneByOne:
             except (Exception, SystemExit) as error:
                 errors.add(type(error).__name__)
         if errors:
-            _LOG.warning("some records add nothing, because the model or its loss raises %s for them", ", ".join(sorted(errors)))
+            _LOG.warning("some records add nothing to the sum, because the model or its loss raises %s for them", ", ".join(sorted(errors)))
         return found
 
 

@@ -133,10 +133,12 @@ class Processes:
         """Replace the worker processes after one died, or raise if that happened ``deaths`` times in a row and this is too often."""
         if deaths == _MAX_DEATHS:
             raise LdpflError(
-                f"worker processes ended {deaths} times in a row, as when memory runs out: ask for fewer (--workers), or for one; finished "
-                "rounds are kept"
+                f"worker processes ended unexpectedly {deaths} times in a row, perhaps because memory ran out: resume the run with a "
+                "smaller --workers, or --workers 1. Finished rounds are saved"
             )
-        self._warn("a worker process ended (killed, or out of memory): others take its place, and its clients are trained again")
+        self._warn(
+            "a worker process ended (killed, or out of memory): all worker processes are started anew, and unfinished clients trained again"
+        )
         self._pool.shutdown(wait=False, kill_workers=True)
         self._pool = self._start_pool()
 

@@ -169,8 +169,10 @@ def _task_by_name(name: str, outputs: int, scale: float) -> Task:
 def _imported(path: str, outputs: int) -> Task:
     """Call the user's function at ``path``, and return its task."""
     task = called("task", path, outputs)
-    if not isinstance(task, Task) or not task.metrics:
-        raise ConfigError(f"task {path!r} gives a {type(task).__name__}, expected an ldpfl.tasks.Task with a metric")
+    if not isinstance(task, Task):
+        raise ConfigError(f"task {path!r} returned a {type(task).__name__}, expected an ldpfl.tasks.Task")
+    if not task.metrics:
+        raise ConfigError(f"task {path!r} returned a Task without metrics, expected at least one")
     return task
 
 

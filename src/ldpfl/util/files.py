@@ -37,7 +37,7 @@ def write_error(path: Path, number: int | None, reason: str) -> WriteError:
             return WriteError(f"{path} would become larger than this system or user allows", reason, "allow larger files (ulimit -f)")
         case errno.EROFS:
             return WriteError(f"{path.parent} is on a read-only file system", reason, "make it writable")
-    return WriteError(f"{path} cannot be written: {reason}", reason, "mend that")
+    return WriteError(f"{path} cannot be written: {reason}", reason, "correct the cause")
 
 
 @contextmanager
@@ -87,7 +87,9 @@ def check_suffix(path: Path, what: str, *suffixes: str) -> None:
     """
     if path.suffix.lower() not in ("", *suffixes):
         name = path.with_suffix(suffixes[0]).name
-        raise ConfigError(f"{what}, which is no {path.suffix} file, cannot be written to {path}: call it {name}")
+        raise ConfigError(
+            f"{what} cannot be written to {path}, because the suffix {path.suffix} stands for another format: name the file {name}"
+        )
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
@@ -210,7 +212,7 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         if status.st_size > most:
-            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, and a file of its kind at most {most:,}", str(path))
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, expected at most {most:,}", str(path))
         if size is not None and status.st_size < size:
             raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, expected {size:,}", str(path))
         return file.read(status.st_size if size is None else size).decode()  # a larger number would be allocated whole

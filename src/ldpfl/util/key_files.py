@@ -32,7 +32,9 @@ def sealed(plaintext: bytes, public_key: X25519PublicKey, info: bytes) -> bytes:
     try:
         return SUITE.encrypt(plaintext, public_key, info)
     except ValueError:
-        raise ConfigError("the aggregator's public key is a point of low order, which anyone could open: ask for another key") from None
+        raise ConfigError(
+            "the aggregator's public key is invalid (a point of low order): it would protect nothing. Ask the aggregator for another key"
+        ) from None
 
 
 def save_key(key: X25519PrivateKey | Ed25519PrivateKey, path: Path) -> None:
@@ -45,7 +47,7 @@ def save_key(key: X25519PrivateKey | Ed25519PrivateKey, path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path} exists already: choose another file, or remove that key if no round needs it any more") from None
+        raise ConfigError(f"{path} exists already: choose another file, or delete this one if no round needs its key any more") from None
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(file.fileno(), 0o600)  # restores bits that the umask may have removed
         file.write(pem)
@@ -65,11 +67,13 @@ def load_key(path: Path, kind: type[Key]) -> Key:
     except OSError as error:
         raise ConfigError(f"the private key {path} cannot be read: {error.strerror}") from None
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"the private key {path} can be read by others than its owner: chmod 600 it, or make a new key")
+        raise ConfigError(f"the private key {path} can be read by other users: run chmod 600 {path}, or make a new key")
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, kind):
-        raise ConfigError(f"{path} does not hold an {kind.__name__.removesuffix('PrivateKey')} private key in PEM, not encrypted")
+        raise ConfigError(
+            f"{path}: expected an {kind.__name__.removesuffix('PrivateKey')} private key in PEM format, not encrypted; found none"
+        )
     return key

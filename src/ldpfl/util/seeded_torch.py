@@ -53,4 +53,4 @@ def _with_generator(func: Any) -> Any:
     for overload in (name, f"{name}_dtype"):
         if overload in func.overloadpacket.overloads():
             return getattr(func.overloadpacket, overload)
-    raise ConfigError(f"{func} draws numbers that no seed decides: draw them by torch.randn or torch.rand")
+    raise ConfigError(f"{func} draws random numbers, but takes no seed or generator: use torch.randn or torch.rand instead")

@@ -40,8 +40,8 @@ def cache_dir() -> Path:
 def without_cache(error: WriteError) -> str:
     """Return the warning that nothing is cached. It is the same for all files, so that it can be printed once."""
     return (
-        f"going on without the cache folder {cache_dir()} ({error.reason}): what it would save is computed anew each time; "
-        f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
+        f"going on without the cache folder {cache_dir()} ({error.reason}): results that it would store are computed anew each time. "
+        f"Set {CACHE_DIR_VARIABLE} to a folder that can be written"
     )
 
 

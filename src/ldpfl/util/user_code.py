@@ -132,8 +132,8 @@ def _with_required(factory: Callable[..., Any], offered: Mapping[str, Any], opti
     if missing:
         offered_text = ", ".join(f"{name}={value}" for name, value in offered.items())
         raise _CannotCall(
-            f"it requires {', '.join(missing)}, which nothing gives: add --set model.options.{missing[0]}=VALUE, or a default; an argument "
-            f"with one of these names is given without that: {offered_text}"
+            f"it requires {', '.join(missing)}, but got no value: add --set model.options.{missing[0]}=VALUE, or give it a default in the "
+            f"code. Arguments with these names get a value from the data: {offered_text}"
         )
     return {**{name: offered[name] for name in required}, **options}
 

@@ -139,12 +139,12 @@ def as_it_is(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "settings", "why"),
     [
-        (without("*.safetensors"), {}, r"holds no weights \(\*\.safetensors\)"),
+        (without("*.safetensors"), {}, r"has no weights \(\*\.safetensors\)"),
         (without("tokenizer*"), {}, "contains no tokenizer"),
-        (without("config.json"), {}, r"holds no config\.json"),
+        (without("config.json"), {}, r"has no config\.json"),
         (of_more_layers, {}, r"do not fit its config\.json: 16 parameters are absent or of another shape, such as encoder\.layer\.2"),
-        (with_another_padding, {}, "fills texts up with token 2, and the model expects token 0"),
-        (as_it_is, {"length": PLACES + 1}, f"data.length is {PLACES + 1} tokens, and the model has {PLACES} places"),
+        (with_another_padding, {}, "pads texts with token 2, but the model expects token 0"),
+        (as_it_is, {"length": PLACES + 1}, f"data.length is {PLACES + 1} tokens, but the model takes {PLACES} in all"),
     ],
 )
 def test_each_mistake_with_an_encoder_of_texts_is_one_error(
@@ -159,7 +159,7 @@ def test_each_mistake_with_an_encoder_of_texts_is_one_error(
 def test_features_that_are_not_there_are_named_before_data_are_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ldpfl.experiments.dataset.load_brought", lambda *a: pytest.fail("data were read"))
     for features, model, why in (
-        ("hf:nobody/nothing", "linear", "not in the hub's cache on this machine: get it by `hf download nobody/nothing`"),
+        ("hf:nobody/nothing", "linear", "nor a model in the hub's cache on this machine: download it with `hf download nobody/nothing`"),
         ("hf:/no/such/folder", "linear", "there is no folder /no/such/folder"),
         (f"hf:{base}", f"hf:{base}", "or train a head on them, model.name = 'linear'"),
     ):
