@@ -414,7 +414,8 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     """Turn TOML ``text`` and lists of ``key=value`` overrides into a config. Messages call the text ``origin``.
 
     If a list sets ``mechanism.name``, earlier settings that the new mechanism does not have are dropped. The settings of that list itself
-    are checked against the new mechanism.
+    are checked against the new mechanism. A description that no list sets is dropped if a list changes more than the seed, because it may
+    state an epsilon or a size that does not hold any more.
     """
     try:
         tree = from_toml(text)
@@ -422,6 +423,8 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
         raise ConfigError(f"{origin} is not valid TOML: {error}{_HINT_ON_QUOTES if 'Invalid value' in str(error) else ''}") from error
     _convert_noise_section(tree, origin)
     groups = [[single for override in group for single in _split_by_key(override)] for group in overrides]
+    if {override.partition("=")[0].strip() for group in groups for override in group} - {"seed", "name"}:
+        tree.pop("description", None)
     for group in groups:
         for override in sorted(group, key=lambda text: not _names_mechanism(text)):  # the mechanism's name comes first
             _apply_override(tree, override)
