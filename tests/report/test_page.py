@@ -127,7 +127,7 @@ def test_the_seed_of_own_data_is_not_in_it(tmp_path: Path) -> None:
     assert "One record" in text
 
 
-@pytest.mark.parametrize(("what", "said"), [("nothing", "holds no run"), ("begun", "no round is finished")])
+@pytest.mark.parametrize(("what", "said"), [("nothing", "holds no run"), ("begun", "no finished round yet")])
 def test_what_is_no_run_is_named(what: str, said: str, folder: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     place = tmp_path / what
     place.mkdir()
@@ -161,11 +161,11 @@ def test_a_run_that_goes_on_has_a_page_too(tiny_data: Path, config_file: Path, t
 
     api.run(config_file, folder=path, data_dir=tiny_data, progress=False, baseline=False, on_round=look)
     read = Reader(seen[0])
-    assert "of 3 so far;" in read.words
+    assert "of 3 so far." in read.words
     assert "without noise" not in read.words
     assert 'http-equiv="refresh"' in seen[0]
     last = page([path], refresh_s=5)
-    assert "so far;" not in Reader(last).words
+    assert "so far. Figures" not in Reader(last).words
     assert 'http-equiv="refresh"' not in last
     with pytest.raises(ConfigError, match="holds no run"):
         page([tmp_path / "nowhere"])
@@ -185,7 +185,7 @@ def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file:
                 seen.append(look().text)
 
         api.run(config_file, folder=path, data_dir=tiny_data, progress=False, baseline=False, on_round=after)
-        assert "of 3 so far;" in Reader(seen[0]).words
+        assert "of 3 so far." in Reader(seen[0]).words
         last = look()
         assert last.text == page([path])
         assert last.headers["cache-control"] == "no-store"

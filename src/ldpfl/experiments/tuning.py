@@ -144,14 +144,14 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         _check_charged(cell, cell.folder(private), guarantee)
         if "stopped" in figures or not figures["at_clients"]:
             continue
-        measured = figures["at_clients"][-1]["figures"]
-        if best is None or _rank_by_scores(measured) > best[0]:  # of equal scores the first one is taken, as the proof assumes
-            best = _rank_by_scores(measured), cell, measured
+        last = figures["at_clients"][-1]
+        if best is None or _rank_by_scores(last) > best[0]:  # of equal scores the first one is taken, as the proof assumes
+            best = _rank_by_scores(last), cell, last
     if best is None:
         raise PrivacyError("no trial came to its end with a score: every setting made training diverge; give settings with smaller steps")
-    _, cell, measured = best
-    metric = next(name for name in (AUROC, ACCURACY, *measured) if name in measured)
-    return Chosen(cell, metric, measured[metric], cell.folder(private), guarantee, tuple(map(label, settings_to_try)))
+    _, cell, last = best
+    metric = next(name for name in (*_compared_by(last), *last["figures"]) if name in last["figures"])
+    return Chosen(cell, metric, last["figures"][metric], cell.folder(private), guarantee, tuple(map(label, settings_to_try)))
 
 
 def label(cell: Cell) -> str:
@@ -280,15 +280,24 @@ def _check_charged(cell: Cell, folder: RunFolder, guarantee: TunedGuarantee) -> 
         raise PrivacyError(f"the trial in {folder.path} released more than was planned: nothing is released of this tuning")
 
 
-def _rank_by_scores(measured: dict[str, Any]) -> tuple[float, ...]:
-    """Return the key by which trials are compared, larger is better: AUROC, then accuracy, then minus the mean loss."""
+def _compared_by(last: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the figures by which trials are compared, the first one first, for a trial's ``last`` evaluation.
 
-    def value(name: str, sign: float = 1.0) -> float:
-        """Return ``sign`` times the figure, or -inf if it has no value, so that it comes last."""
-        figure = measured.get(name, {}).get("value")
-        return -inf if figure is None or not isfinite(figure) else sign * float(figure)
+    The accuracy of two classes is left out: without an AUROC one class is mostly rare, and then all models are equally accurate.
+    """
+    is_of_two_classes = last.get("rare_class", False) or "binning" in last or AUROC in last["figures"]
+    return (AUROC, LOSS) if is_of_two_classes else (ACCURACY, LOSS)
 
-    return value(AUROC), value(ACCURACY), value(LOSS, -1.0)
+
+def _rank_by_scores(last: dict[str, Any]) -> tuple[float, ...]:
+    """Return the key by which trials are compared by their ``last`` evaluations. Larger is better."""
+
+    def value(name: str) -> float:
+        """Return the figure, a loss with a minus, or -inf if it has no value, so that it comes last."""
+        figure = last["figures"].get(name, {}).get("value")
+        return -inf if figure is None or not isfinite(figure) else float(-figure if name == LOSS else figure)
+
+    return tuple(map(value, _compared_by(last)))
 
 
 def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:

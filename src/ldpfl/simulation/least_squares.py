@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import log, sqrt
 
 import numpy as np
 import torch
@@ -28,9 +28,12 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.record_sums import APART, NoisySum, ranges_of
 from ldpfl.tasks import without_answer
+from ldpfl.tasks.weighted_metrics import Floats
 
 _INSIDE = 1 - 2.0**-40
 """Factor that makes features and targets shorter, so that rounding leaves none longer than 1."""
+_MAX_EXPLAINED = 0.9
+"""Largest share of the variance of two classes that counts as explained, so that probabilities stay apart from 0 and 1."""
 _MIN_EIGENVALUE_SHARE = 1e-9
 """Least eigenvalue, as a share of the sum of all. It prevents a division by 0 if there is no noise."""
 
@@ -106,10 +109,38 @@ class LeastSquares:
         least = max(self.floor * largest_noise, _MIN_EIGENVALUE_SHARE * float(np.abs(eigenvalues).sum()), float(np.finfo(np.float64).tiny))
         solution = vectors @ ((vectors.T @ crossed) / (np.maximum(eigenvalues, least) + self.ridge * largest_noise)[:, None])
         # The solution is for scaled features and targets, so it is scaled back here and below.
-        # A softmax of k times indicators of k classes is, to first order around equal shares, these indicators themselves.
-        solution *= self.outputs * sqrt(1 - 1 / self.outputs) if self.classes else self.bound
-        head = torch.from_numpy(solution / sqrt(self.norm**2 + self.bias)).float()
+        if self.classes and self.outputs == 2 and self.bias:
+            solution = self._as_log_odds(
+                solution, curvature[-1, :-1], crossed, least=max(noise / self._target_weight * self._longest, 1 / records)
+            )
+        else:
+            # A softmax of k times indicators of k classes is, to first order around equal shares, these indicators themselves.
+            solution *= self.outputs * sqrt(1 - 1 / self.outputs) if self.classes else self.bound
+        head = torch.from_numpy(solution / self._longest).float()
         return torch.cat([head[: self.inputs].T.flatten(), *([head[self.inputs]] if self.bias else [])])
+
+    def _as_log_odds(self, solution: Floats, products_with_bias: Floats, crossed: Floats, least: float) -> Floats:
+        """Return the ``solution`` (p, 2) for two classes, rescaled to logits by the theory of linear discriminants (Fisher 1936).
+
+        Let f be the linear fit of the indicator of class 1, q its share, and R2 the explained share of the variance q (1 - q). If both
+        classes have normal features of one covariance, then the log odds are log(q / (1 - q)) + (f - q - R2 (1/2 - q)) / (q (1 - q)
+        (1 - R2)). That follows from the formulas of both for the difference of the classes' means. ``least`` bounds q from 0 and 1.
+        """
+        half = sqrt(1 / 2)  # the length of a centered indicator
+        share = min(max(1 / 2 + float(crossed[-1, 1]) * self._longest * half, least), 1 - least)
+        variance = share * (1 - share)
+        covariances = half * crossed[:-1, 1] - products_with_bias * self._longest * (share - 1 / 2)  # of the features with the indicator
+        explained = min(max(half * float(solution[:-1, 1] @ covariances) / variance, 0.0), _MAX_EXPLAINED)
+        slope = 1 / (variance * (1 - explained))
+        logit = solution[:, 1] * half * slope
+        # The constant of the bias is 1 / length, so an offset is multiplied by the length.
+        logit[-1] += self._longest * (log(share / (1 - share)) + (1 / 2 - share) * (1 - explained) * slope)
+        return np.stack([-logit / 2, logit / 2], axis=1)
+
+    @property
+    def _longest(self) -> float:
+        """Length of the longest features, with 1 for the constant of the bias."""
+        return sqrt(self.norm**2 + self.bias)
 
     def _features(self, inputs: Tensor) -> Tensor:
         """Return features (R, width) of length 1 at most, float64."""
@@ -117,7 +148,7 @@ class LeastSquares:
         rows = rows * (self.norm * _INSIDE / torch.linalg.vector_norm(rows, dim=1).clamp_min(self.norm))[:, None]
         if self.bias:
             rows = F.pad(rows, (0, 1), value=_INSIDE)
-        return rows / sqrt(self.norm**2 + self.bias)  # the maximum length, with 1 for the constant of the bias
+        return rows / self._longest
 
     def _targets(self, targets: Tensor) -> Tensor:
         """Return targets (R, outputs) float64 of length 1 at most. For a class: its one-hot indicator minus the mean of all indicators."""
