@@ -21,6 +21,7 @@ from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussia
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import run_epsilon
+from ldpfl.simulation.evaluating import LOSS
 
 draws = np.random.default_rng(0)
 AGES = draws.integers(20, 80, 300)
@@ -49,6 +50,17 @@ def ledgers(folder: Path) -> list[Ledger]:
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.slow
+def test_trials_of_a_rare_class_are_compared_by_their_loss(tmp_path: Path) -> None:
+    """Noise hides the AUROC, and the accuracy of all models is that of always saying the common class."""
+    rare = FRAME.assign(sick=np.where(np.arange(300) % 60 == 0, "yes", "no"))
+    made = api.tune(data=rare, folder=tmp_path / "t", seed=1, **HOW)
+    figures = [json.loads(path.read_text()) for path in (tmp_path / "t").glob("private/runs/*/result.json")]
+    losses = [figure["at_clients"][-1]["figures"][LOSS]["value"] for figure in figures]
+    assert len(losses) > 1  # by the seed
+    assert (made.metric, made.score) == (LOSS, min(losses))
 
 
 @pytest.mark.slow

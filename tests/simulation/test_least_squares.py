@@ -51,6 +51,35 @@ def test_directions_without_records_do_not_blow_up_the_noise() -> None:
         assert right.mean() > 0.75
 
 
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.8])
+def test_the_log_odds_of_two_classes_are_those_of_scikit_learn_s_linear_discriminant(share: float) -> None:
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    generator = np.random.default_rng(3)
+    targets = (generator.random(4000) < share).astype(np.int64)
+    inputs = generator.normal(size=(4000, 4)) + targets[:, None] * [1.0, 0.5, 0.0, -0.2]
+    head = LeastSquares(4, 2, classes=True, bias=True, norm=20.0)
+    total = head.vectors(torch.from_numpy(inputs), torch.from_numpy(targets)).sum(dim=0).numpy()
+    weights = head.solved(NoisySum(total, 0.0), 4000).numpy()
+    slopes, offset = weights[4:8] - weights[:4], weights[9] - weights[8]
+    expected = LinearDiscriminantAnalysis(solver="lsqr").fit(inputs, targets)
+    assert slopes == pytest.approx(expected.coef_[0], rel=1e-3, abs=1e-3)
+    assert offset == pytest.approx(float(expected.intercept_[0]), rel=1e-3, abs=1e-3)
+
+
+def test_noise_leaves_the_risks_near_the_share_of_a_class() -> None:
+    """A small sample: in each of 20 draws the mean risk lies within 0.06 of the share, whatever the noise makes of the features."""
+    generator = np.random.default_rng(4)
+    targets = (generator.random(4000) < 0.1).astype(np.int64)
+    inputs = generator.normal(size=(4000, 4)) + targets[:, None] * [1.0, 0.5, 0.0, -0.2]
+    head = LeastSquares(4, 2, classes=True, bias=True, norm=4.0)
+    total = head.vectors(torch.from_numpy(inputs), torch.from_numpy(targets)).sum(dim=0).numpy()
+    for _ in range(20):
+        weights = head.solved(NoisySum(total + generator.normal(0, 10.0, total.size), 10.0), 4000).numpy()
+        logits = inputs @ (weights[4:8] - weights[:4]) + weights[9] - weights[8]
+        assert float((1 / (1 + np.exp(-logits))).mean()) == pytest.approx(0.1, abs=0.06)
+
+
 def test_a_record_without_an_answer_adds_nothing() -> None:
     head = LeastSquares(2, 3, classes=True, bias=True)
     assert not head.vectors(torch.ones(1, 2), torch.tensor([-100])).any()
