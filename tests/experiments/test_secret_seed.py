@@ -118,7 +118,8 @@ def test_a_run_goes_on_with_its_own_secret(run: Path, rows: Path, tmp_path: Path
 
 
 def test_the_same_call_resumes_a_run_whose_seed_was_drawn(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, how = tmp_path / "run", {**HOW, "settings": FEW}
+    folder = tmp_path / "run"
+    how: dict[str, Any] = {**HOW, "settings": FEW}
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -142,7 +143,7 @@ def test_only_what_really_differs_keeps_a_run_from_going_on(rows: Path, tmp_path
     api.run(data=rows, **HOW, settings=FEW, folder=folder)
     with pytest.raises(ConfigError, match=r"another config, so it cannot be resumed; training\.learning_rate: 0\.03 -> 0\.5$"):
         api.run("own", data=rows, **HOW, settings={**FEW, "training.learning_rate": 0.5}, folder=folder, resume=True)
-    with pytest.raises(ConfigError, match="secret_noise: True -> False; seed: another one$"):
+    with pytest.raises(ConfigError, match=r"secret_noise: True -> False; seed: another one$"):
         api.run("own", data=rows, **HOW, settings=FEW, seed=7, folder=folder, resume=True)
     pd.read_csv(rows).assign(age=30).to_csv(rows, index=False)
     with pytest.raises(ConfigError, match=r"was begun on .*use the same data"):
@@ -152,7 +153,7 @@ def test_only_what_really_differs_keeps_a_run_from_going_on(rows: Path, tmp_path
 def test_a_seed_that_was_given_is_never_replaced_by_a_drawn_one(rows: Path, tmp_path: Path) -> None:
     """Its noise follows from the seed alone: a run without a seed has a secret, and is another run."""
     api.run(data=rows, **HOW, settings=FEW, seed=7, folder=tmp_path / "run")
-    with pytest.raises(ConfigError, match="secret_noise: False -> True; seed: another one$"):
+    with pytest.raises(ConfigError, match=r"secret_noise: False -> True; seed: another one$"):
         api.run("own", data=rows, **HOW, settings=FEW, folder=tmp_path / "run", resume=True)
 
 
@@ -171,7 +172,8 @@ def test_one_call_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_p
     for folder in (tmp_path / "new", empty):
         calls = [api.run(data=rows, **HOW, settings=FEW, folder=folder, resume=True) for _ in range(2)]
         assert calls[0].to_dict() == calls[1].to_dict()
-    for what in ({"data": rows, "target": "sick", "more_rounds": 1}, {}):  # a mistyped folder starts no run
+    described: tuple[dict[str, Any], ...] = ({"data": rows, "target": "sick", "more_rounds": 1}, {})
+    for what in described:  # a mistyped folder starts no run
         with pytest.raises(ConfigError, match="typo holds no run"):
             api.run(**what, folder=tmp_path / "typo", resume=True, progress=False)
     (empty / "config.toml").unlink()
@@ -180,8 +182,10 @@ def test_one_call_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_p
 
 
 def test_one_command_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
-    options = ["--data", rows, "--target", "sick", "--set", "clients.count=4", "--set", "training.rounds=2", "--no-baseline", "--no-report"]
-    for recipe in ([], ["own"]):
+    columns: list[str | Path] = ["--data", rows, "--target", "sick", "--set", "clients.count=4"]
+    options = [*columns, "--set", "training.rounds=2", "--no-baseline", "--no-report"]
+    recipes: tuple[list[str], ...] = ([], ["own"])
+    for recipe in recipes:
         command = ["run", *recipe, *options, "--out", tmp_path / f"run{len(recipe)}", "--resume", "--json"]
         first, second = ldpfl(*command), ldpfl(*command)
         assert (first.code, second.code) == (0, 0), (first.err, second.err)

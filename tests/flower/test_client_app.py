@@ -841,7 +841,6 @@ def with_stated_shape(shape: tuple[int, ...]) -> Callable[[Message], None]:
     return change
 
 
-
 BAD_TERMS = {
     "no terms": lambda message: message.content.__delitem__("ldpfl"),
     "another version": lambda message: message.content.config_records["ldpfl"].__setitem__("version", VERSION + 1),

@@ -101,9 +101,10 @@ def run(
         if path is None or what is not None or not resume:
             raise ConfigError("more_rounds extends a finished run: give its folder and resume=True, and leave out what to run")
         what = extended_run = extended(RunFolder(path), more_rounds)
-    begun = None if path is None or not resume else _begun(RunFolder(path), is_described=what is not None or data is not None)
-    if begun is not None and what is None:
-        what = RunFolder(path).config_path
+    begun = None
+    if resume and path is not None:
+        begun = _begun(RunFolder(path), is_described=what is not None or data is not None)
+        what = RunFolder(path).config_path if begun is not None and what is None else what
     data_settings, given = brought(data, model)
     _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
