@@ -441,6 +441,41 @@ def test_nothing_of_a_foreign_folder_steers_the_terminal(tiny_data: Path, ldpfl:
     assert "not printable" in ldpfl.refused("show", tmp_path / "run")
 
 
+def without(figures: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in figures.items() if key != name}
+
+
+@pytest.mark.slow
+def test_figures_that_belong_together_and_are_not_there_are_one_line(ldpfl: CommandLine, tmp_path: Path) -> None:
+    """Any figure of a run on two classes is left out in turn, also inside others: no command stumbles over it."""
+    run, rows = tmp_path / "run", tmp_path / "rows.csv"
+    rows.write_text("age,sick\n" + "".join(f"{20 + place % 50},{'no' if place % 4 else 'yes'}\n" for place in range(80)))
+    options: list[str | Path] = ["--data", rows, "--target", "sick", "--set", "clients.count=4", "--set", "training.rounds=1"]
+    ended = ldpfl("run", *options, "--no-report", "--out", run)
+    assert ended.code == 0, ended.err
+    result = run / "result.json"
+    figures = json.loads(result.read_text())
+    assert figures["event"] == "yes"
+    scores, risks = figures["scores"], figures["risks"]
+    damaged: dict[str, dict[str, Any]] = {
+        "scores has 'accuracy of the commonest class', but 'accuracy' is missing": {"scores": without(scores, "accuracy")},
+        "event is set, but test_rows is missing": {},
+        "risks: Value error, expected 1 edges around 0 numbers of rows": {"risks": {**risks, "rows": []}},
+    }
+    for said, changes in damaged.items():
+        result.write_text(json.dumps({**figures, **changes} if changes else without(figures, "test_rows")))
+        for command in ("report", "show"):
+            line = ldpfl.refused(command, run)
+            assert "result.json is damaged" in line
+            assert said in line
+    for name, value in figures.items():
+        for inner_name in value if isinstance(value, dict) else ():
+            result.write_text(json.dumps({**figures, name: without(value, inner_name)}))
+            outcome = ldpfl("show", run)
+            assert "unexpected" not in outcome.err, (name, inner_name, outcome.err)
+            assert outcome.code in (0, 2), (name, inner_name, outcome.err)
+
+
 @pytest.mark.slow
 def test_nothing_of_a_foreign_result_steers_the_terminal(config_file: Path, tiny_data: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """Every text in it, names included; and square brackets are no markup."""

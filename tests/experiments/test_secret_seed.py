@@ -117,6 +117,83 @@ def test_a_run_goes_on_with_its_own_secret(run: Path, rows: Path, tmp_path: Path
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != before
 
 
+def test_the_same_call_resumes_a_run_whose_seed_was_drawn(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    how: dict[str, Any] = {**HOW, "settings": FEW}
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    begun = api.run(data=rows, **how, folder=tmp_path / "whole")
+    with monkeypatch.context() as fixed:  # the same seed and secret as `begun`
+        secret, seed = int((tmp_path / "whole" / FILE).read_text().split()[-1], 16), begun.config.seed
+        fixed.setattr("ldpfl.experiments.secret_seed.secrets.randbits", lambda bits: secret if bits == 128 else seed)
+        with pytest.raises(KeyboardInterrupt):
+            api.run(data=rows, **how, folder=folder, on_round=stop)
+    finished = api.run("own", data=rows, **how, folder=folder, resume=True)
+    assert finished.config == begun.config
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    configured = api.configure("own", settings={**FEW, "data.path": str(rows)}, target="sick", count=4)
+    assert configured.seed != begun.config.seed
+    assert api.run(configured, folder=folder, resume=True, baseline=False, progress=False).config == begun.config
+
+
+def test_only_what_really_differs_keeps_a_run_from_going_on(rows: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    api.run(data=rows, **HOW, settings=FEW, folder=folder)
+    with pytest.raises(ConfigError, match=r"another config, so it cannot be resumed; training\.learning_rate: 0\.03 -> 0\.5$"):
+        api.run("own", data=rows, **HOW, settings={**FEW, "training.learning_rate": 0.5}, folder=folder, resume=True)
+    with pytest.raises(ConfigError, match=r"secret_noise: True -> False; seed: another one$"):
+        api.run("own", data=rows, **HOW, settings=FEW, seed=7, folder=folder, resume=True)
+    pd.read_csv(rows).assign(age=30).to_csv(rows, index=False)
+    with pytest.raises(ConfigError, match=r"was begun on .*use the same data"):
+        api.run("own", data=rows, **HOW, settings=FEW, folder=folder, resume=True)
+
+
+def test_a_seed_that_was_given_is_never_replaced_by_a_drawn_one(rows: Path, tmp_path: Path) -> None:
+    """Its noise follows from the seed alone: a run without a seed has a secret, and is another run."""
+    api.run(data=rows, **HOW, settings=FEW, seed=7, folder=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"secret_noise: False -> True; seed: another one$"):
+        api.run("own", data=rows, **HOW, settings=FEW, folder=tmp_path / "run", resume=True)
+
+
+def test_runs_of_one_config_share_its_drawn_seed_and_no_secret(rows: Path, tmp_path: Path) -> None:
+    config = api.configure("own", settings={**FEW, "data.path": str(rows)}, target="sick", count=4)
+    folders = [tmp_path / name for name in ("first", "second")]
+    runs = [api.run(config, folder=folder, resume=True, baseline=False, progress=False) for folder in folders]
+    assert [run.config.seed for run in runs] == [config.seed] * 2
+    assert len({(folder / FILE).read_text() for folder in folders}) == 2
+    assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 2
+
+
+def test_one_call_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for folder in (tmp_path / "new", empty):
+        calls = [api.run(data=rows, **HOW, settings=FEW, folder=folder, resume=True) for _ in range(2)]
+        assert calls[0].to_dict() == calls[1].to_dict()
+    described: tuple[dict[str, Any], ...] = ({"data": rows, "target": "sick", "more_rounds": 1}, {})
+    for what in described:  # a mistyped folder starts no run
+        with pytest.raises(ConfigError, match="typo holds no run"):
+            api.run(**what, folder=tmp_path / "typo", resume=True, progress=False)
+    (empty / "config.toml").unlink()
+    with pytest.raises(ConfigError, match="holds no run"):
+        api.run(data=rows, **HOW, settings=FEW, folder=empty, resume=True)
+
+
+def test_one_command_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
+    columns: list[str | Path] = ["--data", rows, "--target", "sick", "--set", "clients.count=4"]
+    options = [*columns, "--set", "training.rounds=2", "--no-baseline", "--no-report"]
+    recipes: tuple[list[str], ...] = ([], ["own"])
+    for recipe in recipes:
+        command = ["run", *recipe, *options, "--out", tmp_path / f"run{len(recipe)}", "--resume", "--json"]
+        first, second = ldpfl(*command), ldpfl(*command)
+        assert (first.code, second.code) == (0, 0), (first.err, second.err)
+        assert first.out == second.out
+    assert "typo holds no run" in ldpfl.refused("run", *options, "--out", tmp_path / "typo", "--resume", "--more-rounds", "2")
+    assert "typo holds no run" in ldpfl.refused("run", "--out", tmp_path / "typo", "--resume")
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff", b"12\n", b"# a comment\n"])
 def test_a_damaged_secret_is_told_of(run: Path, content: bytes) -> None:
     (run / FILE).write_bytes(content)

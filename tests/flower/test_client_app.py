@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import stat
 import struct
@@ -830,6 +831,16 @@ def test_what_has_no_noise_is_not_answered(message_type: str) -> None:
     assert node.steps == []
 
 
+def with_stated_shape(shape: tuple[int, ...]) -> Callable[[Message], None]:
+    """Let the message's bias state this ``shape``, over the bytes of its three values."""
+
+    def change(message: Message) -> None:
+        arrays = message.content.array_records["arrays"]
+        arrays["bias"] = Array("float32", shape, "numpy.ndarray", arrays["bias"].data)
+
+    return change
+
+
 BAD_TERMS = {
     "no terms": lambda message: message.content.__delitem__("ldpfl"),
     "another version": lambda message: message.content.config_records["ldpfl"].__setitem__("version", VERSION + 1),
@@ -867,11 +878,25 @@ BAD_TERMS = {
         "config", '[mechanism]\nname = "time-varying"\nperturbed = "update"\n[training]\nrounds = 1000000000000000'
     ),
     "two models": lambda message: message.content.__setitem__("more", start_arrays()),
+    "evaluation beside noise of no kind": lambda message: message.content.config_records["ldpfl"].__setitem__(
+        "config", '[mechanism]\nname = "none"\n[evaluation]\nepsilon = 1.0'
+    ),
+    "ranges that the mechanism does not use": lambda message: message.content.config_records["ldpfl"].__setitem__(
+        "config", '[mechanism]\nname = "dp-sgd"\nclip_norm = 1.0\n[ranges]\ncenter = 0.5'
+    ),
+    "more values than bytes": with_stated_shape((10**9, 10**9)),
+    "a few more values than bytes": with_stated_shape((40,)),
+    "a shape below 0": with_stated_shape((-1, -1)),
+    "values of another shape": with_stated_shape((1, 3)),
 }
 
 
 @pytest.mark.parametrize("case", BAD_TERMS)
-def test_terms_that_do_not_fit_are_refused_before_training(case: str) -> None:
+def test_terms_that_do_not_fit_are_refused_before_training(
+    case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator reads why, since no data have been read that a text could repeat. The server does not."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     trained: list[str] = []
 
     def train(message: Message, context: Context) -> Message:
@@ -886,6 +911,34 @@ def test_terms_that_do_not_fit_are_refused_before_training(case: str) -> None:
     told = {"another run config than the node's": OtherRunConfig.public, "another version": OtherVersion.public}
     assert refused(reply, told.get(case, FAILED))
     assert node.steps == []
+    (line,) = caplog.messages
+    assert re.search(r"Error\b|\.py:\d", line) is None, line
+    assert len(line) < 1100
+
+
+def test_an_array_that_claims_more_values_than_it_has_is_refused_with_a_text(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    message = instruction()
+    BAD_TERMS["more values than bytes"](message)
+    ask(app_of(), message)
+    assert "failed: array bias has 140 bytes, fewer than its shape (1000000000, 1000000000) needs" in caplog.text
+
+
+def test_errors_of_other_code_that_reads_terms_are_logged_by_their_place_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even ldpfl's own, raised elsewhere: nobody knows what that code has read."""
+
+    def read(*_: object) -> None:
+        raise ConfigError("PATIENT")
+
+    monkeypatch.setattr("ldpfl.flower.client_app.read_request", read)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    assert refused(ask(app_of(), instruction()), FAILED)
+    assert "failed: ConfigError at test_client_app.py" in caplog.text
+    assert "PATIENT" not in caplog.text
 
 
 def test_layers_are_taken_in_the_order_of_the_terms_whatever_that_of_the_arrays() -> None:

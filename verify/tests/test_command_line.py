@@ -79,6 +79,50 @@ def test_figures_that_no_accountant_takes_are_not_checked_and_stop_no_other_file
     assert out.count("  confirmed  ") == 3
 
 
+ODD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "losses that are next to nothing": (
+        {"parameter": 1e-15, "units": 2, "rate": 0.1},
+        {"cohort": 5000, "rounds": 10**6},
+        {"trusted": "local", "epsilon": 1.0, "delta": 0.1},
+        "the arithmetic is right",
+    ),
+    "an epsilon far above any loss": (
+        {"kind": "pure", "parameter": 1e-12, "units": 2, "blanket": 1e-300},
+        {"cohort": 1025, "linked": 1000},
+        {"trusted": "shuffled", "epsilon": 12000.0, "delta": 1e-16},
+        "the arithmetic is right",
+    ),
+    "the largest epsilon": (
+        {"parameter": 1e-6, "units": 100, "sampled": 5},
+        {"cohort": 2, "rounds": 50, "channel": "secure-sum"},
+        {"trusted": "summed", "epsilon": 1e308, "delta": 1e-5},
+        "the arithmetic is right",
+    ),
+    "many bits that stay together at a large epsilon": (
+        {"parameter": 59.0, "units": 21840},
+        {"cohort": 10, "linked": 1000},
+        {"trusted": "shuffled", "epsilon": 11356.0, "delta": 1e-16},
+        "identify their client",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_figures_are_computed_or_left_without_a_warning_of_numpy(case: str, run: Run, tmp_path: Path) -> None:
+    """Pytest makes an error of each warning. Where a bound is found, it is far below the stated epsilon."""
+    release, charged, guarantee, said = ODD[case]
+
+    def change(statement: dict[str, Any]) -> None:
+        statement["charged"][0]["release"].update(release)
+        statement["charged"][0].update(rounds=1, linked=1)
+        statement["charged"][0].update(charged, population=charged["cohort"])
+        statement["guarantees"] = [{**statement["guarantees"][0], **guarantee}]
+
+    code, out, err = run(unsigned(tmp_path, change))
+    assert (code, err) == (4, "")  # no mechanism of ldpfl has such figures: they are claimed, or not checked
+    assert said in out
+
+
 def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run) -> None:
     one, two = (json.loads(run(*files, "--json")[1]) for files in ([CERTIFICATE], [CERTIFICATE, CERTIFICATE]))
     assert one["holds"]

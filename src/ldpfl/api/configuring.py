@@ -36,17 +36,32 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
 
 
 def configured_for(
-    function: Callable[..., object], what: str | Path | RunConfig, settings: Settings, overrides: Mapping[str, Any]
+    function: Callable[..., object],
+    what: str | Path | RunConfig,
+    settings: Settings,
+    overrides: Mapping[str, Any],
+    begun: RunConfig | None = None,
 ) -> RunConfig:
-    """Return the config as :func:`configure` does. Errors speak of ``function``: they suggest its arguments in place of an unknown one."""
+    """Return the config as :func:`configure` does. Errors speak of ``function``: they suggest its arguments in place of an unknown one.
+
+    Args:
+        begun: config of the run to resume. Unless a seed is given, its seed is taken if its noise follows from a secret. The caller then
+            compares all other settings, so that no other run can have this seed and secret.
+    """
     changes = [*listed(settings), *listed(by_key(function, overrides, what))]
     config = configured(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
     stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
     given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
-    if config.data.brought and "seed" not in given_keys:
-        return config.model_copy(update={"seed": secrets.randbits(_SEED_BITS), "secret_noise": True})
-    return config
+    if not config.data.brought or "seed" in given_keys:
+        return config
+    if begun is not None and begun.secret_noise:
+        seed = begun.seed
+    else:  # a config that this function returned keeps the seed that was drawn for it
+        seed = (isinstance(what, RunConfig) and what.seed) or secrets.randbits(_SEED_BITS)
+    drawn = config.model_copy(update={"seed": seed, "secret_noise": True})
+    drawn.model_fields_set.discard("seed")  # nobody gave it: see `given_keys`
+    return drawn
 
 
 def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], Given]:

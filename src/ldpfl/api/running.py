@@ -72,7 +72,8 @@ def run(
             clients measure the model.
         folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is
             written but what the cache keeps for later runs, the noise-free baseline, unless the data are one's own.
-        resume: go on with the run in ``folder``.
+        resume: go on with the run in ``folder``, under the seed that was drawn for it unless another one is given. With ``what`` or
+            ``data``, a new or empty folder starts a new run, so the same call can be repeated until the run is finished.
         more_rounds: go on with a finished run in ``folder`` for so many more rounds, which are charged on top.
         baseline: whether to train without noise as well, to compare; if left out, as the run in ``folder`` was begun, and else it is done.
         data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
@@ -100,15 +101,17 @@ def run(
         if path is None or what is not None or not resume:
             raise ConfigError("more_rounds extends a finished run: give its folder and resume=True, and leave out what to run")
         what = extended_run = extended(RunFolder(path), more_rounds)
-    if resume and what is None and path is not None:
-        RunFolder(path).config()  # first, because its error names the missing or damaged file
-        what = RunFolder(path).config_path
+    begun = None
+    if resume and path is not None:
+        begun = _begun(RunFolder(path), is_described=what is not None or data is not None)
+        what = RunFolder(path).config_path if begun is not None and what is None else what
     data_settings, given = brought(data, model)
     _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
-    config = settled(configured_for(run, default if what is None else what, [*listed(settings), *listed(data_settings)], overrides), given)
-    if more_rounds and (changes := extended_run.differences(config)):
-        raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(changes)}")
+    changes = [*listed(settings), *listed(data_settings)]
+    config = settled(configured_for(run, default if what is None else what, changes, overrides, begun), given)
+    if more_rounds and (differences := extended_run.differences(config)):
+        raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(differences)}")
     names = [track] if isinstance(track, str) else track
     with displayed(progress) as display, tracked(names, path, display.warn) as trackers:
         announcer = Announcer(display, config, [*callbacks, *trackers], on_round)
@@ -120,6 +123,17 @@ def run(
         result = RunResult.of(finished, path)
         announcer.finished(result)
         return result
+
+
+def _begun(folder: RunFolder, *, is_described: bool) -> RunConfig | None:
+    """Return the config of the run to resume in ``folder``; None if a new run starts there.
+
+    A run that is not described (by a recipe or by data) is not started: the folder's name may be mistyped.
+
+    Raises:
+        ConfigError: the folder holds no run and none may start in it, or its config is damaged.
+    """
+    return None if is_described and not folder.config_path.exists() and folder.is_vacant else folder.config()
 
 
 def prepare(device: str) -> None:

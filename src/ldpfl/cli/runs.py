@@ -53,7 +53,7 @@ def run(
     evaluation_epsilon: Annotated[
         float | None, typer.Option(help="Epsilon, of that, by which clients measure the model on records that they hold back.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it there.")] = False,
     more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
     baseline: Annotated[
         bool | None,
@@ -77,7 +77,8 @@ def run(
         raise ConfigError("--resume is set, but --out is missing: give the folder of the run to resume")
     if more_rounds and not (resume and recipe is None):
         raise ConfigError("--more-rounds extends a finished run: give --resume and the run's folder as --out, and no recipe")
-    config = None if resume and recipe is None else api.configure(recipe or default, overrides)
+    is_new = data is not None and out is not None and RunFolder(out).is_vacant and not more_rounds
+    config = None if resume and recipe is None and not is_new else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     errors = terminal(stderr=True)
     resume_command = _resume_command(folder.path, _flags(data_dir, device))

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from ldpfl.tasks import ACCURACY
+from ldpfl.tasks.weighted_metrics import COMMONEST
 from ldpfl.util.name_limits import FEW, require_few
 from ldpfl.util.quantities import MAX_COUNT, MAX_ROUNDS
 
@@ -55,6 +57,12 @@ class _Tenth(_Strict):
 class _Risks(_Strict):
     edges: Annotated[list[float], Field(fail_fast=True)]
     rows: Annotated[list[Whole], Field(fail_fast=True)]
+
+    @model_validator(mode="after")
+    def _check_edges(self) -> Self:
+        if len(self.edges) != len(self.rows) + 1:
+            raise ValueError(f"expected {len(self.rows) + 1:,} edges around {len(self.rows):,} numbers of rows, got {len(self.edges):,}")
+        return self
 
 
 class _Site(_Strict):
@@ -136,6 +144,14 @@ class Figures(_Strict):
     seconds: float
     device: str
     versions: Annotated[dict[Word, Word], FEW]
+
+    @model_validator(mode="after")
+    def _check_needed_together(self) -> Self:
+        if COMMONEST in self.scores and ACCURACY not in self.scores:
+            raise ValueError(f"scores has {COMMONEST!r}, but {ACCURACY!r} is missing")
+        if self.event is not None and "test_rows" not in self.model_fields_set:
+            raise ValueError("event is set, but test_rows is missing")
+        return self
 
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:

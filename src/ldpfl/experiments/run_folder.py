@@ -141,6 +141,13 @@ class RunFolder:
         return self.path / "participation.json"
 
     @property
+    def is_vacant(self) -> bool:
+        """Whether a new run may start here: there is no folder yet, or it holds only files that a run writes before its config."""
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and not self.config_path.exists() and all(_is_written_before_config(p.name) for p in self.path.iterdir())
+
+    @property
     def stopped_path(self) -> Path:
         """Reason why a sweep stopped the run early."""
         return self.path / "stopped.txt"
@@ -240,9 +247,7 @@ class RunFolder:
             if differences:
                 raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
             return
-        if self.path.exists() and (
-            not self.path.is_dir() or any(not _is_written_before_config(entry.name) for entry in self.path.iterdir())
-        ):
+        if not self.is_vacant:
             advice = "resume the run in it, or choose another folder" if self.config_path.exists() else "choose another folder"
             raise ConfigError(f"output folder {self.path} is not empty: {advice}")
 

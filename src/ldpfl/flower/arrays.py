@@ -45,7 +45,8 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
     """Return names and shapes of ``arrays`` as layers, in their own order or in ``order``. A mechanism must be able to protect each array.
 
     Raises:
-        PrivacyError: there is no array, or an array is not float32, has no dimension or is empty, or ``order`` names other arrays.
+        PrivacyError: there is no array, or an array is not float32, has no dimension or is empty, or its bytes are fewer than its shape
+            needs, or ``order`` names other arrays.
     """
     if not arrays:
         raise PrivacyError("the model has no arrays, expected at least one; nothing was sent")
@@ -54,9 +55,15 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
             raise PrivacyError(
                 f"array {name[:_MAX_SHOWN]} is {array.dtype[:16]}, expected float32 from NumPy or PyTorch: leave buffers and counters out"
             )
-        if not array.shape or 0 in array.shape:
+        if not array.shape or min(array.shape) < 1:
             raise PrivacyError(
                 f"array {name[:_MAX_SHOWN]} has shape {tuple(array.shape)[:8]}: give it at least one dimension and one value"
+            )
+        # Memory is allocated by this shape, and whoever sent it may have stated any shape.
+        if prod(array.shape) * np.dtype(array.dtype).itemsize > len(array.data):
+            raise PrivacyError(
+                f"array {name[:_MAX_SHOWN]} has {counted(len(array.data), 'byte')}, fewer than its shape {tuple(array.shape)[:8]} needs: "
+                "state the shape of the values"
             )
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):
@@ -74,9 +81,12 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
         # Only the numbers are shown: names that an app chose may be private.
         missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
         raise PrivacyError(f"the app's arrays need the names that the server sent: {missing} missing, {unknown} unknown")
+    numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+    # All arrays are read as views before memory is allocated by their shapes.
+    values = [_read(name, arrays[name], shape, numpy_dtype) for name, shape in zip(layout.names, layout.shapes, strict=True)]
     vector = torch.empty(layout.dimension, dtype=dtype)
-    for (name, place), shape in zip(layout.slices.items(), layout.shapes, strict=True):
-        vector.numpy()[place] = _read(name, arrays[name], shape, vector.numpy().dtype).reshape(-1)
+    for place, layer in zip(layout.slices.values(), values, strict=True):
+        vector.numpy()[place] = layer.reshape(-1)
     return vector
 
 

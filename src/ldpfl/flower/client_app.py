@@ -232,7 +232,8 @@ class LdpClientApp(ClientApp):
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
             check_mechanism(mechanism_name_in(message.content), node.policy)
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
-            with confined_process.one_thread():  # a fork may follow, and PyTorch's threads do not survive it
+            # One thread, because a fork may follow, and PyTorch's threads do not survive it.
+            with confined_process.one_thread(), confined_process.before_data():
                 self._last_question = message.content, run_config, read_question(message.content, run_config)
         question = self._last_question[2]
         self._check_app_returns(question.ask.terms)
@@ -252,7 +253,8 @@ class LdpClientApp(ClientApp):
         """Read a message. Clients of one process get the same content, so it is read once and kept for the next client."""
         key = (message.metadata.message_type, digest_of(context.run_config))
         if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
-            with confined_process.one_thread():  # a fork may follow, and PyTorch's threads do not survive it
+            # One thread, because a fork may follow, and PyTorch's threads do not survive it.
+            with confined_process.one_thread(), confined_process.before_data():
                 self._last_read = message.content, key, read_request(message.content, *key)
         return self._last_read[2]
 

@@ -29,7 +29,7 @@ import psutil
 import torch
 
 import ldpfl
-from ldpfl.errors import ConfigError, LdpflError
+from ldpfl.errors import ConfigError, Declined, LdpflError, ProtocolError
 
 _LENGTH_BYTES = 8  # they state a message's length, before the message
 _BLOCK_BYTES = 1 << 20
@@ -175,6 +175,29 @@ def repeats_nothing(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, LdpflError) and (not frames or bool(_FOLDERS_WITHOUT_DATA.intersection(Path(frames[-1].filename).parents)))
 
+
+@contextmanager
+def before_data() -> Iterator[None]:
+    """Let the node's log show the texts of errors that ldpfl raises in the block. The block must read the server's message alone.
+
+    Such an error is raised anew here, so that it :func:`repeats_nothing`: no data have been read that its text could repeat. This also
+    holds for packages of ldpfl that read data elsewhere. Errors that other code raises are not changed.
+
+    Raises:
+        ProtocolError: the block raised an error of ldpfl other than ``Declined``.
+    """
+    try:
+        yield
+    except Declined:
+        raise
+    except LdpflError as error:
+        if _LDPFL_FOLDER not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents:
+            raise
+        raise ProtocolError(str(error)[:_MAX_SHOWN]) from error
+
+
+_MAX_SHOWN = 1000
+"""Maximum number of characters of an error about a server's message, which may quote the message."""
 
 _KNOWN_MODULES = ("builtins", "torch", "numpy", "pandas", "json.decoder", "ldpfl.errors", "ldpfl.flower.arrays")
 """Modules whose classes are named to a node's operator. Other code may make classes whose names repeat private values."""

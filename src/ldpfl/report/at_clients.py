@@ -107,6 +107,6 @@ def confusion_caption(result: Mapping[str, Any]) -> str:
 
 def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the cells of a row for each bin of scores whose count exceeds the noise: predicted, observed with interval, records."""
-    for bin_ in result["at_clients"][-1]["calibration"] if result.get("at_clients") else ():
+    for bin_ in result["at_clients"][-1].get("calibration", ()) if result.get("at_clients") else ():
         observed = f"{bin_['observed']:.1%} ({100 * bin_['low']:.1f} to {100 * bin_['high']:.1f})"
         yield [f"{bin_['predicted']:.1%}", observed, f"{bin_['rows']:,}"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import ceil, exp, inf, sqrt
+from math import ceil, exp, inf, log, sqrt
 
 import numpy as np
 
@@ -44,6 +44,10 @@ MAX_MESSAGE_EPSILON = 60.0
 """Epsilon of a message beyond which shuffling adds no protection."""
 
 MAX_LINKED_BITS = 1 << 12
+MAX_LOG_GAIN_OF_LINKED_BITS = 350.0
+"""How many times as likely bits that stay together may be as uniform ones, as a logarithm. The square is a double up to here. Beyond, a
+client draws uniform bits with a probability below e^-350, so that no other client hides among them."""
+
 MAX_LINKED_MESSAGES, MAX_LINKED_COHORT = 3000, 2000
 """Numbers of messages of linked bits, and of clients, beyond which the lattice is too coarse to contradict a figure."""
 
@@ -245,6 +249,8 @@ def _linked_bits(charged: Sequence[ChargedRounds], delta: float, stated: float) 
         linked = _linked_units(one)
         if linked > MAX_LINKED_BITS:
             return None, f"{linked:,} bits stay together; this package computes at most {MAX_LINKED_BITS:,}"
+        if linked * log(2 / (1 + exp(-_parameter(one)))) > MAX_LOG_GAIN_OF_LINKED_BITS:
+            return None, f"{linked:,} bits that stay together at so large an epsilon identify their client: shuffling adds no protection"
         kinds.append((LinkedBits(_parameter(one), linked, one.cohort), ceil(one.release.units / linked) * one.rounds))
     bound, how = composed_epsilon(kinds, delta, stated), "blanket of linked bits, by convolution"
     many = sum(times for _, times in kinds) > MAX_LINKED_MESSAGES or max(one.cohort for one in charged) > MAX_LINKED_COHORT
@@ -332,7 +338,8 @@ def _stated_or_tabulated(release: ReleaseBound, delta: float, stated: float) -> 
 
 
 def _delta_at(release: ReleaseBound, epsilon: float) -> float:
-    return float(release.delta(np.array([epsilon], dtype=np.longdouble))[0])
+    """Return an upper bound of delta at ``epsilon``: at :data:`MAX_REPORT_EPSILON` if that is less, since delta falls with epsilon."""
+    return float(release.delta(np.array([min(epsilon, MAX_REPORT_EPSILON)], dtype=np.longdouble))[0])
 
 
 def _parameter(one: ChargedRounds) -> float:

@@ -102,7 +102,7 @@ def convolved_epsilon(kinds: CountedReleases, delta: float, guess: float) -> flo
             laws = [(_loss_distribution(release, top / points, points), times) for release, times in kinds]
             if sum(times * law.infinite for law, times in laws) > delta:
                 return inf
-            return _solved(laws, top / points, delta, guess)
+            return _solved(laws, top / points, delta, min(guess, total * top))  # a stated epsilon may be any number
         except _SumTooLong:
             continue
     return inf
@@ -178,7 +178,8 @@ def _loss_distribution(release: ReleaseBound, step: float, points: int) -> _Loss
     if places[-1] >= release.max_loss:
         curve[-1] = 0
     growth = np.exp(places)
-    slopes = np.append((curve[:-1] - curve[1:]) / np.diff(growth), 0)  # mass of the losses at or above, under the other input
+    steps = np.diff(np.expm1(places))  # not of `growth`, which is 1 at several of the smallest losses
+    slopes = np.append((curve[:-1] - curve[1:]) / steps, 0)  # mass of the losses at or above, under the other input
     slopes = np.maximum.accumulate(slopes[::-1])[::-1]
     other = slopes[:-1] - slopes[1:]
     own = other * growth[1:]

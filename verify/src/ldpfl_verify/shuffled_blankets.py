@@ -143,8 +143,8 @@ class LinkedBits(_Blanketed):
         self.neglected = NEGLECTED_OF_BITS
 
     def alone(self, epsilons: Array) -> Array:
-        at = epsilons.astype(np.float64)[:, None]
-        return np.asarray((np.maximum(self._first - np.exp(at) * self._second, 0) @ self._law) + self.neglected).astype(np.longdouble)
+        gains = np.maximum(self._first - np.exp(epsilons.astype(np.longdouble))[:, None] * self._second, 0)
+        return np.asarray(gains @ self._law + self.neglected)
 
     def log_moment(self, order: float) -> float:
         return self._count * PureReport(self._bit).log_moment(order)
