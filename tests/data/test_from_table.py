@@ -201,6 +201,31 @@ def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None
         assert torch.equal(*(dataset_of("rows", table, None, how, "class").train.tensor for table in tables))
 
 
+def test_codes_keep_their_leading_zeros_from_each_kind_of_file(tmp_path: Path) -> None:
+    """Unless the settings say that they are numbers."""
+    long = "0" * 3 + "1" * 17
+    frame = pd.DataFrame({"code": ["0012", "12", "0471", "1233"] * 5, "long": [long, long[:-1] + "2"] * 10, "ill": [0, 1] * 10})
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    for table in (table_of(frame), read_table(tmp_path / "rows.csv"), read_table(tmp_path / "rows.parquet")):
+        data = dataset_of("rows", table, None, DataConfig(target="ill", columns=["code", "long"], buckets=64), "class")
+        assert data.encoder is not None
+        assert data.encoder.data.words == ["code", "long"]
+        assert len(data.train.tensor[:, :64].unique(dim=0)) == 4
+        assert len(data.train.tensor[:, 64:].unique(dim=0)) == 2
+    for settings in ({"numbers": ["code"]}, {"bounds": {"code": [0.0, 2000.0]}}):
+        numbers = made(frame, columns=["code"], **settings).train.tensor
+        assert set(numbers[:, 0].tolist()) == {12.0, 471.0, 1233.0}
+    assert made(frame, target="code", columns=["ill"]).outputs == 4
+
+
+def test_a_code_that_lost_its_zeros_is_refused_with_the_reason() -> None:
+    frame = rows().assign(code=["0012", "1233"] * 10)
+    settings = {"columns": ["code"], "categories": {"code": ["0012", "1233"]}}
+    with pytest.raises(DataError, match=r"expected one of 0012, 1233 \(a spreadsheet, or pandas without dtype=str, drops the zeros"):
+        made(frame, test=frame.assign(code=[12, 1233] * 10), **settings)
+
+
 def test_one_long_name_of_a_client_takes_no_memory_for_others() -> None:
     """An array of texts is as wide as the longest everywhere: a gigabyte here."""
     frame = pd.DataFrame(

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.cells import Kind
+from ldpfl.data.cells import Kind, are_codes
 from ldpfl.data.identifiers import note_on, whose
 from ldpfl.data.inputs import Inputs
 from ldpfl.data.persons import names_of
@@ -170,9 +170,10 @@ def persons_in(table: Table, config: DataConfig) -> list[str]:
 def same_word(word: str) -> str:
     """Return ``word`` in the form that it has after a round trip through a data frame or a Parquet file.
 
-    These turn truth values and long whole numbers into floats, so the same word would differ between a CSV and a Parquet file.
+    These turn truth values and long whole numbers into floats, so the same word would differ between a CSV and a Parquet file. A code that
+    begins with 0 stays as it is, since only a text can hold its zeros.
     """
-    if word.isdecimal() and _EXACT_DIGITS < len(word) <= _MAX_FLOAT_DIGITS:
+    if word.isdecimal() and word[0] != "0" and _EXACT_DIGITS < len(word) <= _MAX_FLOAT_DIGITS:
         return as_text(int(word))
     return {"true": "1", "false": "0"}.get(word.lower(), word)
 
@@ -284,11 +285,16 @@ def _category_indices(table: Table, name: str, words: Sequence[str], index_of: M
     """
     for row, word in enumerate(words):
         if word and word not in index_of:
+            hint = _HINT_ON_ZEROS if are_codes(index_of) else ""
             raise DataError(
                 f"{table.where(row)}: the value in the column {name!r} is not in data.categories.{name}, expected one of "
-                f"{', '.join(index_of)}"
+                f"{', '.join(index_of)}{hint}"
             )
     return [index_of[word] if word else None for word in words]
+
+
+_HINT_ON_ZEROS = " (a spreadsheet, or pandas without dtype=str, drops the zeros at the beginning of codes: export the column as text)"
+"""Hint on a value that is not among categories of which some begin with 0. It depends on the categories alone, which are public."""
 
 
 @lru_cache(maxsize=1 << 16)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.data.cells import MISSING_WORDS, READERS, Kind, kind_of, no_value, numbers_among, reads, unclear
+from ldpfl.data.cells import MISSING_WORDS, READERS, Kind, are_codes, kind_of, no_value, numbers_among, reads, unclear
 from ldpfl.data.folders import check_one_split, visible_files
 from ldpfl.errors import DataError, shown
 from ldpfl.util.suggestions import did_you_mean
@@ -149,12 +149,12 @@ class Table:
         return no_value(text, self.missing)
 
     def is_numeric(self, name: str) -> bool:
-        """Return whether most values in the column ``name`` are plain numbers. A limit such as ``<0.5`` is not one."""
+        """Return whether most values in the column ``name`` are plain numbers. A limit such as ``<0.5`` is not one, nor is a code."""
         column = self.columns[name]
         if column.dtype == np.float64:
             return True
         present = self._present(column)
-        return bool(present) and 2 * sum(reads(float, text) for text in present) > len(present)
+        return bool(present) and 2 * sum(reads(float, text) for text in present) > len(present) and not are_codes(present)
 
     def kind(self, name: str) -> Kind:
         """Return whether most values in the column ``name`` are numbers, dates or words.

@@ -120,13 +120,17 @@ def public_settings(path: Path, target: str | list[str], client: str, person: st
 _TASKS_OF_CLASSES = ("classification", "ordinal")
 """Tasks whose targets are the names of classes."""
 
+_TASKS_OF_NUMBERS = ("regression", "poisson", "survival")
+"""Tasks whose first target is a number, whatever its cells look like."""
+
 
 def _targets_with_bounds(table: Table, data: DataConfig, task: str) -> list[str]:
     """Return the target columns that need bounds at nodes: a number, a count, or a time that is not cut at given points."""
     if task in (*_TASKS_OF_CLASSES, "multilabel") or data.cut_points:
         return []
     first = data.target_names[0]
-    return [] if first == data.text or table.kind(first) == "words" else [first]
+    is_number = first != data.text and (task in _TASKS_OF_NUMBERS or table.kind(first) != "words")
+    return [first] if is_number else []
 
 
 def _classes_in(table: Table, target: str, task: str) -> list[str]:
