@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.cells import Kind, are_codes
-from ldpfl.data.identifiers import note_on, whose
+from ldpfl.data.identifiers import note_on, note_on_sites, whose
 from ldpfl.data.inputs import Inputs
 from ldpfl.data.persons import names_of
 from ldpfl.data.settings import DataConfig
@@ -82,7 +82,7 @@ _NOTE_ON_TEXTS = (
 
 
 def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names of the input columns, and a note on columns that are left out because they look like identifiers.
+    """Return the names of the input columns, and notes on columns that look like identifiers and are left out, and on those of sites.
 
     Raises:
         ConfigError: a setting names a column twice, or one that cannot be an input.
@@ -106,7 +106,8 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     if not names:
         why = f" ({note})" if left_out else ""
         raise DataError(f"the table has no column to predict from, only the target's and the client's{why}: add input columns")
-    return names, (note,) if left_out else ()
+    site_note = "" if config.client else note_on_sites([name for name in names if name not in configured])
+    return names, tuple(filter(None, (note if left_out else "", site_note)))
 
 
 def _kind(train: Table, name: str, config: DataConfig) -> Kind:
