@@ -105,7 +105,7 @@ def test_targets_of_each_task() -> None:
     assert "numbers: age; words, hashed: ward, clinic" in classes.notes[0]
     assert "taken from the data" in classes.notes[-1]
     assert made(frame, test=frame, classes=["1", "0"]).train.targets.tolist() == [1 - place % 2 for place in range(20)]
-    assert made(frame, test=frame, classes=["1", "0"]).notes == classes.notes[:1]
+    assert made(frame, test=frame, classes=["1", "0"]).notes == classes.notes[:-1]
     number = made(frame, "number", test=frame, columns=["ward"], target="age", bounds={"age": [0.0, 100.0]})
     assert (number.outputs, number.unscaled) == (1, (Unscaled("age, the target", bounds=(0.0, 100.0)),))
     assert by_bounds(number).unit == 50.0
