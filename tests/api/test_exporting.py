@@ -95,6 +95,9 @@ def test_an_export_goes_to_a_new_folder_alone(run: Path, ldpfl: CommandLine, tmp
     assert [path.name for path in Path("given").iterdir()] == ["notes.txt"]
     assert "holds no run" in ldpfl.refused("export", tmp_path, "new")
     assert not Path("new").exists()
+    ldpfl("export", run, "exported")
+    for command in (("certify", "exported"), ("show", "exported"), ("ledger", "exported"), ("export", "exported", "new")):
+        assert "exported is an exported model, and no run: it is handed on as it is" in ldpfl.refused(*command)
 
 
 def test_what_is_not_protected_is_not_exported(rows: Path, tmp_path: Path) -> None:

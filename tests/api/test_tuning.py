@@ -90,9 +90,12 @@ def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None
     assert "if whoever runs the trials holds all data and is trusted" in told
     assert "at most 8 trials together have epsilon" in told
     assert oct((tmp_path / "t" / "private").stat().st_mode)[-3:] == "700"
-    for look in (api.show, lambda folder: api.page([folder], tmp_path / "x.html")):
+    handing_on = (api.certify, lambda folder: api.export(folder, tmp_path / "x"))
+    for look in (api.show, api.account, lambda folder: api.page([folder], tmp_path / "x.html"), *handing_on):
         with pytest.raises(ConfigError, match="is the folder of a tuning"):
             look(tmp_path / "t")
+        with pytest.raises(ConfigError, match=r"is handed on as it is\. Its guarantee and settings are in tuned\.json"):
+            look(made.folder)
     for path in (tmp_path / "t" / "private" / "runs").iterdir():
         for hand_on in (
             api.certify,

@@ -76,11 +76,22 @@ def test_groups_by_a_limit_are_words() -> None:
     assert kind_of(["<0.5"] * 8 + ["0.7", "12"]) == "numbers"  # most patients are below what can be measured
 
 
+def test_codes_with_leading_zeros_are_words_and_a_slip_makes_no_code() -> None:
+    """Else ``0012`` and ``12`` would be the same number."""
+    assert kind_of(["0012", "0471", "1233", "9001"]) == "words"
+    assert kind_of(["01067"] + ["80331"] * 19) == "words"  # postcodes, few of which begin with 0
+    assert kind_of(["07"] + ["12"] * 20) == "numbers"
+    assert kind_of(["0.5", "0", "-0.25", "<0.1", "0.05"]) == "numbers"
+    assert kind_of(["008.450", "012.100", "250.000"]) == "words"
+    assert unclear(["008.450", "012.100", "250.000"]) == ""  # no thousands separators
+
+
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
         (["03/04/2020", "13/04/2020", "x"], "day and month"),
         (["3.4.20", "1.1.1999"], "day and month"),
+        (["13.02.2020", "28.12.2020"], "dates that are not written as YEAR-MONTH-DAY: write them so, since the order of day and month"),
         (["03-04-2020 08:30"], "day and month"),
         (["1,5", "2,75", "3"], "a comma"),
         (["1.234,5"], "a comma"),

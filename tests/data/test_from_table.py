@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,9 @@ def test_targets_of_each_task() -> None:
     classes = made(frame, test=frame)
     assert (classes.outputs, classes.train.targets.dtype) == (2, torch.int64)
     assert "numbers: age; words, hashed: ward, clinic" in classes.notes[0]
-    assert "taken from the data" in classes.notes[1]
+    assert "taken from the data" in classes.notes[-1]
     assert made(frame, test=frame, classes=["1", "0"]).train.targets.tolist() == [1 - place % 2 for place in range(20)]
-    assert made(frame, test=frame, classes=["1", "0"]).notes == classes.notes[:1]
+    assert made(frame, test=frame, classes=["1", "0"]).notes == classes.notes[:-1]
     number = made(frame, "number", test=frame, columns=["ward"], target="age", bounds={"age": [0.0, 100.0]})
     assert (number.outputs, number.unscaled) == (1, (Unscaled("age, the target", bounds=(0.0, 100.0)),))
     assert by_bounds(number).unit == 50.0
@@ -113,6 +114,23 @@ def test_targets_of_each_task() -> None:
     text = made(frame.assign(note="a b"), "tokens", target="", text="note", length=4)
     assert text.train.tensor[0].tolist() == [0, 98, 33, 99]
     assert text.train.targets[0].tolist() == [98, 33, 99, NO_TOKEN]
+
+
+def test_a_client_for_each_file_of_a_folder_takes_one_line_that_the_message_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("FOLDER").mkdir()
+    for name in ("north", "south"):
+        rows().drop(columns="clinic").assign(code="0012").to_csv(f"FOLDER/{name}.csv", index=False)
+    config = DataConfig(target="ill", client="the clinic", columns=["age"])
+    with pytest.raises(DataError, match=r"no such column: .* If each file of the folder is a client, add a column") as refused:
+        dataset_of("rows", read_table(Path("FOLDER")), None, config, "class")
+    exec(str(refused.value).rpartition("in Python: ")[2], {"pandas": pd, "pathlib": pathlib})
+    joined = read_table(Path("all.csv"))
+    assert dataset_of("rows", joined, None, config, "class").client_names == ("north", "south")
+    assert set(joined.columns["code"]) == {"0012"}
+    with pytest.raises(DataError, match=r"no such column") as of_one_file:
+        dataset_of("rows", joined, None, config.model_copy(update={"client": "site"}), "class")
+    assert "each file" not in str(of_one_file.value)
 
 
 def test_texts_become_hashed_words() -> None:
@@ -199,6 +217,32 @@ def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None
         how = DataConfig(target="outcome", columns=["smokes", "seen", "number"], words=words, categories=categories, buckets=64)
         tables = table_of(frame), read_table(tmp_path / "rows.csv")
         assert torch.equal(*(dataset_of("rows", table, None, how, "class").train.tensor for table in tables))
+
+
+def test_codes_keep_their_leading_zeros_from_each_kind_of_file(tmp_path: Path) -> None:
+    """Unless the settings say that they are numbers."""
+    long = "0" * 3 + "1" * 17
+    frame = pd.DataFrame({"code": ["0012", "12", "0471", "1233"] * 5, "long": [long, long[:-1] + "2"] * 10, "ill": [0, 1] * 10})
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    for table in (table_of(frame), read_table(tmp_path / "rows.csv"), read_table(tmp_path / "rows.parquet")):
+        data = dataset_of("rows", table, None, DataConfig(target="ill", columns=["code", "long"], buckets=64), "class")
+        assert data.encoder is not None
+        assert data.encoder.data.words == ["code", "long"]
+        assert len({tuple(row) for row in data.train.tensor[:, :64].tolist()}) == 4
+        assert len({tuple(row) for row in data.train.tensor[:, 64:].tolist()}) == 2
+    as_numbers: list[dict[str, Any]] = [{"numbers": ["code"]}, {"bounds": {"code": [0.0, 2000.0]}}]
+    for settings in as_numbers:
+        numbers = made(frame, columns=["code"], **settings).train.tensor
+        assert set(numbers[:, 0].tolist()) == {12.0, 471.0, 1233.0}
+    assert made(frame, target="code", columns=["ill"]).outputs == 4
+
+
+def test_a_code_that_lost_its_zeros_is_refused_with_the_reason() -> None:
+    frame = rows().assign(code=["0012", "1233"] * 10)
+    settings: dict[str, Any] = {"columns": ["code"], "categories": {"code": ["0012", "1233"]}}
+    with pytest.raises(DataError, match=r"expected one of 0012, 1233 \(a spreadsheet, or pandas without dtype=str, drops the zeros"):
+        made(frame, test=frame.assign(code=[12, 1233] * 10), **settings)
 
 
 def test_one_long_name_of_a_client_takes_no_memory_for_others() -> None:

@@ -221,6 +221,19 @@ def test_the_note_on_columns_left_out_names_the_flag_that_protects_persons_or_di
     assert any("suggest identifiers: patient" in one for one in same.notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_site"),
+    [("hospital", True), ("Clinic-ID", True), ("Hôpital", True), ("site of the", True), ("hospital_beds", False), ("website", False)],
+)
+def test_a_column_of_sites_is_kept_with_a_note_on_the_client(name: str, is_site: bool) -> None:
+    frame = pd.DataFrame({"age": range(20), name: ["a", "b"] * 10, "ill": [0, 1, 1, 0] * 5})
+    notes = [one for one in made(frame).notes if "suggest the site" in one]
+    assert len(notes) == is_site
+    assert not is_site or f"set --client {name} (data.client)" in notes[0]
+    for settings in ({"client": name}, {"columns": ["age", name]}, {"words": [name]}):
+        assert not any("suggest the site" in one for one in made(frame, **settings).notes)
+
+
 def test_words_for_no_value_are_a_setting() -> None:
     frame = of(["1", "unknown", "999", "4"])
     np.testing.assert_array_equal(inputs(frame, missing_words=["Unknown", "999"]), [1, np.nan, np.nan, 4])

@@ -20,6 +20,7 @@ CHANCE = "nothing was found to have been learnt"
 OFF = "the mean predicted risk is far from the observed share"
 EXTREME = "predicted probabilities are far too close to 0 and 1"
 ONE_CLASS = "all test rows are predicted to be of the class"
+EVENT = "the event is"
 SCALE = "the inputs may be on a wrong scale"
 HOW: dict[str, Any] = {"baseline": False, "progress": False, "seed": 1}
 FEW: dict[str, Any] = {"clients.count": 4, "training.rounds": 3}
@@ -112,6 +113,22 @@ def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
     assert flagged == pytest.approx(rare.mean(), abs=0.03)
     assert not any(note.startswith(ONE_CLASS) for note in without_private(result.config, result.to_dict())["caveats"])
     assert not notes_of(samples(), FEW, ONE_CLASS)
+
+
+@pytest.mark.slow
+def test_an_event_that_nearly_all_rows_have_is_named_with_the_way_to_the_other() -> None:
+    inputs, _ = samples()
+    frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(readmitted=np.where(np.arange(len(inputs)) % 30 < 2, "ja", "nein"))
+    how: dict[str, Any] = {"data": frame, "target": "readmitted", "target_epsilon": 8.0, **HOW}
+    result = api.run(**how, settings=FEW)
+    (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(EVENT)]
+    assert note.startswith(f"{EVENT} 'nein', which 9")
+    assert note.endswith("""If 'ja' is meant, name it last: --set 'data.classes=["nein", "ja"]'""")
+    assert not any(note.startswith(EVENT) for note in without_private(result.config, result.to_dict())["caveats"])
+    for classes in (["nein", "ja"], ["ja", "nein"]):  # who names the order has chosen
+        chosen = api.run(**how, settings={**FEW, "data.classes": classes}).to_dict()
+        assert chosen["event"] == classes[1]
+        assert not any(note.startswith(EVENT) for note in chosen["caveats"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pandas as pd
@@ -61,6 +62,55 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     assert "policy.toml holds the policy" in said.out
 
 
+def settings_written(app: Path) -> list[str]:
+    """Return the keys of the settings in the app's ``pyproject.toml``, in their order."""
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    return [change.partition("=")[0].strip() for change in project["tool"]["flwr"]["app"]["config"]["ldpfl"]["set"].split(";")]
+
+
+@pytest.mark.slow
+def test_only_the_chosen_columns_are_described_and_each_setting_is_written_once(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    pd.read_csv(table).assign(crp=[0.5] * 10, code=[1, 2] * 5, admitted="2024-02-01").to_csv(table, index=False)
+    chosen = (
+        'data.columns=["age", "ward", "code"]',
+        "data.bounds={age=[0, 120]}",
+        'data.categories={ward=["cardio", "icu"]}',
+        'data={words=["code"], buckets=16}',
+        'data.classes=["alive", "died"]',
+        "data.client=hospital",
+        "mechanism.records=10",
+        "clients.count=2",
+    )
+    sets = [word for change in chosen for word in ("--set", change)]
+    said = ldpfl("init", "--flower", tmp_path / "heart", "--data", table, "--target", "outcome", *sets)
+    assert "policy.toml holds the policy" in said.out, said.err
+    data = offer_of(str(tmp_path / "heart")).config.data
+    assert (data.columns, data.words, data.bounds, data.categories) == (
+        ["age", "ward", "code"],
+        ["code"],
+        {"age": [0.0, 120.0]},
+        {"ward": ["cardio", "icu"]},
+    )
+    assert (data.classes, data.buckets, data.client) == (["alive", "died"], 16, "")
+    keys = settings_written(tmp_path / "heart")
+    assert sorted(set(keys)) == sorted(keys)
+    files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
+    assert "All 10 rows" in ldpfl("policy", "init", tmp_path / "heart", "--data", table, *files).out
+
+
+@pytest.mark.slow
+def test_ordered_classes_of_an_app_are_in_ascending_order(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    pd.read_csv(table).assign(grade=[2, 10, 1, 3, 2] * 2).to_csv(table, index=False)
+    own = ("--data", table, "--task", "ordinal", "--set", "data.columns=['age']", "--set", "data.bounds={age=[0, 120]}")
+    sized = ("--set", "mechanism.records=10", "--set", "clients.count=2")
+    assert "policy.toml holds the policy" in ldpfl("init", "--flower", tmp_path / "grades", "--target", "grade", *own, *sized).out
+    assert offer_of(str(tmp_path / "grades")).config.data.classes == ["1", "2", "3", "10"]
+    words = ("init", "--flower", tmp_path / "words", "--target", "ward", *own, *sized)
+    assert "list them in data.classes, the lowest first" in ldpfl.refused(*words)
+    ldpfl(*words, "--set", "data.classes=['icu', 'cardio']")
+    assert offer_of(str(tmp_path / "words")).config.data.classes == ["icu", "cardio"]
+
+
 @pytest.mark.slow
 def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     pd.read_csv(table).assign(pseudonym=list("aabbccddee")).to_csv(table, index=False)
@@ -86,6 +136,7 @@ def test_an_app_of_texts_has_no_other_inputs(flag: tuple[str, str], tmp_path: Pa
     assert "policy.toml holds the policy" in said.out, said.err
     data = offer_of(str(tmp_path / "app")).config.data
     assert (data.text, data.columns, data.bounds, data.classes) == ("review", [], {}, ["down", "up"])
+    assert settings_written(tmp_path / "app").count("data.text") == 1
     files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
     assert "All 6 rows" in ldpfl("policy", "init", tmp_path / "app", "--data", tmp_path / "texts.csv", *files).out
     assert ldpfl("init", tmp_path / "config.toml", *own).code == 0

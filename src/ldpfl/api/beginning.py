@@ -95,7 +95,7 @@ def begin_app(
     from ldpfl.experiments import load_recipe
     from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
     from ldpfl.flower.named_by_server import code_of
-    from ldpfl.flower.new_app import NOT_KNOWN, public_settings, write_app, written
+    from ldpfl.flower.new_app import NOT_KNOWN, public_settings, without_described, write_app, written
     from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
     from ldpfl.flower.run_settings import RunSettings, joined
 
@@ -109,10 +109,10 @@ def begin_app(
                 f"{data} contains images, but ready apps on nodes read only tables: write a custom app with a RecordTask, see "
                 "docs/flower.md"
             )
-        if target is None:
+        if not (named_target := target or config.data.target):
             raise ConfigError("--target is missing: name the column to predict with --target COLUMN")
-        public, note = public_settings(Path(data), target, client, person, config)
-        changes = [change for change in changes if not change.startswith("data.bounds")]
+        public, note = public_settings(Path(data), named_target, client or config.data.client, person or "", config)
+        changes = without_described(changes)
     all_changes = joined([*written(public), *changes])
     by_sum = config.shuffling.channel == "secure-sum"
     sum_settings: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if by_sum else {}

@@ -14,6 +14,7 @@ from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.model_file import ModelFile, check_whole
+from ldpfl.experiments.other_folders import GUARANTEE
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.models.adapters import ADAPTER_FILES
 from ldpfl.privacy.statement import account
@@ -83,7 +84,7 @@ def export(
     for name, content in exchanged.items():
         with replace_atomically(out / name) as temporary:
             temporary.write_bytes(content)
-    write_text(out / "guarantee.json", to_json(statement.to_dict(), indent=2) + "\n")
+    write_text(out / GUARANTEE, to_json(statement.to_dict(), indent=2) + "\n")
     write_text(out / "certificate.json", certificate.to_json())
     write_text(out / "README.md", card)
     return out

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ldpfl.api.showing import check_is_no_tuning, resume_sweep_command
+from ldpfl.api.showing import resume_sweep_command
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_run import stored_sweep
@@ -57,8 +57,6 @@ def _page_text(what: Sequence[Path], *, public: bool) -> tuple[str, str]:
     sweeps = [(path, stored) for path in what if path.is_dir() and (stored := stored_sweep(path)) is not None]
     plans = [path for path in what if path.suffix == ".json" and path.is_file()]
     if not sweeps and not plans:
-        for path in what:
-            check_is_no_tuning(path)
         for path in what if public else ():
             RunFolder(path).check_may_be_handed_on()
         return page_of_runs(what, public=public), _TO_HAND_ON if public else _FOR_THE_OWNER

@@ -10,14 +10,13 @@ from typing import Any
 
 from ldpfl.api.results import as_released
 from ldpfl.data.loading import is_bundled
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import printable
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import metric_before_data
-from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder, trials_mark
+from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.experiments.sweep_config import cells
 from ldpfl.experiments.sweep_run import stored_runs, stored_sweep
-from ldpfl.experiments.tuning import PRIVATE
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
 from ldpfl.util.user_code import GIVEN
@@ -111,7 +110,6 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
         done, stopped = (sum(read(run) is not None for run in runs) for read in (RunFolder.result, RunFolder.stopped))
         return StoredSweep(path, config.name, count, done, stopped, runs[0].path if runs else None)
     run_folder = RunFolder(path)
-    check_is_no_tuning(path)
     run_config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is None:
         return _unfinished(run_folder, run_config, kind)
@@ -122,14 +120,6 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     result = as_released(result, ledger, statement)
     paragraph = "" if run_folder.is_trial else methods(run_config, result, ledger, statement, kind)
     return FinishedRun(path, result, str(kind) if kind.on_flower else "", paragraph)
-
-
-def check_is_no_tuning(folder: Path) -> None:
-    """Raise a :class:`ConfigError` if ``folder`` is that of a whole tuning, which is no run."""
-    if trials_mark(folder / PRIVATE).exists():
-        raise ConfigError(
-            f"{folder} is the folder of a tuning: the same command prints its result again, and its model is in the subfolder 'release'"
-        )
 
 
 def resume_sweep_command(folder: Path) -> str:

@@ -19,9 +19,10 @@ from ldpfl.api.exporting import write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.other_folders import PRIVATE, TUNED
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
 from ldpfl.experiments.sweep_config import SweepConfig, axis_of, load_sweep, sweep_of
-from ldpfl.experiments.tuning import PRIVATE, Chosen, TunedGuarantee, Tuning, label, run_tuning
+from ldpfl.experiments.tuning import Chosen, TunedGuarantee, Tuning, label, run_tuning
 from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
 from ldpfl.report.privacy import guarantee_table
@@ -207,7 +208,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
         folder=release,
     )
     write_model(chosen.folder, release)
-    write_text(release / "tuned.json", to_json(result.to_dict(), indent=2) + "\n")
+    write_text(release / TUNED, to_json(result.to_dict(), indent=2) + "\n")
     return result
 
 

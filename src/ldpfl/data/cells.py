@@ -18,6 +18,13 @@ _LIMIT = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*(?=[\d.+-])")
 """Sign of a value below or above what a laboratory can measure."""
 _MAX_CELLS_PER_PLAIN_NUMBER = 10
 """At least one cell in 10 of a column of numbers must be a number without ``<`` or ``>``; else the cells name groups."""
+_LEADING_ZERO = re.compile(r"\s*0\d")
+_MAX_CELLS_PER_CODE = 20
+"""At least one cell in 20 of a column of codes begins with a zero and a further digit.
+
+Of codes of a fixed width, such as postcodes, about one in 10 begins with 0 if their first digits are equally frequent. Half of that leaves
+room for chance, and for codes that seldom do. Numbers are hardly ever written so, but for a slip.
+"""
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
 _DATE_IN_UNCLEAR_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
@@ -71,11 +78,20 @@ def reads(reader: Callable[[str], float], text: str) -> bool:
 
 
 def kind_of(texts: Collection[str]) -> Kind:
-    """Return the kind of most of ``texts``, the cells of a column that hold a value. It is words if neither numbers nor dates prevail."""
+    """Return the kind of most of ``texts``, the cells of a column that hold a value. It is words if neither numbers nor dates prevail.
+
+    Codes of digits, such as ``0471``, are words: see :func:`are_codes`.
+    """
     for kind, reader in READERS.items():
-        if 2 * sum(reads(reader, text) for text in texts) > len(texts) and not (kind == "numbers" and _are_groups(texts)):
+        are_words = kind == "numbers" and (_are_groups(texts) or are_codes(texts))
+        if 2 * sum(reads(reader, text) for text in texts) > len(texts) and not are_words:
             return kind
     return "words"
+
+
+def are_codes(texts: Collection[str]) -> bool:
+    """Return whether enough of ``texts`` begin with a zero and a further digit. Digits then name something, and are no quantity."""
+    return _MAX_CELLS_PER_CODE * sum(_LEADING_ZERO.match(text) is not None for text in texts) >= max(1, len(texts))
 
 
 def _are_groups(texts: Collection[str]) -> bool:
@@ -89,14 +105,17 @@ def unclear(texts: Collection[str]) -> str:
     A column is ambiguous if most of its cells are numbers or dates that can be read in two ways, or numbers with thousands separators.
     """
     for pattern, problem in (
-        (_DATE_IN_UNCLEAR_ORDER, "dates whose day and month cannot be told apart: write them as YEAR-MONTH-DAY"),
+        (
+            _DATE_IN_UNCLEAR_ORDER,
+            "dates that are not written as YEAR-MONTH-DAY: write them so, since the order of day and month differs between countries",
+        ),
         (_NUMBER_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
     ):
         if 2 * sum(pattern.fullmatch(text.strip()) is not None for text in texts) > len(texts):
             return problem
     grouped = sum(_NUMBER_IN_GROUPS.fullmatch(text.strip()) is not None for text in texts)
     plain = sum(_PLAIN_NUMBER.fullmatch(text.strip()) is not None for text in texts)  # those below 1,000 have no separator
-    if grouped and 2 * (grouped + plain) > len(texts):
+    if grouped and 2 * (grouped + plain) > len(texts) and not are_codes(texts):
         return "numbers with thousands separators, which are not read as numbers: write 1234.56 for 1,234.56"
     return ""
 

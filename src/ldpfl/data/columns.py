@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.cells import Kind
-from ldpfl.data.identifiers import note_on, whose
+from ldpfl.data.cells import Kind, are_codes
+from ldpfl.data.identifiers import note_on, note_on_sites, whose
 from ldpfl.data.inputs import Inputs
 from ldpfl.data.persons import names_of
 from ldpfl.data.settings import DataConfig
@@ -82,7 +82,7 @@ _NOTE_ON_TEXTS = (
 
 
 def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names of the input columns, and a note on columns that are left out because they look like identifiers.
+    """Return the names of the input columns, and notes on columns that look like identifiers and are left out, and on those of sites.
 
     Raises:
         ConfigError: a setting names a column twice, or one that cannot be an input.
@@ -106,7 +106,8 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     if not names:
         why = f" ({note})" if left_out else ""
         raise DataError(f"the table has no column to predict from, only the target's and the client's{why}: add input columns")
-    return names, (note,) if left_out else ()
+    site_note = "" if config.client else note_on_sites([name for name in names if name not in configured])
+    return names, tuple(filter(None, (note if left_out else "", site_note)))
 
 
 def _kind(train: Table, name: str, config: DataConfig) -> Kind:
@@ -170,9 +171,10 @@ def persons_in(table: Table, config: DataConfig) -> list[str]:
 def same_word(word: str) -> str:
     """Return ``word`` in the form that it has after a round trip through a data frame or a Parquet file.
 
-    These turn truth values and long whole numbers into floats, so the same word would differ between a CSV and a Parquet file.
+    These turn truth values and long whole numbers into floats, so the same word would differ between a CSV and a Parquet file. A code that
+    begins with 0 stays as it is, since only a text can hold its zeros.
     """
-    if word.isdecimal() and _EXACT_DIGITS < len(word) <= _MAX_FLOAT_DIGITS:
+    if word.isdecimal() and word[0] != "0" and _EXACT_DIGITS < len(word) <= _MAX_FLOAT_DIGITS:
         return as_text(int(word))
     return {"true": "1", "false": "0"}.get(word.lower(), word)
 
@@ -284,11 +286,16 @@ def _category_indices(table: Table, name: str, words: Sequence[str], index_of: M
     """
     for row, word in enumerate(words):
         if word and word not in index_of:
+            hint = _HINT_ON_ZEROS if are_codes(index_of) else ""
             raise DataError(
                 f"{table.where(row)}: the value in the column {name!r} is not in data.categories.{name}, expected one of "
-                f"{', '.join(index_of)}"
+                f"{', '.join(index_of)}{hint}"
             )
     return [index_of[word] if word else None for word in words]
+
+
+_HINT_ON_ZEROS = " (a spreadsheet, or pandas without dtype=str, drops the zeros at the beginning of codes: export the column as text)"
+"""Hint on a value that is not among categories of which some begin with 0. It depends on the categories alone, which are public."""
 
 
 @lru_cache(maxsize=1 << 16)

@@ -16,11 +16,16 @@ def whose(name: str) -> Whose | None:
 
     A column of an attribute, such as ``patient_age`` or ``account_balance``, is not an identifier.
     """
+    joined = _joined(name)
+    return next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(joined)), None)
+
+
+def _joined(name: str) -> str:
+    """Return the words of ``name`` in lower case as one, without accents, digits and words such as "of"."""
     without_accents = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", without_accents)  # PatientId becomes Patient Id
     words = re.findall(r"[^\W\d_]+", spaced.lower())
-    joined = "".join(word for word in words if word not in _LINKING_WORDS)
-    return next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(joined)), None)
+    return "".join(word for word in words if word not in _LINKING_WORDS)
 
 
 def note_on(left_out: Collection[str], *, person: str, client: str) -> str:
@@ -43,6 +48,21 @@ _HINTS: dict[Whose, str] = {
     "client": "Where each is a client of the federation, --client COLUMN (data.client), such as {name}, gives it its own rows",
 }
 
+
+def note_on_sites(inputs: Collection[str]) -> str:
+    """Return a note on columns among ``inputs`` whose names suggest the site that a row is from; "" if there are none.
+
+    A site is often the client of a federation. It may also be an input, so it is not left out.
+    """
+    names = [name for name in inputs if _SITE.fullmatch(_joined(name))]
+    if not names:
+        return ""
+    return (
+        f"inputs whose names suggest the site that a row is from: {', '.join(names)}. Rows are not divided by them: where each value is a "
+        f"client of the federation, set --client {names[0]} (data.client)"
+    )
+
+
 _LINKING_WORDS = frozenset({"of", "the", "de", "du", "des", "der"})
 _PERSONS = (
     "patient|patientin|person|personne|subject|sujet|participant|proband|teilnehmer|user|benutzer|nutzer|utilisateur|member|mitglied|"
@@ -56,6 +76,7 @@ _ROWS = "record|case|row|encounter|visit|admission|stay|sample|hadm|icustay|fall
 _ROWS_THEMSELVES = (
     "id|ids|uid|uuid|guid|name|firstname|lastname|surname|fullname|vorname|nachname|nom|prenom|pseudonym|identifier|identifiant|kennung"
 )
+_SITES = "hospital|site|center|centre|clinic|klinik|krankenhaus|spital|zentrum|hopital|clinique"
 _IDENTIFIER_AFTER = (
     "id|ids|uid|uuid|guid|identifier|identifiant|kennung|number|nummer|numero|no|nr|key|hash|pseudonym|name|mrn|email|emailaddress|"
     "phone|phonenumber|phoneno"
@@ -75,3 +96,5 @@ _PATTERNS: dict[Whose, re.Pattern[str]] = {
     "client": _pattern((_CLIENTS,), (_CLIENTS, _CLIENTS_ABBREVIATED)),
     "row": _pattern((_ROWS_THEMSELVES,), (_ROWS,)),
 }
+
+_SITE = _pattern((_SITES,), (_SITES,))

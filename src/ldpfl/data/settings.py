@@ -76,7 +76,8 @@ class DataConfig(BaseModel):
     """Publicly known share of each class, in the order of ``classes``, or of each label; or the hazard of each interval of
     ``survival``. By default it is measured with the columns."""
     numbers: list[str] = []
-    """Columns that hold numbers. ``words`` and ``dates`` name columns of words and dates. By default most of a column's cells decide."""
+    """Columns that hold numbers. ``words`` and ``dates`` name columns of words and dates. By default most of a column's cells decide. Codes
+    with leading zeros, such as ``0471``, are words."""
     words: list[str] = []
     """See ``numbers``."""
     dates: list[str] = []

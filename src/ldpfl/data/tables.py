@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.data.cells import MISSING_WORDS, READERS, Kind, kind_of, no_value, numbers_among, reads, unclear
+from ldpfl.data.cells import MISSING_WORDS, READERS, Kind, are_codes, kind_of, no_value, numbers_among, reads, unclear
 from ldpfl.data.folders import check_one_split, visible_files
 from ldpfl.errors import DataError, shown
 from ldpfl.util.suggestions import did_you_mean
@@ -57,6 +57,7 @@ class Table:
         names_shown: whether messages may name columns that the settings do not name. In a file without a header, the first record is
             read as the names, so they are private.
         remedy: what a message advises for a cell that cannot be read.
+        in_several_files: whether the rows are from several files of a folder.
     """
 
     columns: Mapping[str, Column]
@@ -67,6 +68,7 @@ class Table:
     remedy: str = (
         "correct it, name the column in data.words if it holds codes or words, or list its words for no value in data.missing_words"
     )
+    in_several_files: bool = False
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -86,7 +88,10 @@ class Table:
             names = list(map(str.strip, name.split(",")))
             listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
             hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(names) else ""
-            raise DataError(f"{setting} names {shown(name)}, but there is no such column: {hint or did_you_mean(name, self.columns)}")
+            by_file = _CLIENT_BY_FILE.format(name=name) if self.in_several_files and setting in _CLIENT_SETTINGS else ""
+            raise DataError(
+                f"{setting} names {shown(name)}, but there is no such column: {hint or did_you_mean(name, self.columns)}{by_file}"
+            )
         return self.columns[name]
 
     def with_missing(self, words: Collection[str]) -> Table:
@@ -149,12 +154,12 @@ class Table:
         return no_value(text, self.missing)
 
     def is_numeric(self, name: str) -> bool:
-        """Return whether most values in the column ``name`` are plain numbers. A limit such as ``<0.5`` is not one."""
+        """Return whether most values in the column ``name`` are plain numbers. A limit such as ``<0.5`` is not one, nor is a code."""
         column = self.columns[name]
         if column.dtype == np.float64:
             return True
         present = self._present(column)
-        return bool(present) and 2 * sum(reads(float, text) for text in present) > len(present)
+        return bool(present) and 2 * sum(reads(float, text) for text in present) > len(present) and not are_codes(present)
 
     def kind(self, name: str) -> Kind:
         """Return whether most values in the column ``name`` are numbers, dates or words.
@@ -181,6 +186,13 @@ class Table:
         """Return the cells of a ``column`` of texts that have a value."""
         return [text for text in column if not self.is_absent(text)]
 
+
+_CLIENT_SETTINGS = ("data.client", "--client")
+_CLIENT_BY_FILE = (
+    ". If each file of the folder is a client, add a column with the file's name, in Python: pandas.concat(pandas.read_csv(file, dtype=str)"
+    ".assign(**{{{name!r}: file.stem}}) for file in pathlib.Path('FOLDER').glob('*.csv')).to_csv('all.csv', index=False)"
+)
+"""What a message advises if the client's column is missing and the rows are from several files."""
 
 _WORDS_OF_A_TEXT = 5
 """Number of words from which on a cell is a text, and not the name of a category."""
@@ -426,7 +438,7 @@ def _joined(parts: Sequence[Table]) -> Table:
 
     columns = {name: _concatenated([part.columns[name] for part in parts]) for name in parts[0].columns}
     digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
-    return Table(columns, where, digest, names_shown=parts[0].names_shown)
+    return Table(columns, where, digest, names_shown=parts[0].names_shown, in_several_files=True)
 
 
 def _concatenated(columns: Sequence[Column]) -> Column:

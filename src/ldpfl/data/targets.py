@@ -84,10 +84,15 @@ def _as_ordered(class_targets: ReadTargets, name: str, config: DataConfig) -> Re
     Raises:
         ConfigError: the classes are not numbers, and the settings do not give their order.
     """
-    are_numbers = all(_natural_key(word)[0] == 0 for word in class_targets.classes)
-    if not (config.classes or are_numbers):
-        raise ConfigError(f"the order of the classes of {name!r} is unknown: list them in data.classes, the lowest first")
+    if not config.classes:
+        check_order_known(class_targets.classes, name)
     return class_targets._replace(outputs=class_targets.outputs - 1)
+
+
+def check_order_known(classes: Sequence[str], name: str) -> None:
+    """Raise a :class:`ConfigError` if the order of the ``classes`` of the target ``name`` is unknown, because they are not numbers."""
+    if any(natural_key(word)[0] for word in classes):
+        raise ConfigError(f"the order of the classes of {name!r} is unknown: list them in data.classes, the lowest first")
 
 
 def _survival_targets(tables: Sequence[Table], names: Sequence[str], config: DataConfig) -> ReadTargets:
@@ -232,7 +237,7 @@ def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:
 
 def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes."""
-    classes = sorted(set(words), key=_natural_key)
+    classes = sorted(set(words), key=natural_key)
     if len(classes) > MOST_CLASSES or (len(classes) > _MAX_NUMERIC_CLASSES and table.is_numeric(name)):
         raise DataError(
             f"the target {name!r} has {len(classes):,} different values: to estimate a number, set task.name to 'regression' "
@@ -243,7 +248,7 @@ def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     return classes
 
 
-def _natural_key(word: str) -> tuple[int, float, str]:
+def natural_key(word: str) -> tuple[int, float, str]:
     """Return a sort key that puts numbers in numeric order, before words."""
     try:
         return 0, float(word), word

@@ -422,7 +422,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}{_HINT_ON_QUOTES if 'Invalid value' in str(error) else ''}") from error
     _convert_noise_section(tree, origin)
-    groups = [[single for override in group for single in _split_by_key(override)] for group in overrides]
+    groups = [[single for override in group for single in split_by_key(override)] for group in overrides]
     if {override.partition("=")[0].strip() for group in groups for override in group} - {"seed", "name"}:
         tree.pop("description", None)
     for group in groups:
@@ -460,7 +460,7 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
             )
 
 
-def _split_by_key(override: str) -> list[str]:
+def split_by_key(override: str) -> list[str]:
     """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Return others unchanged."""
     section, _, text = override.partition("=")
     if section.strip() not in _SECTIONS or not isinstance(value := setting_value(text.strip()), dict):

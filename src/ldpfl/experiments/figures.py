@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from math import fsum, inf
 from statistics import fmean
 from typing import Any
@@ -15,7 +16,7 @@ from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import in_short
 from ldpfl.experiments.client_evaluation import add_figures_of_clients, at_clients, lost_evaluations
-from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.experiments.quality import Reference, quality
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
@@ -143,12 +144,26 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
                 else ""
             )
         )
+    caveats += _note_on_event(judged, config)
     off = judged.pop("off", "")
     if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):  # else the two differ by nothing that matters
         is_risk = OBSERVED in judged["scores"]
         remedy = _remedy_for_risks(config, federation) if is_risk else _remedy_for_numbers(config)
         caveats.append(f"{OFF if is_risk else OFF_MEAN}: {off}. {remedy}")
     return caveats
+
+
+def _note_on_event(judged: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Return a note if nearly all test rows have the event, and the settings do not say which of two classes it is; else nothing."""
+    share, names = judged.get("scores", {}).get(OBSERVED, 0.0), judged.get("classes", [])
+    if not config.data.brought or config.data.classes or len(names) != 2 or share <= _MAX_SHARE_OF_EVENT:
+        return []
+    other, event = names
+    return [
+        f"{COMMON_EVENT} {event!r}, which {share:.1%} of the test rows have: it is the second class in the order of names. Sensitivity, "
+        f"predictive value, mean risk and thresholds are about it. If {other!r} is meant, name it last: "
+        f"--set 'data.classes={toml_value([event, other])}'"
+    ]
 
 
 def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:
@@ -234,6 +249,12 @@ UNUSABLE = "the model gives NaN or infinity"
 
 EXTREME = "predicted probabilities are far too close to 0 and 1"
 """Start of the note on a calibration slope far below 1."""
+
+COMMON_EVENT = "the event is"
+"""Start of the note on an event that nearly all test rows have."""
+
+_MAX_SHARE_OF_EVENT = 0.9
+"""Share of test rows from which on an event may be the wrong one of two classes, such as "no" beside "yes" taken by alphabet."""
 
 NO_FIGURES = "clients' figures are missing after round"
 """Start of the note on evaluations at clients that were lost."""

@@ -20,6 +20,7 @@ from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, read_description, tensors_to_save
+from ldpfl.experiments.other_folders import other_than_a_run, trials_mark
 from ldpfl.experiments.personal_file import load_personal, save_personal
 from ldpfl.experiments.result_schema import problem_in_result
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
@@ -280,8 +281,7 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds no run, or its config is damaged.
         """
-        if (self.path / SWEEP).exists():
-            raise ConfigError(f"{self.path} is the folder of a sweep: give one of its runs, {self.path / 'runs'}/*")
+        self._check_is_no_other()
         if not self.config_path.exists():
             raise ConfigError(f"{self.path} holds no run, because {self.config_path.name} is missing: give a run's folder")
         config = read_config(self.config_path)
@@ -290,6 +290,11 @@ class RunFolder:
         if not config.model_fields_set:  # a power cut may leave an empty file, and training with the defaults would be wrong
             raise ConfigError(f"{self.config_path} is damaged: it holds no setting")
         return config
+
+    def _check_is_no_other(self) -> None:
+        """Raise a :class:`ConfigError` if the folder is one that ldpfl wrote for something else than a run."""
+        if not self.config_path.exists() and (description := other_than_a_run(self.path)):
+            raise ConfigError(description)
 
     def kind(self) -> Kind:
         """Return the kind of the run.
@@ -364,6 +369,7 @@ class RunFolder:
         """
         checkpoint = self.checkpoint()
         if not self.ledger_path.exists():
+            self._check_is_no_other()
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
         reported_rounds = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
@@ -575,15 +581,6 @@ TRIAL = (
     "'release'"
 )
 """Warning beside the guarantee of a trial."""
-SWEEP = "sweep.json"
-"""File that marks the folder of a sweep."""
-
-
-def trials_mark(folder: Path) -> Path:
-    """Return the file that marks ``folder`` as the private folder of a tuning, and describes the tuning."""
-    return folder / "PRIVATE-tuning.json"
-
-
 _READY_ORIGIN = re.compile(r".+ [0-9a-f]{16} on \w+ on Flower")
 """Origin that the ready app writes into checkpoints: data, their fingerprint, and device."""
 _UNUSED_ON_FLOWER: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,8 @@ import torch
 
 import ldpfl
 from ldpfl.errors import ConfigError, DataError, PrivacyError
-from ldpfl.experiments.run_folder import SWEEP, RunFolder
+from ldpfl.experiments.other_folders import SWEEP
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.secret_seed import of_shared_seeds
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, same_runs

@@ -18,10 +18,11 @@ from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NOTHING, Given
+from ldpfl.experiments.other_folders import PRIVATE, trials_mark
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.record_sums import is_evaluated
-from ldpfl.experiments.run_folder import RunFolder, trials_mark
+from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells
 from ldpfl.experiments.sweep_run import Ahead, OnRun, run_cell
@@ -36,9 +37,6 @@ from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.files import make_folder, read_text, to_json, write_text
 from ldpfl.util.randomness import Purpose, known, stream_key
-
-PRIVATE = "private"
-"""Folder with all trials, within that of a tuning. It must not be handed on."""
 
 _DEFAULT_EVALUATION = 0.3
 """Default for the epsilon of a trial's score, as a fraction of the trial's epsilon."""

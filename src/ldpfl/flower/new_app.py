@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from ldpfl.data.columns import with_text
-from ldpfl.data.identifiers import note_on, whose
-from ldpfl.data.tables import read_table
+from ldpfl.data.columns import with_kinds, with_text
+from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import Table, read_table
+from ldpfl.data.targets import check_order_known, natural_key
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig, toml_value
+from ldpfl.experiments.config import RunConfig, split_by_key, toml_value
 from ldpfl.experiments.dataset import data_of
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.util.files import write_text
@@ -80,45 +81,84 @@ def _readable_toml(settings: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def public_settings(path: Path, target: str, client: str | None, person: str | None, config: RunConfig) -> tuple[dict[str, Any], str]:
+def public_settings(path: Path, target: str | list[str], client: str, person: str, config: RunConfig) -> tuple[dict[str, Any], str]:
     """Return settings for nodes whose tables have the columns of the example table at ``path``, and a note on columns left out.
 
-    The settings copy names and classes from the example table, so it must be public. Bounds of number columns come from ``config``; a
-    column without bounds there gets :data:`NOT_KNOWN`. Columns whose names suggest identifiers are left out. The note names them, and is
-    empty if there are none. A model of texts reads one column, so no other columns are named for it.
+    The settings copy names and classes from the example table, so it must be public. The settings in ``config`` choose the columns and
+    their kinds, as in a simulation. A column of numbers or dates without bounds there gets :data:`NOT_KNOWN`. Columns whose names suggest
+    identifiers are left out. The note names them. It also names columns of texts, and is empty if there is nothing to say. A model of
+    texts reads one column, so no other columns are named for it.
 
     Raises:
-        ConfigError: ``config`` names no column of texts, and a pretrained model has several to choose from.
+        ConfigError: ``config`` names no column of texts, and a pretrained model has several to choose from; or it gives a column two
+            kinds; or it does not give the order of ordered classes.
         DataError: the table cannot be read, or lacks one of the named columns.
     """
-    table, bounds, has_classes = read_table(path), config.data.bounds, config.task.name == "classification"
-    for name, setting in ((target, "--target"), (client, "--client"), (person, "--person"), *((name, "data.bounds") for name in bounds)):
-        if name is not None:
+    table = read_table(path).with_missing(config.data.missing_words)
+    data = data_of(config).model_copy(update={"target": target, "client": client, "person": person})
+    for name, setting in (*((name, "--target") for name in data.target_names), (client, "--client"), (person, "--person")):
+        if name:
             table.column(name, setting)
-    named_columns = {"target": target, "client": client or "", "person": person or ""}
-    if text := with_text(table, data_of(config).model_copy(update=named_columns)).text:
-        table.column(text, "--text")
-    candidates = [] if text else [name for name in table.columns if name not in (target, client, person)]
-    left_out = [name for name in candidates if whose(name)]
-    columns = [name for name in candidates if name not in left_out]
-    kinds = {name: table.kind(name) for name in (*columns, *([] if has_classes else [target]))}
-    settings: dict[str, Any] = {
-        "data.name": "node",
-        "data.target": target,
-        "data.bounds": {name: list(bounds.get(name, NOT_KNOWN)) for name, kind in kinds.items() if kind != "words"},
-    }
-    if text:
-        settings["data.text"] = text
+    data, note = with_text(table, data), ""
+    settings: dict[str, Any] = {"data.name": "node", "data.target": target}
+    if data.text:
+        table.column(data.text, "--text")
+        settings["data.text"] = data.text
     else:
-        settings |= {"data.columns": columns, "data.words": [name for name in columns if kinds[name] == "words"]}
-    if person is not None:
-        settings["data.person"] = person
-    if dates := [name for name in columns if kinds[name] == "dates"]:
-        settings["data.dates"] = dates
-    if has_classes:
-        cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
-        settings["data.classes"] = sorted({cell for cell in cells if not table.is_absent(cell)})
-    return settings, note_on(left_out, person=person or "", client=client or "") if left_out else ""
+        data, notes = with_kinds(table, data)
+        settings |= {"data.columns": data.columns, "data.words": data.words}
+        note = ". ".join(notes)
+    settings |= {f"data.{key}": value for key in ("person", "dates", "categories") if (value := getattr(data, key))}
+    with_bounds = [name for name in data.columns if name not in data.words and name not in data.categories]
+    with_bounds += _targets_with_bounds(table, data, config.task.name)
+    settings["data.bounds"] = {name: data.bounds.get(name, NOT_KNOWN) for name in with_bounds}
+    if config.task.name in _TASKS_OF_CLASSES:
+        settings["data.classes"] = data.classes or _classes_in(table, data.target_names[0], config.task.name)
+    return settings, note
+
+
+_TASKS_OF_CLASSES = ("classification", "ordinal")
+"""Tasks whose targets are the names of classes."""
+
+_TASKS_OF_NUMBERS = ("regression", "poisson", "survival")
+"""Tasks whose first target is a number, whatever its cells look like."""
+
+
+def _targets_with_bounds(table: Table, data: DataConfig, task: str) -> list[str]:
+    """Return the target columns that need bounds at nodes: a number, a count, or a time that is not cut at given points."""
+    if task in (*_TASKS_OF_CLASSES, "multilabel") or data.cut_points:
+        return []
+    first = data.target_names[0]
+    is_number = first != data.text and (task in _TASKS_OF_NUMBERS or table.kind(first) != "words")
+    return [first] if is_number else []
+
+
+def _classes_in(table: Table, target: str, task: str) -> list[str]:
+    """Return the different values of the column ``target``, as texts, in the order that a simulation takes them in.
+
+    Raises:
+        ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
+    """
+    cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
+    classes = sorted({cell for cell in cells if not table.is_absent(cell)}, key=natural_key)
+    if task == "ordinal":
+        check_order_known(classes, target)
+    return classes
+
+
+def without_described(changes: Iterable[str]) -> list[str]:
+    """Return those ``changes`` of a config, ``key=value``, that do not describe the columns of a table.
+
+    :func:`public_settings` has taken the others into account. A change that was kept would be written twice, and could name a column that
+    is no input.
+    """
+    single = (part for change in changes for part in split_by_key(change))
+    return [change for change in single if not f"{change.partition('=')[0].strip()}.".startswith(_DESCRIBED)]
+
+
+_COLUMN_SETTINGS = ("columns", "numbers", "words", "dates", "bounds", "categories", "classes")
+_DESCRIBED = tuple(f"data.{key}." for key in ("name", "path", "target", "client", "person", "text", *_COLUMN_SETTINGS))
+"""Beginnings of the keys of settings that describe a table, each with a point at its end."""
 
 
 def written(settings: Mapping[str, Any]) -> list[str]:
