@@ -159,7 +159,7 @@ def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine, run: Path, 
     data: list[str | Path] = ["--data-dir", tiny_data, "--out", "out"]
     assert "no run" in ldpfl.refused("attack", "gan", "nowhere", *data)
     assert "0 to 9" in ldpfl.refused("attack", "gan", run, "--label", "10", *data)
-    assert "at least 2 images" in ldpfl.refused("attack", "gan", run, "--images", "1", *data)
+    assert "images must be at least 2, got 1" in ldpfl.refused("attack", "gan", run, "--images", "1", *data)
     assert "steps" in ldpfl.refused("attack", "gan", run, "--steps", "0", *data)
     assert "no-data-here" in ldpfl.refused("attack", "gan", run, "--data-dir", "no-data-here", "--out", "out")
     shared = made(tmp_path / "shared", config_file, tiny_data)

@@ -86,5 +86,5 @@ def test_a_plot_of_one_watched_number_of_no_spread_and_of_one_delay(
         draw_linkage(tmp_path / f"plot.{kind}", result)
         assert (tmp_path / f"plot.{kind}").stat().st_size > 1_000
     assert linkage_table(result).row_count == 3
-    with pytest.raises(ConfigError, match=".svg, .png, .pdf"):
+    with pytest.raises(ConfigError, match=r"\.svg, \.png, \.pdf"):
         draw_linkage(tmp_path / "plot.gif", result)

@@ -683,7 +683,7 @@ def test_a_run_of_records_is_audited(noise: float, channel: str, tiny_data: Path
 
 def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:
     ldpfl("run", "--data", table, "--target", "outcome", "--client", "hospital", "--set=training.rounds=1", "--no-baseline", "--out", "run")
-    assert "for built-in data" in ldpfl.refused("attack", "gan", "run", "--label", "1")
+    assert "only on built-in data" in ldpfl.refused("attack", "gan", "run", "--label", "1")
     assert "holds a run" in ldpfl.refused("sweep", "sound-heads", "--out", "run")
 
 

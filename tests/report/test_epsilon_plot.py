@@ -80,6 +80,6 @@ def test_the_same_figures_give_the_same_bytes(suffix: str, picture: Callable[[st
 @pytest.mark.parametrize("name", ["plot.jpg", "plot", "plot.svg.gz", ".svg", "plot.toml"])
 def test_another_suffix_is_refused_and_nothing_is_written(name: str, tmp_path: Path) -> None:
     for draw in (lambda path: drawn(path), require_plot):
-        with pytest.raises(ConfigError, match=".svg, .png, .pdf"):
+        with pytest.raises(ConfigError, match=r"\.svg, \.png, \.pdf"):
             draw(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -162,5 +162,5 @@ def test_without_a_noise_schedule_nothing_is_written(curves: list[Curve], tmp_pa
 
 
 def test_another_suffix_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=".svg, .png, .pdf"):
+    with pytest.raises(ConfigError, match=r"\.svg, \.png, \.pdf"):
         draw_noise(tmp_path / "noise.jpg", SWEEP, COURSES)

@@ -22,8 +22,7 @@ from ldpfl.cli.options import DataDirOption
 from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption, TargetOption, TaskOption, TextOption
 from ldpfl.errors import ConfigError, WriteError, in_short, printable
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.other_folders import SWEEP
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.report.console import layer_table, quality_tables, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay

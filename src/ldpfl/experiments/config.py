@@ -424,7 +424,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     _convert_noise_section(tree, origin)
     groups = [[single for override in group for single in split_by_key(override)] for group in overrides]
     if {override.partition("=")[0].strip() for group in groups for override in group} - {"seed", "name"}:
-        tree.pop("description", None)
+        tree["description"] = ""
     for group in groups:
         for override in sorted(group, key=lambda text: not _names_mechanism(text)):  # the mechanism's name comes first
             _apply_override(tree, override)
