@@ -145,6 +145,6 @@ def test_runs_that_do_not_belong_in_one_table_are_refused_before_anything_is_mad
     for runs in ([sweep], [first, sweep]):
         assert f"give its runs, {sweep / 'runs'}/*" in ldpfl.refused("attack", "gan", *runs, *data)
     (second / "result.json").unlink()
-    assert "not finished" in ldpfl.refused("attack", "gan", first, second, *data)
+    assert "has finished 1 of 1 round: finish it" in ldpfl.refused("attack", "gan", first, second, *data)
     assert not Path("all").exists()
     assert not (first / "attacks").exists()

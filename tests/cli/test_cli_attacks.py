@@ -171,7 +171,7 @@ def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine, run: Path, 
     config.write_text(text, encoding="utf-8")
     (run / "result.json").unlink()
     line = ldpfl.refused("attack", "gan", run, *data)
-    assert "not finished, 1 of 1 round" in line
+    assert "has finished 1 of 1 round: finish it" in line
     assert "--resume" in line
     assert not Path("out").exists()
 

@@ -794,7 +794,7 @@ def test_own_data_are_read_once_for_a_run() -> None:
 
 @pytest.mark.parametrize("path", ["two  spaces.csv", 'a "quoted".csv', "tab\tin it.csv"])
 def test_a_commented_config_keeps_every_character(path: str) -> None:
-    config = api.configure("own", {"data.path": path, "data.bounds": {"a b": [0, 1.5]}, "data.target": ["x", "y"]})
+    config = api.configure("own", {"seed": 3, "data.path": path, "data.bounds": {"a b": [0, 1.5]}, "data.target": ["x", "y"]})
     assert parse_config(commented(config), origin="test") == config
 
 
