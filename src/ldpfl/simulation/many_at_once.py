@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
 from torch.func import vmap
@@ -12,16 +13,20 @@ _ONE_AFTER_ANOTHER = "There is a performance drop because we have not yet implem
 """Start of PyTorch's warning that it computes an operation of one client after another. It asks users to report that to PyTorch."""
 
 
-def many_at_once(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function that computes ``loss`` for many clients: each argument has a further dimension in front, that of clients.
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Leave out PyTorch's warning on operations that it has no rule for. Results are right, and users cannot add a rule."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _ONE_AFTER_ANOTHER, UserWarning)
+        yield
 
-    Results are right where PyTorch has no rule for an operation, and users cannot add one. So the warning about it is left out, here only.
-    """
+
+def many_at_once(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function that computes ``loss`` for many clients: each argument has a further dimension in front, that of clients."""
     losses = vmap(loss)
 
     def quiet_losses(*arguments: object) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", _ONE_AFTER_ANOTHER, UserWarning)
+        with without_advice():
             result: Tensor = losses(*arguments)
         return result
 
