@@ -536,6 +536,9 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     folder = tmp_path / "run"
     first = api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=folder, progress=False)
     more = json.loads(ldpfl("run", "--resume", "--more-rounds", "2", "--out", folder, "--json").out)
+    made = json.loads(ldpfl("ledger", folder, "--json").out)
+    assert (made["rounds"], made["measuring_rounds"]) == (5, 4)
+    assert ldpfl("ledger", folder).out.splitlines()[0].endswith("run: 5 rounds of training and 4 of measuring")
     told = (more["caveats"], json.loads(ldpfl("ledger", folder, "--json").out)["warnings"], api.account(folder).warnings)
     assert all(any("2 of 5 rounds were added" in line for line in lines) for lines in told)
     assert not api.account(first).warnings
@@ -554,6 +557,31 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     api.run(data=table, target="outcome", client="hospital", settings=fixed, folder=tmp_path / "fixed", progress=False)
     assert "depend on the number of rounds" in ldpfl.refused("run", "--resume", "--more-rounds", "2", "--out", tmp_path / "fixed")
     assert "give --resume and the run's folder as --out, and no recipe" in ldpfl.refused("run", "--more-rounds", "2")
+
+
+@pytest.mark.slow
+def test_a_finished_run_stays_one_until_a_round_is_added_and_names_the_epsilon_that_was_asked_for(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    again: dict[str, Any] = {"folder": folder, "resume": True, "more_rounds": 2, "progress": False}
+    asked: dict[str, Any] = {"target_epsilon": 2.0, "baseline": False, "progress": False}
+    api.run(data=table, target="outcome", client="hospital", settings=FEW, folder=folder, **asked)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr("ldpfl.experiments.runner.simulate", raising)
+        with pytest.raises(RuntimeError, match="before a round"):
+            api.run(**again)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert len(api.load_run(folder).history) == 3
+    longer = api.run(**again).to_dict()
+    assert longer["privacy"]["local"] > 2
+    assert [note for note in longer["caveats"] if note.startswith("epsilon 2 was asked for; with the 2 added rounds it is 2.")]
+    assert any("with the 4 added rounds" in note for note in api.run(**again).to_dict()["caveats"])
+
+
+def raising(*arguments: object) -> Any:
+    raise RuntimeError("before a round")
 
 
 @pytest.mark.slow

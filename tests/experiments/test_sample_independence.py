@@ -80,14 +80,12 @@ def begin(module: nn.Module, settings: dict[str, Any]) -> list[str]:
     return notes
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(("name", "settings"), [*((name, RECORDS) for name in MIXING), ("mean", UPDATES)])
 def test_a_model_that_mixes_the_samples_of_a_batch_is_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(PrivacyError, match=r"it mixes the samples of a batch.* without batch_first=True"):
         begin(MIXING[name](), settings)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", HONEST)
 def test_a_model_that_treats_each_sample_by_itself_is_trained(name: str) -> None:
     module = HONEST[name]()

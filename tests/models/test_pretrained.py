@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 import ldpfl
@@ -24,6 +27,7 @@ from ldpfl.models.adapters import Adapter, base_digest
 from ldpfl.models.layout import validate_module
 from ldpfl.models.mending import mended
 from ldpfl.models.pretrained import make
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask
 from ldpfl.simulation.local_steps import LocalOptimiser
 
@@ -152,6 +156,26 @@ def test_bytes_of_a_round_are_those_of_the_adapter(finished: Path) -> None:
     assert json.loads((finished / "adapter" / "adapter_config.json").read_text())["r"] == 8
     sent = json.loads((finished / "metrics.jsonl").read_text().splitlines()[-1])["uplink_bytes_per_client"]
     assert sent == pytest.approx(sum(own.nbytes for own in adapter.values()), rel=0.01)
+
+
+@pytest.mark.slow
+def test_features_of_own_texts_are_computed_in_each_run_and_classes_keep_their_names(base: Path, tmp_path: Path) -> None:
+    lines = io.StringIO()
+    display = ProgressDisplay(Console(file=lines, width=200), lines=True)
+    settings = {"data.features": f"hf:{base}", "model.name": "linear", "data.text": "text", "data.length": 16}
+    run = ldpfl.run(data=texts(80), target="label", settings=settings, folder=tmp_path / "run", **SMALL | {"progress": display})
+    assert f"features hf:{base} (computed in each run): 80 samples" in lines.getvalue()
+    assert run.to_dict()["classes"] == ["down", "up"]
+    assert run.to_dict()["event"] == "up"
+    assert json.loads((tmp_path / "run" / "model.json").read_text())["classes"] == ["down", "up"]
+
+
+@pytest.mark.slow
+def test_whether_to_compile_is_decided_without_pytorch_s_advice(base: Path) -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        ldpfl.run(data=tokens(120), model=bert(), adapter="lora", settings={"model.mend": True}, **SMALL | {"rounds": 40})
+    assert [line for line in shown if "performance drop" in str(line.message)] == []
 
 
 def test_new_texts_are_predicted(finished: Path) -> None:

@@ -312,7 +312,6 @@ def test_a_model_with_one_output_for_two_classes_is_told_what_it_needs() -> None
         api.run(data=frame, target="sick", count=3, model=nn.Linear(2, 1), settings=settings, baseline=False, progress=False)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("embedding", [nn.Embedding(12, 4, max_norm=0.1), nn.EmbeddingBag(12, 4, sparse=True)], ids=["embedding", "bag"])
 def test_check_finds_the_same_and_how_to_mend_it(embedding: nn.Module) -> None:
     found = api.check(data=TOKENS, model=Tokens(embedding), settings=settings(UPDATES))
@@ -360,7 +359,6 @@ def hooked() -> nn.Module:
     return module
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("make", [Tied, normed, hooked], ids=["tied weights", "weight norm", "forward hook"])
 def test_these_train_as_pytorch_trains_them(make: Callable[[], nn.Module]) -> None:
     federation, start = built(make(), UPDATES)

@@ -179,6 +179,62 @@ def test_a_small_run_stays_in_one_process(tiny_task: Dataset) -> None:
     assert same(alone, last)
 
 
+NET = """
+import os
+from torch import nn
+from widths import WIDTH
+
+if os.getpid() not in ALLOWED:
+    raise ImportError("another process")
+
+class Net(nn.Module):
+    class Body(nn.Linear):
+        pass
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        size = shape[0] * shape[1] * shape[2]
+        self.layers = nn.Sequential(nn.Flatten(), self.Body(size, WIDTH), nn.Linear(WIDTH, outputs))
+
+    def forward(self, inputs):
+        return self.layers(inputs)
+"""
+TASK = """
+from dataclasses import replace
+from ldpfl.tasks import create
+
+def losses(outputs, targets):
+    return outputs.logsumexp(1) - outputs.gather(1, targets[:, None])[:, 0]
+
+def own(outputs):
+    return replace(create("classification", outputs), name="own", losses=losses)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("is_importable", [True, False])
+def test_code_of_a_user_s_files_is_trained_by_processes_or_else_here_with_a_note(
+    is_importable: bool, tiny_task: Dataset, tmp_path: Path
+) -> None:
+    allowed = "range(10**9)" if is_importable else f"[{os.getpid()}]"
+    (tmp_path / "net.py").write_text(NET.replace("ALLOWED", allowed), encoding="utf-8")
+    (tmp_path / "widths.py").write_text("WIDTH = 3\n", encoding="utf-8")
+    (tmp_path / "task.py").write_text(TASK, encoding="utf-8")
+    named = [f"model.name={tmp_path}/net.py:Net", f"task.name={tmp_path}/task.py:own"]
+    federation, start = federation_of(tiny_task, "duchi", *named)
+    *_, alone = simulate(federation, start, 2)
+    before, notes = set(kept_in_memory()), list[str]()
+    pool = Processes(2, notes.append)
+    *_, last = simulate(federation, start, 2, workers=pool)
+    pool.close()
+    pool.close()  # as after an error
+    assert same(alone, last)
+    assert set(kept_in_memory()) <= before
+    assert [note for note in notes if "this process trains alone" not in note] == []
+    assert len(notes) == (0 if is_importable else 1)
+
+
 SCRIPT = """
 import torch, ldpfl
 from torch import nn

@@ -35,10 +35,14 @@ def ledger(
     chosen_delta = max(configured_delta for _, configured_delta in released) if delta is None else delta
     together = api.account(*(events for events, _ in released), delta=chosen_delta, colluding=colluding)
     statement = api.warned(together, what)
-    name, rounds = " + ".join(what), sum(len(events.events) for events, _ in released)
+    name, events = " + ".join(what), [event for ledger, _ in released for event in ledger.events]
+    measuring = sum(event.histograms for event in events)
+    rounds = {"rounds": len(events) - measuring, "measuring_rounds": measuring}
     if as_json:
-        print(json.dumps({"name": name, "rounds": rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
+        print(json.dumps({"name": name, **rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
         return
     console = terminal()
-    console.print(Text(f"{name}: {counted(rounds, 'round')}"), soft_wrap=True)
+    trained = counted(rounds["rounds"], "round")
+    made = f"{trained} of training and {measuring:,} of measuring" if measuring else trained
+    console.print(Text(f"{name}: {made}"), soft_wrap=True)
     print_guarantees(console, statement.to_dict())

@@ -121,7 +121,7 @@ class Dataset:
         vocabulary: number of tokens if the samples are texts; by input name if they are several tensors. None for other samples.
         unscaled: columns to measure before training, see :mod:`ldpfl.data.scaling`.
         shares: measured share of each class, or of each label, among the train samples.
-        classes: name of each output, if the samples are images and their classes have names.
+        classes: names of the classes, if they have names and the data set has no encoder, as with images, or with features of a table.
         unit: size of one unit of the scaled targets, in the targets' original unit.
         unclipped: scaled numeric targets of the train samples without clipping, for rows that are held back; None for other targets.
         notes: assumptions about the data that the guarantee relies on.

@@ -542,7 +542,7 @@ def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | N
         "name": True,
         "description": True,
         "secret_noise": True,
-        "privacy": {"target_epsilon"},
+        "privacy": {"target_epsilon", "original_target"},
         "data": {"path", "test_path", "features_digest"},
         "task": {"threshold"},
     }

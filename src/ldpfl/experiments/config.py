@@ -339,6 +339,8 @@ class PrivacyConfig(_Section):
     """Delta of the guarantees that are not pure. It should be below 1 / n, with n the number of protected clients or records."""
     target_epsilon: Positive | Literal["off"] = "off"
     """Target epsilon of the whole run, for a client or for a record. The mechanism's noise is computed from it."""
+    original_target: Positive | Literal["off"] = "off"
+    """Target epsilon of a run before rounds were added to it. ``ldpfl run --more-rounds`` records it."""
     measuring_share: Share = 0.15
     """Share of the run's squared privacy parameter (mu^2 of Gaussian noise) that is spent on measuring a table's columns."""
 

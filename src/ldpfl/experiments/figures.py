@@ -24,7 +24,7 @@ from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
-from ldpfl.privacy.guarantee import json_number
+from ldpfl.privacy.guarantee import Statement, json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
@@ -32,7 +32,7 @@ from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY
 from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
-from ldpfl.util.number_format import counted
+from ldpfl.util.number_format import counted, number
 
 
 def summarise(
@@ -301,6 +301,15 @@ def of_extending(config: RunConfig) -> list[str]:
     return [f"{added} of {rounds} rounds were added to a run that had come to its end: {limit}; a client's own budget holds in any case"]
 
 
+def _target_caveats(config: RunConfig, statement: Statement) -> list[str]:
+    """Return the caveat that a run had a target epsilon before rounds were added; an empty list if it had none."""
+    target = config.privacy.original_target
+    if target == "off":
+        return []
+    reached = inf if statement.best is None else statement.best.epsilon
+    return [f"epsilon {target:g} was asked for; with the {counted(config.training.extended, 'added round')} it is {number(reached)}"]
+
+
 def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
     """Return the caveat of a run on Flower that ended before its last round; an empty list for other runs."""
     finished_rounds, rounds = len(checkpoint.history), config.training.rounds
@@ -333,10 +342,12 @@ def last_trained(checkpoint: Checkpoint) -> RoundMetrics:
 
 def _privacy(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the privacy entries of ``result.json``: epsilon of one unit of one round, and the guarantee from the ledger's events."""
+    statement = account(checkpoint.ledger, config.privacy.delta)
     caveats = [
         *_stopping_caveats(config, federation, checkpoint),
         *_ending_caveats(config, checkpoint),
         *of_extending(config),
+        *_target_caveats(config, statement),
         *_delta_caveats(config, federation),
         *_emphasis_caveats(config),
         *_personal_caveats(federation),
@@ -347,7 +358,7 @@ def _privacy(config: RunConfig, federation: Federation, checkpoint: Checkpoint) 
         **of_unit(checkpoint.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
         "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *caveats],
-        "privacy": account(checkpoint.ledger, config.privacy.delta).to_dict(),
+        "privacy": statement.to_dict(),
     }
 
 

@@ -47,7 +47,7 @@ class ModelFile(BaseModel):
         outputs: number of outputs of the model.
         vocabulary: number of tokens, if the samples are texts.
         targets: kind of the target.
-        classes: names of the outputs, if the samples are images and their classes have names.
+        classes: names of the outputs, if these are classes that have names, and no encoder beside the file names them.
         mean, std: mean and standard deviation of each channel of images, see :func:`ldpfl.data.samples.normalise`; empty for other samples.
         adapter, adapter_rank, adapter_alpha, adapter_modules, adapter_tokens, licence: settings of the config.
         base: SHA-256 of the frozen weights of a pretrained model, which are not saved with the model; empty if all weights are saved.

@@ -13,7 +13,8 @@ from ldpfl.util.quantities import MAX_ROUNDS
 def extended(folder: RunFolder, more: int) -> RunConfig:
     """Return the config with which the finished run in ``folder`` trains for ``more`` further rounds. Nothing is written.
 
-    The target epsilon is left out, since it was for the original rounds. The ledger says what the guarantee is after all rounds.
+    The target epsilon was for the original rounds, so it becomes ``privacy.original_target``. The ledger says what the guarantee is after
+    all rounds.
 
     Raises:
         ConfigError: there is no finished run, it would have too many rounds, or a setting of it depends on the number of rounds.
@@ -27,10 +28,12 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
     if training.rounds + more > MAX_ROUNDS:
         now = training.rounds
         raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {now:,}: extend it by {MAX_ROUNDS - now:,} at most")
+    target, original = config.privacy.target_epsilon, config.privacy.original_target
+    privacy = {"target_epsilon": "off", "original_target": original if target == "off" else target}
     changed = config.model_copy(
         update={
             "training": training.model_copy(update={"rounds": training.rounds + more, "extended": training.extended + more}),
-            "privacy": config.privacy.model_copy(update={"target_epsilon": "off"}),
+            "privacy": config.privacy.model_copy(update=privacy),
         }
     )
     # Whether what the run did so far would have been different with more rounds, by the setting that decides it.

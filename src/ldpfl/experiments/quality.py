@@ -70,7 +70,7 @@ def quality(
 
     Args:
         seed: seed of the bootstrap.
-        classes: names of the classes of images, if they have names. Those of a table are in its encoder.
+        classes: names of the classes, if they have names. Those of a table are in its encoder.
         personal: (N, p) personal layers of all clients; None if the model has none.
     """
     judged = judged_on_test_rows(federation, weights, personal)

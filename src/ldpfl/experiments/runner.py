@@ -97,7 +97,8 @@ class Runner:
 
         Args:
             baseline: whether to train a noise-free baseline. None repeats the choice that the run was started with; a new run has one.
-            more_rounds: whether to continue the finished run in ``folder`` under ``config``.
+            more_rounds: whether to continue the finished run in ``folder`` under ``config``. It stays a finished run until the first of
+                these rounds is done.
 
         Raises:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's policy refuses to send its values.
@@ -112,14 +113,12 @@ class Runner:
             folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             earlier_result = folder.result() if resume else None
-            if more_rounds:  # all checks have passed by now, and the finished run is still unchanged
-                folder.checkpoint_to_go_on(start)
-                folder.reopen(config)
             baseline_chosen = folder.wants_baseline(baseline)  # stored before the config, since a folder with a config can be resumed
-            folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
+            if not more_rounds:
+                folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             baseline_left_out = earlier_result is not None and earlier_result["noise_free_score"] is None and config.data.brought
             wants_baseline = baseline_chosen and config.mechanism.protects and not baseline_left_out
-            figures = folder.result() if resume else None
+            figures = None if more_rounds else earlier_result
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
                     self._draw(folder, figures)
@@ -132,7 +131,8 @@ class Runner:
                     f"{folder.path} measured its columns in another way than its config says now, and measuring again would not be "
                     "charged: start the run in a new folder"
                 )
-            final = self._rounds(federation, checkpoint, config.training.rounds, folder.save_round, _label(config))
+            save = partial(_save_added_round, folder, config, checkpoint.state.round + 1) if more_rounds else folder.save_round
+            final = self._rounds(federation, checkpoint, config.training.rounds, save, _label(config))
             figures = self._figures(config, federation, data, final, self._baseline_scores if wants_baseline else None, secret)
             folder.save_result(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
             self._draw(folder, figures)
@@ -299,9 +299,10 @@ def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> M
     """Return the content of ``model.json``, which describes the weights of a finished run."""
     task = federation.task
     digest, model = base_digest(task.module), config.model
+    classes = data.classes if task.task.targets == "class" else ()  # of ordered classes there is an output less
     if is_pretrained(model.name):
         model = model.model_copy(update={"licence": licence_of(model.name, model.licence)})
-    return ModelFile.of(model, Description.of(data), task.task.targets, task.mean, task.std, data.classes, digest)
+    return ModelFile.of(model, Description.of(data), task.task.targets, task.mean, task.std, classes, digest)
 
 
 def _clipping_warning(metrics: RoundMetrics) -> str:
@@ -345,6 +346,13 @@ class Finished:
 def _label(config: RunConfig) -> str:
     """Return the label of a run for the observer: whether it is private."""
     return _PRIVATE if config.mechanism.protects else "not private"
+
+
+def _save_added_round(folder: RunFolder, config: RunConfig, first: int, checkpoint: Checkpoint) -> None:
+    """Record a round that was added to the finished run in ``folder``. Before the ``first`` one, the run becomes an unfinished one."""
+    if checkpoint.state.round == first:
+        folder.reopen(config)
+    folder.save_round(checkpoint)
 
 
 def _save_nothing(checkpoint: Checkpoint) -> None:

@@ -138,7 +138,7 @@ class ProgressDisplay:
                 what, total=total, current=0, score="", already=0, began=time.monotonic(), unit="sample"
             )
             if self._prints_lines:
-                self._console.print(f"{what}: {total:,} samples, computed once and stored for later")
+                self._console.print(f"{what}: {total:,} samples")
         self._progress.update(self._preparation_bar, completed=done, current=done)
 
     def phase(self, name: str, done: int, total: int) -> None:

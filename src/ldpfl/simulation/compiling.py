@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ldpfl.errors import LdpflError
+from ldpfl.simulation.many_at_once import without_advice
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def work_of(function: Callable[[], object]) -> Work:
     """Call ``function`` once, and return the work of the call."""
     counting = _Counting()
-    with counting:
+    with counting, without_advice():
         function()
     return counting.work
 

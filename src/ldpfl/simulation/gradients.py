@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from ldpfl.data.persons import Persons
 from ldpfl.data.samples import normalise
@@ -25,6 +24,7 @@ from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
 from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule
 from ldpfl.simulation.local_training import LocalTask, PatchConvolutions, Trainer
+from ldpfl.simulation.many_at_once import many_at_once
 
 _LOG = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: T
     names = list(shared)
     # Each row has its own view of the parameters, without a copy. So the gradient of the sum holds each row's own gradient.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
-    losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
+    losses = many_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
     with nothing_written(task.module, shared, by_value=False):
         with PatchConvolutions():
             total = losses(parameters, *task.batch(index), mask).sum()

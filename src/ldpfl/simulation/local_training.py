@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -21,6 +20,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.models.layout import ParameterLayout, called_with
 from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
 from ldpfl.simulation.local_steps import BETA, BETA_2, TINY, BatchSchedule, Descent, LocalOptimiser, beside
+from ldpfl.simulation.many_at_once import many_at_once
 from ldpfl.tasks import CLASSIFICATION, Task
 
 Precision = Literal["float32", "bf16"]
@@ -153,7 +153,7 @@ class VectorizedTrainer:
         names = list(start)
         parameters = [start[name].clone().requires_grad_() for name in names]
         descent = Descent(task.optimiser, parameters, round_number)
-        client_losses = vmap(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
+        client_losses = many_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
         for step in range(schedule.steps):
             inputs, targets = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]

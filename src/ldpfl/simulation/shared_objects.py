@@ -7,11 +7,15 @@ import mmap
 import pickle
 import struct
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import Tensor
+
+from ldpfl.errors import LdpflError, in_short
+from ldpfl.util.user_code import ModuleSource
 
 _ALIGNMENT = 64
 """Each array starts at a multiple of this many bytes, as PyTorch's own memory does."""
@@ -19,25 +23,74 @@ _HEADER = struct.Struct("<QQ")
 """Start of a file: the number of arrays, and the number of bytes of the pickle. The size of each array follows, as 8 bytes."""
 
 
+class CannotShareError(LdpflError):
+    """An object that cannot be sent to another process, or that the other process cannot load."""
+
+    @classmethod
+    def because(cls, error: Exception) -> CannotShareError:
+        """Return the error for the user. Its text names a module that is missing, and repeats nothing else that ``error`` says."""
+        missing = error.name if isinstance(error, ImportError) else None
+        return cls(f"worker processes cannot load the model or the task ({f'no module {missing}' if missing else in_short(error)})")
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
-    """A pickler that also takes classes of a notebook, and treats CPU tensors as arrays, whose bytes protocol 5 keeps out of the pickle."""
+    """A pickler for CPU tensors, whose bytes stay out of the pickle, and for classes that other processes do not find by name.
+
+    Protocol 5 keeps the bytes of arrays out of the pickle, so tensors are pickled as arrays. Classes of a notebook are pickled with their
+    code. Classes of a user's file are imported from that file.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._sources: dict[str, ModuleSource | None] = {}
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided and not value.requires_grad:
             return torch.from_numpy, (value.numpy(),)
+        if isinstance(value, ModuleType) and (source := self._source(value.__name__)):
+            return source.module, ()
+        if isinstance(value, type | FunctionType) and (source := self._source(value.__module__)) and _is_found(source, value):
+            return source.attribute, (value.__qualname__,)
         return super().reducer_override(value)
+
+    def _source(self, module: str | None) -> ModuleSource | None:
+        """Return where other processes find ``module``, if they do not find it by its name."""
+        if module is None:
+            return None
+        if module not in self._sources:
+            self._sources[module] = ModuleSource.of(module)
+        return self._sources[module]
+
+
+def _is_found(source: ModuleSource, value: type | FunctionType) -> bool:
+    """Whether ``value`` is found under its name in its module. A function that a decorator replaced, or a local class, is not."""
+    try:
+        return source.attribute(value.__qualname__) is value
+    except AttributeError:
+        return False
 
 
 def packed(value: object) -> tuple[memoryview, list[memoryview]]:
-    """Return a pickle of ``value`` without the bytes of its arrays, and these bytes for each array. They are not copied."""
+    """Return a pickle of ``value`` without the bytes of its arrays, and these bytes for each array. They are not copied.
+
+    Raises:
+        CannotShareError: ``value`` cannot be pickled.
+    """
     arrays: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, protocol=5, buffer_callback=arrays.append).dump(value)
+    try:
+        _Pickler(stream, protocol=5, buffer_callback=arrays.append).dump(value)
+    except Exception as error:  # users' classes may raise anything
+        raise CannotShareError.because(error) from error
     return stream.getbuffer(), [array.raw() for array in arrays]
 
 
 def place(value: object, path: Path) -> None:
-    """Write ``value`` to ``path``, for :func:`placed` to read."""
+    """Write ``value`` to ``path``, for :func:`placed` to read.
+
+    Raises:
+        CannotShareError: ``value`` cannot be pickled.
+    """
     pickled, arrays = packed(value)
     sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
     with path.open("wb") as file:
@@ -48,7 +101,11 @@ def place(value: object, path: Path) -> None:
 
 
 def placed(path: Path) -> Any:
-    """Return the object that :func:`place` wrote to ``path``. Its arrays are mapped: a page is copied only if this process writes to it."""
+    """Return the object that :func:`place` wrote to ``path``. Its arrays are mapped: a page is copied only if this process writes to it.
+
+    Raises:
+        CannotShareError: this process cannot load the object, for example because a module is missing here.
+    """
     with path.open("rb") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     count, length = _HEADER.unpack_from(mapped)
@@ -60,4 +117,7 @@ def placed(path: Path) -> Any:
         start = end + -end % _ALIGNMENT
         end = start + size
         arrays.append(mapped[start:end])
-    return pickle.loads(pickled, buffers=arrays)
+    try:
+        return pickle.loads(pickled, buffers=arrays)
+    except Exception as error:  # users' modules may raise anything
+        raise CannotShareError.because(error) from error

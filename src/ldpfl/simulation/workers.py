@@ -31,7 +31,7 @@ from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.local_training import AT_ONCE, evaluated
 from ldpfl.simulation.ray_workers import is_ray, ray_workers
-from ldpfl.simulation.shared_objects import place, placed
+from ldpfl.simulation.shared_objects import CannotShareError, place, placed
 from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, collect, for_shares
 
 PAYS_S = 20.0
@@ -67,13 +67,21 @@ class Processes:
     def __init__(self, count: int, warn: Callable[[str], None] = lambda message: None) -> None:
         self._count, self._warn = count, warn
         self._folder = _private_folder()
-        self._federations: dict[int, tuple[Federation, Path]] = {}  # by id, which stays unique while the federation is referenced here
+        self._federations: dict[
+            int, tuple[Federation, Path | None]
+        ] = {}  # by id, which stays unique while the federation is referenced here
         self._file_count = 0
         self._pool = self._start_pool()
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Return the result of each of ``shares``, in their order. The shares of a worker that died are trained again."""
-        federation_path, start_path = self._path_of(federation), self._write(start)
+        """Return the result of each of ``shares``, in their order. The shares of a worker that died are trained again.
+
+        A federation that the workers cannot load, because of the user's code in it, is trained in this process.
+        """
+        federation_path = self._path_of(federation)
+        if federation_path is None:
+            return ONE_PROCESS.collect(federation, start, shares, clients_done)
+        start_path = self._write(start)
         done: dict[int, Collected] = {}
         deaths = 0
         try:
@@ -84,6 +92,9 @@ class Processes:
                 except BrokenProcessPool:
                     deaths = 1 if len(done) > done_before else deaths + 1
                     self._restart_pool(deaths)
+        except CannotShareError as error:
+            self._keep_here(federation, error)
+            return ONE_PROCESS.collect(federation, start, shares, clients_done)
         except BaseException:
             self.close(kill=True)
             raise
@@ -114,7 +125,10 @@ class Processes:
         samples = len(federation.evaluation.samples)
         if samples < _MIN_SHARED_SAMPLES:
             return ONE_PROCESS.score(federation, weights)
-        federation_path, weights_path = self._path_of(federation), self._write(weights)
+        federation_path = self._path_of(federation)
+        if federation_path is None:
+            return ONE_PROCESS.score(federation, weights)
+        weights_path = self._write(weights)
         piece = AT_ONCE * -(-samples // (AT_ONCE * self._count))  # whole batches, since a batch decides how its figures are rounded
         try:
             slices = [slice(start, start + piece) for start in range(0, samples, piece)]
@@ -122,6 +136,9 @@ class Processes:
             return federation.score_of(batch for future in futures for batch in future.result())
         except BrokenProcessPool:
             self._restart_pool(1)
+            return ONE_PROCESS.score(federation, weights)
+        except CannotShareError as error:
+            self._keep_here(federation, error)
             return ONE_PROCESS.score(federation, weights)
         except BaseException:
             self.close(kill=True)
@@ -149,11 +166,19 @@ class Processes:
             self._count, context=get_context("loky"), initializer=_prepare_worker, initargs=(os.getpid(),), env=threads | _KEEP_MEMORY
         )
 
-    def _path_of(self, federation: Federation) -> Path:
-        """Return the file from which workers read the ``federation``. It is written once."""
+    def _path_of(self, federation: Federation) -> Path | None:
+        """Return the file from which workers read the ``federation``; None if they cannot load it. It is written once."""
         if id(federation) not in self._federations:
-            self._federations[id(federation)] = federation, self._write(for_shares(federation))
+            try:
+                self._federations[id(federation)] = federation, self._write(for_shares(federation))
+            except CannotShareError as error:
+                self._keep_here(federation, error)
         return self._federations[id(federation)][1]
+
+    def _keep_here(self, federation: Federation, error: CannotShareError) -> None:
+        """Train the ``federation`` in this process from now on, and tell the user the reason, which is the ``error``."""
+        self._federations[id(federation)] = federation, None
+        self._warn(f"{error}: this process trains alone, with the same results")
 
     def _write(self, value: object) -> Path:
         """Write ``value`` to a new file for the workers, and return its path."""
@@ -165,8 +190,9 @@ class Processes:
     def close(self, *, kill: bool = False) -> None:
         """End the worker processes, at once with ``kill``, and remove the files that they read."""
         self._pool.shutdown(wait=True, kill_workers=kill)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        resource_tracker.unregister(str(self._folder), "folder")
+        if self._folder.exists():  # an error may have closed it before
+            shutil.rmtree(self._folder, ignore_errors=True)
+            resource_tracker.unregister(str(self._folder), "folder")
 
 
 def _private_folder() -> Path:

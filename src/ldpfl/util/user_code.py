@@ -6,8 +6,10 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module, util
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -139,16 +141,87 @@ def _with_required(factory: Callable[..., Any], offered: Mapping[str, Any], opti
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Run a Python file as a module, and return the module."""
-    # The name is unique, because the file may have the name of another module. It follows from the path, so one file is one module.
-    name = f"_ldpfl_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    """Run a Python file as a module, and return the module. A file that was run before with the same content is not run again."""
+    if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    # The name is unique, because the file may have the name of another module. It follows from path and content, so that a class keeps its
+    # identity while the file is unchanged, and a changed file is a new module.
+    digest = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()
+    name = f"{_FILE_MODULE}{path.stem}_{digest[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(f"{path} is no Python file")
     module = util.module_from_spec(spec)
     sys.modules[name] = module  # so that classes defined there can be copied and saved
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
+
+
+_FILE_MODULE = "_ldpfl_"
+"""Prefix of the name of a module that a file was run as."""
+
+
+@dataclass(frozen=True)
+class ModuleSource:
+    """Where another process finds a module that Python finds there only with help: a user's file, or a module in the user's folder.
+
+    Attributes:
+        name: name of the module in ``sys.modules``.
+        file: the module's file.
+        folder: folder in which the module, and what it imports itself, are searched.
+    """
+
+    name: str
+    file: Path
+    folder: Path
+
+    @classmethod
+    def of(cls, name: str) -> ModuleSource | None:
+        """Return the source of the module ``name``; None if every process finds the module by its name, or if it has no file."""
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if module is None or file is None:
+            return None
+        path = Path(file).resolve()
+        if name.startswith(_FILE_MODULE):
+            return cls(name, path, path.parent)
+        top = name.partition(".")[0]
+        if top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):
+            return None
+        return cls(name, path, path.parents[name.count(".") + hasattr(module, "__path__")])
+
+    def module(self) -> ModuleType:
+        """Return the module. It is imported if this process has not imported it.
+
+        Raises:
+            ImportError: there is no such module in the folder, or its file was changed after it was run.
+        """
+        if self.name in sys.modules:
+            return sys.modules[self.name]
+        with _importable_from(self.folder):
+            if not self.name.startswith(_FILE_MODULE):
+                return import_module(self.name)
+            if not self.file.is_file():
+                raise ModuleNotFoundError(f"there is no file {self.file}", name=str(self.file))
+            module = _import_file(self.file)
+        if module.__name__ != self.name:
+            raise ImportError(f"{self.file} was changed after this run had begun")
+        return module
+
+    def attribute(self, qualified_name: str) -> Any:
+        """Return the function or class ``qualified_name``, such as ``Net`` or ``Net.Block``, of the module.
+
+        Raises:
+            ImportError: the module cannot be imported, see :meth:`module`.
+            AttributeError: it has no such attribute.
+        """
+        return attrgetter(qualified_name)(self.module())
 
 
 def _folder_to_search(module: str) -> Path | None:

@@ -21,7 +21,7 @@ from ldpfl.util.user_cache import Warn, cache_dir, read_cached, write_cached
 from ldpfl.util.user_code import is_code
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is computed, samples done, samples in all)."""
+"""Called with (what is computed and whether it is stored, samples done, samples in all)."""
 
 
 def quietly(what: str, done: int, total: int) -> None:
@@ -85,7 +85,9 @@ def extracted(
                 part.unlink(missing_ok=True)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
     notes = [features.note] if features.note else []
-    return replace(dataset, train=train, test=test, fingerprint=fingerprint, vocabulary=None, encoder=None).noted(*notes)
+    classes = dataset.classes if dataset.encoder is None else dataset.encoder.classes
+    with_features = replace(dataset, train=train, test=test, fingerprint=fingerprint, vocabulary=None, encoder=None, classes=classes)
+    return with_features.noted(*notes)
 
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
@@ -123,6 +125,7 @@ _PART_SIZE = 128 * _BATCH_SIZE
 def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progress, cache_file: Path | None) -> dict[str, Tensor]:
     """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped."""
     total, done = len(dataset.train) + len(dataset.test), 0
+    what = f"features {name} ({'stored for later runs' if cache_file else 'computed in each run'})"
     by_split: dict[str, Tensor] = {}
     for split in ("train", "test"):
         inputs = getattr(dataset, split).tensor
@@ -134,14 +137,14 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
             if cached is not None and cached.shape == part.shape:
                 part[:] = cached
                 done += len(part)
-                progress(f"features {name}", done, total)
+                progress(what, done, total)
                 continue
             for start in range(0, len(part), _BATCH_SIZE):
                 batch = features(inputs[first + start : first + min(start + _BATCH_SIZE, len(part))]).half()
                 # A feature that is not finite becomes 0. If it were an error, the error would reveal that such a sample exists.
                 part[start : start + _BATCH_SIZE] = batch.where(torch.isfinite(batch), 0.0)
                 done += len(batch)
-                progress(f"features {name}", done, total)
+                progress(what, done, total)
             if path and len(rows) > _PART_SIZE:
                 write_cached(path, {"rows": part.clone()}, "features", _ignore_warning)
         by_split[split] = rows
