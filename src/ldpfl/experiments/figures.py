@@ -63,6 +63,7 @@ def summarise(
         "seed_is_secret": config.hides_seed,
         "own_data": config.data.brought,
         "metric": federation.task.task.metric,
+        "lower_is_better": federation.task.task.metric in federation.task.task.lower_is_better,
         "score": history[-1].score,
         **judged,
         "at_clients": measured,
@@ -110,6 +111,11 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
         caveats.append(
             f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
             "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
+        )
+    if judged.pop("without_intervals", False):
+        caveats.append(
+            f"the metrics of task {federation.task.task.name!r} have no intervals, and there are no figures by client and no pooled "
+            "reference: several seeds (ldpfl sweep --seeds) show how far the metrics vary between runs"
         )
     if extreme := judged.pop("extreme", ""):
         caveats.append(
