@@ -32,6 +32,7 @@ from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted
+from ldpfl.util.user_code import is_pretrained
 
 
 def summarise(
@@ -125,7 +126,8 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
     if narrow := judged.pop("narrow", ""):
         caveats.append(
             f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
-            "training.server_learning_rate or a smaller training.server_weight_decay move them apart"
+            f"training.server_learning_rate{_LARGER_STEP if is_pretrained(config.model.name) else ''} or a smaller "
+            "training.server_weight_decay move them apart"
         )
     if chance := judged.pop("chance", ""):
         caveats.append(
@@ -234,6 +236,9 @@ def _chosen_automatically(config: RunConfig, federation: Federation) -> dict[str
     numbers = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     return {f"training.{name}": number for name, number in numbers.items() if getattr(config.training, name) == "auto"}
 
+
+_LARGER_STEP = " (for a pretrained model 1 to 3, with mechanism.clip_norm = 1)"
+"""What the note on narrow probabilities says of the step of a pretrained model; docs/results/adapters.md has figures."""
 
 UNUSABLE = "the model gives NaN or infinity"
 """Start of the note that some outputs for test rows are no numbers."""
