@@ -3,7 +3,8 @@
     pip install prv_accountant opendp opacus
     python benchmarks/accountants.py
 
-A library that is not installed, or has no accountant for a kind of release, gets a dash. "Add or remove" is the adjacency of all of them.
+A library that is not installed, or has no accountant for a kind of release, gets a dash. A record is added or removed, except where the
+accountant's name says that it is replaced.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from math import sqrt
 from typing import Any
 
 import dp_accounting
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant, common, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
@@ -60,6 +62,7 @@ def poisson(noise: float, rate: float, rounds: int) -> list[Case]:
     return [
         ("ldpfl (by dp-accounting, PLD)", lambda: added_epsilon([(2 / noise, rate, rounds)], DELTA)),
         ("ldpfl, the record replaced", lambda: sampled_epsilon([(2 / noise, rate, rounds)], DELTA)),
+        ("dp-accounting, PLD, replaced", lambda: with_events(PLDAccountant(NeighboringRelation.REPLACE_ONE), event, rounds)),
         ("dp-accounting, RDP", lambda: with_events(RdpAccountant(), event, rounds)),
         ("Opacus, PRV", lambda: opacus("PRVAccountant", eps_error=1e-3)),
         ("Opacus, RDP", lambda: opacus("RDPAccountant")),

@@ -72,6 +72,17 @@ def test_the_callback_of_a_page_is_called(tiny_data: Path, monkeypatch: pytest.M
     assert capsys.readouterr().out == "1 4\n2 4\n3 4\n"
 
 
+def test_the_reference_has_all_public_names() -> None:
+    """Names of modules, and of what a whole module's entry shows, are found by the module."""
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    shown: set[str] = set()
+    for place, members in re.findall(r"^::: (\S+)$(?:\n    options:\n      members: \[(.*?)\])?", page, re.M):
+        shown |= {place, place.rpartition(".")[2], *members.split(", ")}
+        if place == "ldpfl.errors":
+            shown |= set(vars(ldpfl.errors))
+    assert set(ldpfl.__all__) - shown == {"__version__"}
+
+
 def test_all_code_on_pages_is_python() -> None:
     for page in PAGES:
         for block in blocks(page):

@@ -14,6 +14,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ import pytest
 import ldpfl as package
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, api
+from ldpfl.data import held_out
 from ldpfl.experiments.reproduction import load_reproduction
 from ldpfl.experiments.sweep_config import SweepConfig, load_sweep
 from test_docs import PAGES, ROOT, RUN, WITH_COMMANDS, blocks, commands, named
@@ -161,6 +163,7 @@ def test_a_name_that_is_none_would_be_found(command: str) -> None:
 
 OTHERS = {
     "docs/own-data.md": "run below, with a table for the reader's",
+    "docs/examples/own-task.md": "run below, with a table for the reader's",
     "docs/tracking.md": "run in test_docs.py with services that are made up",
     "docs/adding-a-mechanism.md": "a class of the package itself, abbreviated",
     "docs/flower.md": "apps around names of the reader's; tests/flower runs such apps",
@@ -183,6 +186,23 @@ def test_code_about_ones_own_data_runs_on_a_table(tmp_path: Path, monkeypatch: p
     frame.to_csv(Path("hospitals", "north.csv"), index=False)
     for block in blocks(ROOT / "docs" / "own-data.md"):
         exec(compile(block, "own-data.md", "exec"), names)
+
+
+@pytest.mark.slow
+def test_a_task_of_ones_own_is_trained_and_compared_as_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(package, "run", _without_bar)
+    file, use = blocks(ROOT / "docs" / "examples" / "own-task.md")
+    Path("huber.py").write_text(file, encoding="utf-8")
+    names: dict[str, Any] = {"frame": pd.concat([patients()] * 20, ignore_index=True)}  # so that noise does not hide the target
+    exec(compile(use, "own-task.md", "exec"), names)
+    result, frame = names["result"], names["frame"]
+    test_rows = held_out(len(frame))
+    error = (names["days"] - frame["stay"]).abs()[test_rows].mean()
+    assert names["error_in_days"] == pytest.approx(error, rel=1e-4)
+    found = result.to_dict()
+    assert (found["metric"], found["lower_is_better"], found.get("intervals"), found.get("sites")) == ("mean error", True, None, None)
+    assert any("the metrics of task 'huber' have no intervals" in note for note in found["caveats"])
 
 
 @pytest.mark.slow

@@ -226,6 +226,18 @@ def test_a_folder_is_trained_in_other_ways(kind: str, base: Path) -> None:
     assert {"none": 10**4, "head": 10**3, "ia3": 10**3, "prompt": 10**3}[kind] < found.bytes_per_client / 4
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_auto_moves_a_base_whose_outputs_hardly_differ_between_texts(tmp_path: Path) -> None:
+    """Each text begins with the same token, at which an untrained base reads next to nothing. A step of 0.6 leaves one class for all."""
+    base = save_base(tmp_path / "base")
+    bert().save_pretrained(base)
+    words = {"up": "good fine warm", "down": "bad poor cold"}
+    frame = pd.DataFrame([(f"[CLS] {words[label]}", label) for label in ("up", "down")] * 500, columns=["text", "label"])
+    result = ldpfl.run(data=frame, target="label", model=str(base), adapter="lora", length=4, **SMALL)
+    assert result.to_dict()["chosen"]["training.server_learning_rate"] == pytest.approx(1.2, rel=0.2)
+    assert getattr(result.config.mechanism, "clip_norm", None) == 1.0
+
+
 def test_a_language_model_reads_texts_by_its_tokenizer(base: Path) -> None:
     from transformers import AutoTokenizer
 

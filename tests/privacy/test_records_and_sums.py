@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from math import sqrt
 from pathlib import Path
@@ -72,6 +73,15 @@ def test_a_sum_hides_a_record_in_the_noise_of_all() -> None:
     colluding = account(ledger(release, channel="secure-sum"), colluding=75).find("summed", "run")
     assert colluding is not None
     assert colluding.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3 / 5, 1e-5), rel=1e-6)
+
+
+def test_a_record_left_out_of_a_sum_has_an_epsilon_of_the_sum() -> None:
+    """Half the mu of a record that is replaced, of the sum first, and then of who sees senders."""
+    (note,) = [note for note in account(ledger(RECORD, channel="secure-sum")).notes if "left out" in note]
+    epsilons = [gaussian_epsilon(mu, 1e-5) for mu in (0.2 * 3 / 10 / 2, 0.2 * 3 / 2)]
+    told = re.findall(r"([\d.]+) (?:if nobody learns more than the sum over all clients|against who sees senders)", note)
+    assert [float(text) for text in told] == pytest.approx(epsilons, rel=1e-3)
+    assert "sum" not in next(note for note in account(ledger(RECORD, channel="direct")).notes if "left out" in note)
 
 
 WHOLE = GaussianRelease("dp-fedavg", 1.5, alike=True, integers=True, author=OURS)

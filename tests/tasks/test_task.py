@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,9 +101,23 @@ def brought(outputs: int) -> Task:
     return Task("own", "class", lambda found, targets: (found[:, 0] - targets) ** 2, tasks.create("classification", outputs).metrics)
 
 
+def named_as_a_built_in_one(outputs: int) -> Task:
+    return replace(brought(outputs), name="regression")
+
+
+def of_no_metric(outputs: int) -> Task:
+    return replace(brought(outputs), lower_is_better=("rmse",))
+
+
 def test_a_task_of_one_s_own_is_found_by_its_path() -> None:
     assert tasks.create("test_task:brought", 2).name == "own"
-    for path, said in (("test_task:figures", "cannot be built"), ("builtins:float", "expected an ldpfl.tasks.Task")):
+    refused = {
+        "test_task:figures": "cannot be built",
+        "builtins:float": "expected an ldpfl.tasks.Task",
+        "test_task:named_as_a_built_in_one": "named 'regression', as a built-in one is",
+        "test_task:of_no_metric": "lower_is_better names 'rmse', but the metrics are AUROC",
+    }
+    for path, said in refused.items():
         with pytest.raises(ConfigError, match=said):
             tasks.create(path, 2)
     with pytest.raises(ConfigError, match="did you mean 'regression'"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -22,6 +22,12 @@ def each(transform: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
     """Return the tensors of ``inputs`` by name. A single tensor has the name ""."""
     return {"": inputs} if isinstance(inputs, Tensor) else inputs
+
+
+def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
+    """Yield each sample of ``inputs`` as a batch of one."""
+    for place in range(len(next(iter(by_name(inputs).values())))):
+        yield each(lambda part: part[place : place + 1], inputs)  # noqa: B023  # called at once
 
 
 def not_dense(part: Tensor) -> str:

@@ -179,8 +179,8 @@ class TrainingConfig(_Section):
     """Optimiser of the server, which costs no privacy: ``sgd`` (FedAvg, with ``server_momentum`` FedAvgM), ``adam`` or ``yogi``."""
     server_learning_rate: Positive | Literal["auto"] = 1.0
     """Factor on the mean update or gradient. It has no effect if ``mechanism.perturbed`` is ``weights``. ``auto`` chooses it for a table by
-    the noise and the rarity of a class, and for images and arrays by the noise and its effect on the model's outputs, see
-    ``ldpfl.experiments.table_rules``."""
+    the noise and the rarity of a class, and for images, arrays and pretrained models by the noise and its effect on the model's outputs,
+    see ``ldpfl.experiments.table_rules``."""
     server_weight_decay: NotNegative | Literal["auto"] = 0.0
     """Factor on the distance from the initial weights that the server adds to each mean gradient. It costs no privacy. ``auto`` chooses it
     for tables by the noise; for images and arrays it is 0."""

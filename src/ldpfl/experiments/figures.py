@@ -33,6 +33,7 @@ from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted, number
+from ldpfl.util.user_code import is_pretrained
 
 
 def summarise(
@@ -64,6 +65,7 @@ def summarise(
         "seed_is_secret": config.hides_seed,
         "own_data": config.data.brought,
         "metric": federation.task.task.metric,
+        "lower_is_better": federation.task.task.metric in federation.task.task.lower_is_better,
         "score": history[-1].score,
         **judged,
         "at_clients": measured,
@@ -112,6 +114,11 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
             f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
             "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
         )
+    if judged.pop("without_intervals", False):
+        caveats.append(
+            f"the metrics of task {federation.task.task.name!r} have no intervals, and there are no figures by client and no pooled "
+            "reference: several seeds (ldpfl sweep --seeds) show how far the metrics vary between runs"
+        )
     if extreme := judged.pop("extreme", ""):
         caveats.append(
             f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
@@ -120,7 +127,8 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
     if narrow := judged.pop("narrow", ""):
         caveats.append(
             f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
-            "training.server_learning_rate or a smaller training.server_weight_decay move them apart"
+            f"training.server_learning_rate{_LARGER_STEP if is_pretrained(config.model.name) else ''} or a smaller "
+            "training.server_weight_decay move them apart"
         )
     if chance := judged.pop("chance", ""):
         caveats.append(
@@ -243,6 +251,9 @@ def _chosen_automatically(config: RunConfig, federation: Federation) -> dict[str
     numbers = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     return {f"training.{name}": number for name, number in numbers.items() if getattr(config.training, name) == "auto"}
 
+
+_LARGER_STEP = " (for a pretrained model 1 to 3, with mechanism.clip_norm = 1)"
+"""What the note on narrow probabilities says of the step of a pretrained model; docs/results/adapters.md has figures."""
 
 UNUSABLE = "the model gives NaN or infinity"
 """Start of the note that some outputs for test rows are no numbers."""

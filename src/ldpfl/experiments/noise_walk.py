@@ -12,6 +12,9 @@ from math import inf, sqrt
 import torch
 from torch import Tensor, nn
 
+from ldpfl.data.inputs import Inputs, each, one_by_one
+from ldpfl.models.layout import called_with
+
 _DRAWS, _ROWS = 4, 16
 """Number of draws of noise, and of samples, over which the change is averaged. The root mean square of 64 changes is off by a tenth."""
 
@@ -22,19 +25,19 @@ _MAX_HALVINGS, _REFINEMENTS = 60, 4
 """Maximum number of times that the length is halved, and number of bisections after that. They find it within 5 %."""
 
 
-def longest_within(module: nn.Module, inputs: Tensor, direction: Tensor, noise: float, most: float, longest: float) -> float:
+def longest_within(module: nn.Module, inputs: Inputs, direction: Tensor, noise: float, most: float, longest: float) -> float:
     """Return how long all steps together may be: ``longest``, or less if noise would then move the outputs by more than ``most``.
 
     Args:
         module: the model with its initial weights.
-        inputs: (N, ...) synthetic samples.
+        inputs: N synthetic samples.
         direction: (K,) unit vector; the outputs are looked at along it.
         noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
         most: maximum root mean square of the change of an output by noise.
         longest: maximum sum of the steps' lengths, that is, of learning rates.
     """
 
-    rows = inputs[:_ROWS]
+    rows = each(lambda part: part[:_ROWS], inputs)
     with torch.no_grad():
         initial = _outputs_along(module, {}, rows, direction)
 
@@ -56,7 +59,7 @@ def longest_within(module: nn.Module, inputs: Tensor, direction: Tensor, noise: 
     return low
 
 
-def _output_change(module: nn.Module, inputs: Tensor, direction: Tensor, initial: Tensor, spread: float) -> float:
+def _output_change(module: nn.Module, inputs: Inputs, direction: Tensor, initial: Tensor, spread: float) -> float:
     """Return the root mean square change of the ``initial`` outputs (N,) by normal noise with this ``spread`` in each trained weight.
 
     It is infinity if an output becomes NaN.
@@ -70,7 +73,14 @@ def _output_change(module: nn.Module, inputs: Tensor, direction: Tensor, initial
     return sqrt(mean_square) if mean_square < inf else inf
 
 
-def _outputs_along(module: nn.Module, weights: dict[str, Tensor], inputs: Tensor, direction: Tensor) -> Tensor:
+def _outputs_along(module: nn.Module, weights: dict[str, Tensor], inputs: Inputs, direction: Tensor) -> Tensor:
     """Return the outputs (N,) of ``module`` with these ``weights`` along ``direction``. Inputs go one by one, as for records' gradients."""
-    outputs = [torch.func.functional_call(module, weights, (row[None],)).reshape(-1) for row in inputs]
+    outputs = [outputs_of(module, weights, row).reshape(-1) for row in one_by_one(inputs)]
     return torch.stack(outputs).double() @ direction.double()
+
+
+def outputs_of(module: nn.Module, weights: dict[str, Tensor], inputs: Inputs) -> Tensor:
+    """Return the outputs of ``module`` for ``inputs``, with ``weights`` in the place of those of its own that have the same names."""
+    arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
+    outputs: Tensor = called_with(module, weights, arguments, named)
+    return outputs

@@ -16,7 +16,7 @@ from ldpfl.data.persons import numbered
 from ldpfl.errors import printable
 from ldpfl.experiments.judging import Judged, judged_on_test_rows
 from ldpfl.simulation import Federation
-from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER, weighted_metrics
+from ldpfl.tasks import ACCURACY, weighted_metrics
 from ldpfl.tasks.weighted_metrics import Floats
 
 EXTREME_SLOPE, _MAX_EXTREME_INTERVAL = 0.5, 0.8
@@ -63,9 +63,10 @@ def quality(
     """Evaluate the model with ``weights`` (d,) on the test rows, and return the entries for ``result.json``.
 
     The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite,
-    and ``constant`` if all rows have the same outputs. The texts ``extreme``, ``narrow``, ``off``, ``chance`` and ``one_class`` are not
-    empty if probabilities are far too close to 0 and 1, if they are far too close together, if the intervals of the mean prediction and
-    of the observed mean do not meet, if the main metric is no better than chance, or if different outputs make one class of all rows.
+    ``constant`` if all rows have the same outputs, and ``without_intervals`` if only the task itself has metrics. The texts ``extreme``,
+    ``narrow``, ``off``, ``chance`` and ``one_class`` are not empty if probabilities are far too close to 0 and 1, if they are far too close
+    together, if the intervals of the mean prediction and of the observed mean do not meet, if the main metric is no better than chance, or
+    if different outputs make one class of all rows.
     With ``one_class``, the text ``threshold`` is the risk that flags about as many rows as have the event.
 
     Args:
@@ -77,6 +78,7 @@ def quality(
     class_names = classes if federation.encoder is None else federation.encoder.classes
     entries: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation.samples), "unusable": judged.unusable}
     entries["constant"] = judged.constant
+    entries["without_intervals"] = judged.kind is None and not judged.unusable and entries["test_rows"] > 0
     entries["classes"] = [printable(name) for name in class_names]
     if judged.figures is None:
         return entries
@@ -203,12 +205,11 @@ def _site_entries(federation: Federation, judged: Judged, seed: int) -> Iterator
         return
     metric = federation.task.task.metric
     entries = [_site_entry(federation, judged, client, seed) for client in np.unique(federation.evaluation.clients)]
-    sign = -1 if metric in LOWER_IS_BETTER else 1
 
     def worst_first(entry: Mapping[str, Any]) -> tuple[bool, float]:
-        """Return the key to sort by; entries without the main metric come last."""
+        """Return the key to sort by; entries without the main metric come last. Of tasks with such entries, higher is better."""
         score = entry["scores"].get(metric, nan)
-        return not isfinite(score), sign * score if isfinite(score) else 0.0
+        return not isfinite(score), score if isfinite(score) else 0.0
 
     yield from sorted(entries, key=worst_first)
 

@@ -105,6 +105,7 @@ class Figures(_Strict):
     seed_is_secret: bool = False
     own_data: bool = False
     metric: str
+    lower_is_better: bool = False
     score: Figure
     scores: Annotated[dict[str, Figure], FEW]
     intervals: Annotated[dict[str, Interval], FEW] = {}

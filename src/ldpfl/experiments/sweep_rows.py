@@ -14,7 +14,7 @@ from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
 from ldpfl.privacy.guarantee import IF_TRUSTED, Statement, best_figure, is_figure
-from ldpfl.tasks import ACCURACY, LOWER_IS_BETTER
+from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import from_json_lines
 from ldpfl.util.number_format import number
 
@@ -40,6 +40,7 @@ class Row:
             ``paper_epsilon``; and ``norm_deviation``, 0 for one seed. Empty for other mechanisms.
         metric: name of the score's metric.
         scores: all metrics of the final models, by name, for the same seeds as ``score``; None for a metric without a value.
+        lower_is_better: whether a low ``score`` is good.
     """
 
     variant: str
@@ -52,6 +53,7 @@ class Row:
     noise: dict[str, float] = field(default_factory=dict)
     metric: str = ACCURACY
     scores: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    lower_is_better: bool = False
 
     @property
     def means(self) -> dict[str, float | None]:
@@ -203,6 +205,7 @@ def _row_of(variant: str, point: Point, results: Sequence[Result]) -> Row:
         _mean_noise(finished),
         str(with_figures[0].get("metric", ACCURACY)) if with_figures else ACCURACY,
         {name: tuple(result["scores"].get(name) for result in finished) for name in _metric_names(finished)},
+        any(result.get("lower_is_better", False) for result in with_figures),
     )
 
 
@@ -258,7 +261,7 @@ def _dominates(other: Row, row: Row) -> bool:
         return False
     if any(other.privacy.get(key) != row.privacy.get(key) for key in ("protected", "delta")):
         return False  # epsilons for records and for clients, or at different deltas, cannot be compared
-    sign = -1 if row.metric in LOWER_IS_BETTER else 1
+    sign = -1 if row.lower_is_better else 1
     gains = [sign * (a - b) for a, b in zip(other.score, row.score, strict=False)]
     mean_gain = statistics.fmean(gains)
     if (other.bytes_per_client, other.budget) == (row.bytes_per_client, row.budget):

@@ -20,6 +20,9 @@ pixels have approximately.
   a logit by 1 (:mod:`ldpfl.experiments.noise_walk`). So rounds end before noise is as large as what was learnt. Scaled pixels
   are -2 to 2, so that L is no larger than :data:`_MAX_MEAN_SQUARE` times the trace over drawn pixels, times the largest curvature of the
   loss.
+- **Pretrained models**: a clipping norm of :data:`_FALLBACK_CLIP_NORM`, which cuts most gradients to one length, and a step of
+  :data:`_FALLBACK_RATE`, or a longer one by the rule for images, on random tokens or
+  pixels. A base whose outputs hardly differ between samples has short gradients and needs it.
 - **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
   gradients stay as long as they are at the start. Usual weights are of the size of the noise, which makes them longer, and then the
   clipping norm cuts the rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate.
@@ -40,6 +43,8 @@ from torch import Tensor, nn
 from ldpfl import models
 from ldpfl.data.columns import drawn_inputs
 from ldpfl.data.features.registry import NONE
+from ldpfl.data.inputs import MASK, TOKENS, Inputs, one_by_one
+from ldpfl.data.tokens import vocabulary_of
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, targets_of
@@ -49,7 +54,8 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.models.layout import ParameterLayout
+from ldpfl.models.adapters import is_of_transformers
+from ldpfl.models.layout import ParameterLayout, answers_of
 from ldpfl.models.mending import copied
 from ldpfl.tasks import EVEN, PARALLEL, Emphasis, Targets
 
@@ -66,7 +72,7 @@ _MAX_MEAN_SQUARE = 4.0
 """Largest mean square of the scaled pixels of an image, reached if all are black or all are white: scaled pixels are -2 to 2."""
 _FALLBACK_CLIP_NORM, _FALLBACK_RATE = 1.0, 0.6
 """Clipping norm and learning rate for texts and features, and for models that fail on the synthetic rows. The trial before the run reports
-such a failure."""
+such a failure. Steps of a pretrained model may be longer."""
 
 _MAX_LOGIT_CHANGE, _MAX_NUMBER_CHANGE = 1.0, 0.5
 """Maximum root mean square change of an output by noise alone: a logit by 1, which changes a probability by at most a quarter; a number by
@@ -103,7 +109,8 @@ def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> fl
     row is divided by the fourth root of m, halfway between both: by sqrt(m) it would clip most persons that have a single row and so bias
     the risks, and undivided it would add noise that hides a rare outcome (decision 0036 has the figures).
     """
-    squared = _squared_gradient(_with_cancelling_pairs(config, data, module), data, _synthetic_rows(config, data))
+    rows = None if _clips_to_fixed_norm(data, module) else _synthetic_rows(config, data)
+    squared = _squared_gradient(_with_cancelling_pairs(config, data, module), data, rows)
     if squared is None:
         return _FALLBACK_CLIP_NORM
     factor = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
@@ -166,8 +173,9 @@ def start_on_table(
     clip = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
-    if data.encoder is None:
+    if data.encoder is None or data.encoder.data.text:
         pull, rate = 0.0, _rate_without_table(config, data, initial, rows, squared * _largest_weight(config), noise)
+        rate = max(rate, _FALLBACK_RATE / clip) if _clips_to_fixed_norm(data, module) else rate
     else:
         pull = noise**2 / (_WEIGHT_VARIANCE * curvature)
         rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
@@ -176,8 +184,13 @@ def start_on_table(
     return TableStart(_initial_weights(config, layout, weights, targets, shares), _with_chosen(config, rate * clip, pull / clip))
 
 
-def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Tensor, squared: float, noise: float) -> float:
-    """Return the server's learning rate for images and arrays, see the top of this file.
+def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:
+    """Return whether gradients are clipped to the fallback norm: those of texts and of pretrained models."""
+    return (data.encoder is not None and bool(data.encoder.data.text)) or is_of_transformers(module)
+
+
+def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Inputs, squared: float, noise: float) -> float:
+    """Return the server's learning rate for images, arrays and texts, see the top of this file.
 
     Args:
         squared: mean squared length of the gradient of an output over ``rows``.
@@ -312,17 +325,26 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
     return 2.0
 
 
-def _synthetic_rows(config: RunConfig, data: Description) -> Tensor | None:
-    """Return synthetic samples (N, ...) of the shape of ``data``; None for texts, for samples of several tensors, and for features."""
+def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
+    """Return synthetic samples of the shape of ``data``: rows, arrays, or random tokens for a pretrained model.
+
+    None for texts of other models, for other samples of several tensors, and for features.
+    """
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:
-        return None if data.encoder.data.text else drawn_inputs(data.encoder.data, _SYNTHETIC_ROWS, generator)
+        settings = data.encoder.data
+        if not settings.text:
+            return drawn_inputs(settings, _SYNTHETIC_ROWS, generator)
+        if not settings.tokenizer or config.data.features != NONE:
+            return None
+        tokens = torch.randint(vocabulary_of(settings.tokenizer), (_SYNTHETIC_ROWS, settings.length), generator=generator)
+        return {TOKENS: tokens, MASK: torch.ones_like(tokens)}
     if data.shape is None or data.vocabulary is not None or config.data.features != NONE:
         return None
     return torch.randn(_SYNTHETIC_ROWS, *data.shape, generator=generator)
 
 
-def _squared_gradient(module: nn.Module, data: Description, rows: Tensor | None) -> float | None:
+def _squared_gradient(module: nn.Module, data: Description, rows: Inputs | None) -> float | None:
     """Return the mean of |J^T v|^2 over the ``rows``, with J the Jacobian of the outputs by the weights and v of :func:`_output_direction`.
 
     It is None if there are no rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
@@ -334,8 +356,8 @@ def _squared_gradient(module: nn.Module, data: Description, rows: Tensor | None)
     try:
         module = copied(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for row in rows:
-            output = (module(row[None]).reshape(-1) * direction).sum()
+        for row in one_by_one(rows):
+            output = (answers_of(module, row).reshape(-1) * direction).sum()
             total += sum(float(part.double().square().sum()) for part in torch.autograd.grad(output, trained))
     except Exception:  # a user's module may fail on synthetic rows; the trial before the run reports the reason
         return None

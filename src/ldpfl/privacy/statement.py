@@ -12,15 +12,17 @@ from typing import Any
 
 from ldpfl.errors import ConfigError, in_short
 from ldpfl.privacy.accountants.base import Accountant
-from ldpfl.privacy.accountants.behind_shuffler import Bounds, CountedBits, ShuffledAccountant
+from ldpfl.privacy.accountants.behind_shuffler import Bounds, CountedBits, ShuffledAccountant, SummedNoise
 from ldpfl.privacy.accountants.binomial import sigmoid
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
+from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged_rounds import RoundGroup, charged
 from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release, for_one_record
 from ldpfl.privacy.guarantee import (
     AUTHORS_CLAIM,
+    IF_TRUSTED,
     REPLACE_ONE,
     REPLACE_PERSON,
     REPLACE_RECORD,
@@ -147,26 +149,29 @@ def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
 
 
 def _add_remove_notes(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
-    """Return a note with the local epsilon for adding or removing a record or person, as other tools for DP-SGD state it.
+    """Return a note with the epsilon for adding or removing a record or person, as other tools for DP-SGD state it.
 
-    Empty unless all rounds protect this ``unit``. A ledger does not tell whether a run's only round solved least squares. A vector of
-    such a round may be longer than half the distance of two vectors, so a single round is counted with the larger factor of
-    :func:`_release_for_removal`.
+    Behind a sum, the note has the epsilon of the sums beside the local one. Empty unless all rounds protect this ``unit``. A ledger does
+    not tell whether a run's only round solved least squares. A vector of such a round may be longer than half the distance of two vectors,
+    so a single round is counted with the larger factor of :func:`_release_for_removal`.
     """
     lengthened = sum(group.rounds for group in groups if not group.histograms) <= 1
-    spent = accountant((_release_for_removal(group, lengthened=lengthened), group.rounds) for group in groups)
+    for_removal = [replace(group, release=_release_for_removal(group, lengthened=lengthened)) for group in groups]
+    spent = accountant((group.release, group.rounds) for group in for_removal)
     if not isinstance(spent, GaussianAccountant) or any(group.release.unit != unit for group in groups):
         return []
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
+    hidden = behind_shuffler(for_removal)
     try:
-        epsilon = added_epsilon(spent.rounds, delta)
+        figures = [f"{number(added_epsilon(spent.rounds, delta))} against who sees senders"]
+        if isinstance(hidden, SummedNoise):
+            in_sum = added_epsilon(hidden.sums().rounds, delta * (1 - ROUNDED))
+            figures.insert(0, f"{number(in_sum)} {IF_TRUSTED['summed']}")
     except Exception as error:  # only this extra note is missing; the proved rows stand
         return [f"no epsilon of one {unit} left out: {_why_not_computed(error)}"]
-    return [
-        f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count: epsilon {number(epsilon)} "
-        "against who sees senders"
-    ]
+    what = f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count"
+    return [f"{what}: epsilon {'; '.join(figures)}"]
 
 
 def _release_for_removal(group: RoundGroup, *, lengthened: bool) -> Release:

@@ -7,11 +7,13 @@ from math import ceil, isfinite
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from ldpfl.tasks import LOWER_IS_BETTER
-from ldpfl.tasks.weighted_metrics import COMMONEST, MEAN_PREDICTION, OBSERVED, OBSERVED_MEAN, PREDICTED
+from ldpfl.tasks.weighted_metrics import CLASS_ERROR, COMMONEST, INTEGRATED_BRIER, MEAN_PREDICTION, OBSERVED, OBSERVED_MEAN, PREDICTED
 
 MIN_CLIENTS = 10
 """Minimum number of clients with a figure for a mean over the worst tenth."""
+
+_LOWER_IS_BETTER = ("MAE", "RMSE", "Brier score", CLASS_ERROR, INTEGRATED_BRIER)
+"""Figures of which a low value is good. Only built-in tasks have figures by client."""
 
 _WITHOUT_A_WORST = (COMMONEST, OBSERVED, PREDICTED, MEAN_PREDICTION, OBSERVED_MEAN)
 """Figures that describe a client's rows or predictions, and are neither good nor bad."""
@@ -38,7 +40,7 @@ def site_means(sites: Sequence[Mapping[str, Any]]) -> dict[str, SiteMeans]:
     names = dict.fromkeys(name for site in sites for name in site["scores"])
     found = {name: [score for site in sites if (score := site["scores"].get(name)) is not None and isfinite(score)] for name in names}
     return {
-        name: _summary(sorted(scores, reverse=name in LOWER_IS_BETTER))
+        name: _summary(sorted(scores, reverse=name in _LOWER_IS_BETTER))
         for name, scores in found.items()
         if name not in _WITHOUT_A_WORST and len(scores) >= MIN_CLIENTS
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, Literal, Protocol
@@ -18,12 +18,7 @@ from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import called, is_code
 
 Targets = Literal["class", "classes", "number", "tokens", "count", "ordered", "survival"]
-"""What a sample's target is: one class (int64), a 0 or 1 for each class (float32), a number (float32), or a token a place (int64).
-
-A count is a number (float32) in units of its spread; an ordered class is a class (int64), told by one output less than there are classes;
-and survival is a 0, 1 or NaN for each interval of time (float32), see :func:`ldpfl.tasks.outcomes.hazard_losses`; where it is measured, the
-time and the event stand behind them.
-"""
+"""Kind of the targets; :class:`Task` has the dtype and the meaning of each."""
 
 PARALLEL: tuple[Targets, ...] = ("ordered", "survival")
 """Targets for which a built-in model has one score, and an offset for each output (proportional odds)."""
@@ -45,34 +40,49 @@ ABSENT: Mapping[Targets, float] = {
 ACCURACY = "accuracy"
 """Share of samples whose class is predicted right. It is the main metric of classifiers of three or more classes."""
 
-LOWER_IS_BETTER = frozenset({"perplexity", "MAE", "RMSE", "Brier score", "mean class error", "integrated Brier"})
-"""Metrics for which lower is better. For all other metrics, those of users' own tasks included, higher is better."""
-
 
 class Metric(Protocol):
-    """A metric that accumulates batches, as those of torchmetrics do."""
+    """A metric that accumulates batches, as those of torchmetrics do. A new one is created for each evaluation."""
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch of ``outputs`` (B, K) of the model and ``targets`` (B, ...). Nothing is rounded or rescaled before."""
 
-    def compute(self) -> Any: ...
+    def compute(self) -> Any:
+        """Return the metric over all batches, as something that ``float`` takes. A ValueError counts as NaN."""
 
 
 @dataclass(frozen=True)
 class Task:
     """A task: the loss that a model is trained with, and its metrics.
 
+    A function of your own that returns one is named by ``task.name = "file.py:function"``. Its metrics have no intervals, no table of
+    further figures and no figures by client, since these need weights of rows, which a :class:`Metric` does not take.
+
     Attributes:
-        name: name of the task in a config.
-        targets: kind of the targets.
+        name: name of the task, none of a built-in one for a task of your own.
+        targets: kind of the targets, and so how ``data.target`` is read and how many outputs the model has:
+
+            - ``class``: number of a class (int64), one output for each class
+            - ``classes``: 0 or 1 for each label (float32), one output for each label
+            - ``number``: a number (float32), one output. The number of a table is scaled: less a center, divided by a spread, both
+              measured under the guarantee, or by ``data.bounds`` to about -1 to 1. So losses and metrics are in units of this spread.
+              Arrays and tensors are taken as they are.
+            - ``count``: a number of at least 0 (float32), divided by its spread and not centered, one output
+            - ``ordered``: number of an ordered class (int64), one output less than there are classes
+            - ``survival``: 0, 1 or NaN for each interval of time (float32), see :func:`ldpfl.tasks.outcomes.hazard_losses`. The targets
+              of test rows have the time and the event behind them. One output for each interval.
+            - ``tokens``: the next token at each place of a text (int64), or -100 where none is to be predicted
         losses: function from outputs (B, ...) and targets (B, ...) to the loss (B,) of each sample. Another shape is refused. It runs
             under ``vmap``, so its control flow must not depend on values.
         metrics: functions that create a new metric, by name. The first one is the main metric, which is computed after each round.
+        lower_is_better: names of the metrics for which lower is better, such as errors. Sweeps compare runs by the main metric.
     """
 
     name: str
     targets: Targets
     losses: Callable[[Tensor, Tensor], Tensor]
     metrics: Mapping[str, Callable[[], Metric]]
+    lower_is_better: Collection[str] = ()
 
     @property
     def metric(self) -> str:
@@ -173,6 +183,10 @@ def _imported(path: str, outputs: int) -> Task:
         raise ConfigError(f"task {path!r} returned a {type(task).__name__}, expected an ldpfl.tasks.Task")
     if not task.metrics:
         raise ConfigError(f"task {path!r} returned a Task without metrics, expected at least one")
+    if task.name in _REGISTRY:  # it would be judged by that task's figures
+        raise ConfigError(f"task {path!r} returned a Task named {task.name!r}, as a built-in one is: give it another name")
+    if unknown := [name for name in task.lower_is_better if name not in task.metrics]:
+        raise ConfigError(f"task {path!r}: lower_is_better names {unknown[0]!r}, but the metrics are {', '.join(task.metrics)}")
     return task
 
 
@@ -338,7 +352,7 @@ def _language_model(outputs: int, scale: float) -> Task:
 
         return _Transformed(Perplexity(ignore_index=NO_TOKEN), lambda logits, targets: (logits, targets))
 
-    return Task("language-model", "tokens", losses, {"perplexity": perplexity})
+    return Task("language-model", "tokens", losses, {"perplexity": perplexity}, lower_is_better=("perplexity",))
 
 
 def _poisson(outputs: int, scale: float) -> Task:

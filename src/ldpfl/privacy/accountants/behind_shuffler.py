@@ -103,9 +103,9 @@ class SummedNoise(ShuffledAccountant):
         return all(group.channel == "secure-sum" and _is_summable(group.release) for group in groups)
 
     def distance(self) -> float:
-        return min(1.0, self._summed().distance() * (1 + ROUNDED))
+        return min(1.0, self.sums().distance() * (1 + ROUNDED))
 
-    def _summed(self) -> GaussianAccountant:
+    def sums(self) -> GaussianAccountant:
         """Return the accountant of the noisy sums that are seen."""
         summed = Counter[Release]()
         for group in self.groups:
@@ -113,7 +113,7 @@ class SummedNoise(ShuffledAccountant):
         return GaussianAccountant(summed)
 
     def bounds(self, delta: float) -> Bounds:
-        epsilon = self._summed().epsilon(delta * (1 - ROUNDED))
+        epsilon = self.sums().epsilon(delta * (1 - ROUNDED))
         return Bounds(epsilon, epsilon, epsilon if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
 
 
