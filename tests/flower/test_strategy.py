@@ -217,6 +217,15 @@ def test_too_few_nodes_are_an_error_after_a_bounded_wait() -> None:
         strategy.start(InProcessGrid(app_of(), 2), start_arrays())
 
 
+@pytest.mark.parametrize(
+    ("agreeing", "advice"), [(1, "set ldpfl.nodes to 3 "), (3, "set ldpfl.nodes to 3 "), (4, "set ldpfl.nodes and ldpfl.agreeing to 3 ")]
+)
+def test_advice_on_missing_nodes_raises_no_setting(agreeing: int, advice: str) -> None:
+    strategy = LdpStrategy(QUIET, waiting=Waiting(4, 0.01, agreeing=agreeing))
+    with pytest.raises(TooFewTakePart, match=advice):
+        strategy.start(InProcessGrid(app_of(), 3), start_arrays())
+
+
 def test_nodes_may_come_late() -> None:
     class Late(InProcessGrid):
         calls = 0
