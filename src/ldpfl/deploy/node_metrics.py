@@ -19,6 +19,7 @@ from ldpfl.privacy.policy import read_policy
 OUTCOMES = {
     "sent": "left, in a reply or over the relay",
     "replaced": "left as no change, because training gave nothing to report",
+    "unusable": "left, but training found no or few records to use",
     "declined": "did not leave: the operator does not allow it",
     "failed": "did not leave: something went wrong, before or after the charge",
 }
@@ -34,7 +35,7 @@ _OUTCOME_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*
 def outcomes_in(lines: Iterable[str]) -> Counter[str]:
     """Return how often a SuperNode's log says each of :data:`OUTCOMES` and :data:`QUESTIONS`.
 
-    A report that was replaced has left, and counts as sent, too.
+    A report that was replaced, or for which few records could be used, has left, and counts as sent, too.
     """
     matches = (_OUTCOME_LINE.search(_COLOUR_CODE.sub("", line)) for line in lines)
     return Counter(match[1] for match in matches if match)
