@@ -124,6 +124,21 @@ def test_only_the_ingress_controller_reaches_the_aggregator() -> None:
     assert [port["port"] for port in rule["ports"]] == [port["port"] for port in trees["Service"]["spec"]["ports"]]
 
 
+def test_the_relay_is_reached_by_ingress_and_monitoring_alone_and_has_time_to_end_a_release() -> None:
+    """Its page says so of /metrics and of SIGTERM; kubectl and systemd would kill it after 30 and 90 seconds."""
+    manifest = ROOT / "deploy" / "kubernetes" / "relay.yaml"
+    trees = {tree["kind"]: tree for tree in yaml.safe_load_all(manifest.read_text(encoding="utf-8"))}
+    policy, template = trees["NetworkPolicy"]["spec"], trees["StatefulSet"]["spec"]["template"]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    (rule,) = policy["ingress"]
+    namespaces = [source["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for source in rule["from"]]
+    assert namespaces == ["ingress-nginx", "monitoring"]
+    assert [port["port"] for port in rule["ports"]] == [port["port"] for port in trees["Service"]["spec"]["ports"]]
+    assert template["spec"]["terminationGracePeriodSeconds"] == 900
+    assert "\nTimeoutStopSec=15min\n" in (ROOT / "deploy" / "systemd" / "ldpfl-relay.service").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
 def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:

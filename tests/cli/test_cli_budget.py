@@ -242,3 +242,47 @@ def test_a_budget_is_moved_by_a_command(spent: CommandLine) -> None:
     outcome = spent("budget", "move", "--file", FILE, "--to", "new.sqlite")
     assert "new.sqlite holds the budget: epsilon 40 at delta 0, 5 reports charged. budget.sqlite is 0 from now on" in outcome.out
     assert "this budget was moved to" in spent("budget", "show", "--file", FILE).out
+
+
+def test_rounds_left_are_those_that_budget_and_policy_both_allow(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where the two count the same reports to other epsilons, a line says why."""
+    Path("policy.toml").write_text(SUMS, encoding="utf-8")
+    set_limit(FILE, 5.0)
+    release = GaussianRelease("dp-sgd", 0.1, unit="record", author="ldpfl", integers=True)
+
+    def charged(number: int) -> None:
+        request = Request("mnist-1", number, release, 100, "sum", bytes(range(32)))
+        Budget(FILE, read_policy(Path("policy.toml"))).charge(request)
+
+    for number in range(1, 6):
+        charged(number)
+    alone = json.loads(ldpfl("budget", "show", "--file", FILE, "--json").out)["rounds_left"]
+    assert alone > 2
+    assert f"ldpfl_node_rounds_left {alone}\n" in ldpfl("deploy", "node-metrics", "--budget", FILE).out
+    assert "upper bounds for the same reports" not in ldpfl("budget", "show", "--file", FILE).out
+    monkeypatch.setenv("LDPFL_POLICY", "policy.toml")
+    text = ldpfl("budget", "show", "--file", FILE).out
+    assert f"2 by the policy; the budget alone would allow {alone:,}" in text
+    words = " ".join(text.split())
+    assert "are upper bounds for the same reports" in words
+    assert "Both count" in words
+    assert json.loads(ldpfl("budget", "show", "--file", FILE, "--json").out)["rounds_left"] == 2
+    assert "ldpfl_node_rounds_left 2\n" in ldpfl("deploy", "node-metrics", "--budget", FILE).out
+    charged(6), charged(7)
+    assert f"0 by the policy; the budget alone would allow {alone - 2:,}" in ldpfl("budget", "show", "--file", FILE).out
+
+
+def test_a_bound_on_sums_limits_the_rounds_left(ldpfl: CommandLine) -> None:
+    """As many rounds are left as can then be charged."""
+    Path("policy.toml").write_text(SUMS.replace("rounds = 7", "rounds = 1000").replace("sum_epsilon = 2.0", "sum_epsilon = 1.0"))
+    set_limit(FILE, 100.0)
+    budget = Budget(FILE, read_policy(Path("policy.toml")))
+    release = GaussianRelease("dp-sgd", 0.5, unit="record", author="ldpfl", integers=True)
+    budget.charge(Request("mnist-1", 1, release, 100, "sum", bytes(range(32))))
+    shown = ldpfl("budget", "show", "--file", FILE, "--policy", "policy.toml", "--json")
+    left = json.loads(shown.out)["rounds_left"]
+    for number in range(left):
+        budget.charge(Request("mnist-1", 2 + number, release, 100, "sum", bytes(range(32))))
+    assert 0 < left < 100
+    with pytest.raises(BudgetExhausted, match="sum_epsilon"):
+        budget.charge(Request("mnist-1", 2 + left, release, 100, "sum", bytes(range(32))))

@@ -24,6 +24,7 @@ LOG = """\
 \x1b[93mWARNING \x1b[0m:   declined: run secret-run, round 3: a cohort of 1 is below min_clients = 2; nothing was sent
 \x1b[93mWARNING \x1b[0m:   would decline: run secret-run, round 4: a cohort of 1 is below min_clients = 2; nothing was sent
 \x1b[93mWARNING \x1b[0m:   would decline: no policy
+\x1b[93mWARNING \x1b[0m:   unusable: none of this node's rows can be used
 \x1b[93mWARNING \x1b[0m:   Connection attempt failed, retrying in 0.30 seconds
 a patient's note: failed: everything
 2026-01-01 INFO :      sent: the report of round 4
@@ -55,6 +56,7 @@ def test_figures_of_budget_and_log_are_counted_and_nothing_names_a_run_or_a_reas
         "ldpfl_node_rounds_left": "6",
         'ldpfl_node_outcomes_total{outcome="sent"}': "3",
         'ldpfl_node_outcomes_total{outcome="replaced"}': "1",
+        'ldpfl_node_outcomes_total{outcome="unusable"}': "1",
         'ldpfl_node_outcomes_total{outcome="declined"}': "1",
         'ldpfl_node_outcomes_total{outcome="failed"}': "0",
         'ldpfl_node_questions_total{answer="yes"}': "1",

@@ -360,6 +360,7 @@ def test_an_app_that_fails_repeats_nothing_private(
     assert "replaced: round 1 is reported as no change" in caplog.text
     if case == "raises" and when == "at once":  # at a stated time a busy machine may not come so far
         assert "ValueError at test_client_app.py" in caplog.text
+        assert "On this node, ldpfl deploy check-node --app APP --try says more" in caplog.text
 
 
 def oracle(message: Message, context: Context) -> Message:

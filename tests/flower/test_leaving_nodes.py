@@ -14,6 +14,7 @@ from flwr.app import UserConfig
 from relayed_parts import CLIENTS, KEY, World, world_in
 from table_parts import ANY, changes_of, deployed, open_policy, write_tables
 
+from conftest import CommandLine
 from ldpfl.errors import AllDeclined, TooFewTakePart
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
@@ -119,7 +120,7 @@ def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_it
 
 
 @pytest.mark.slow
-def test_a_run_without_a_target_goes_on_in_its_folder_with_fewer_nodes(world: World) -> None:
+def test_a_run_without_a_target_goes_on_in_its_folder_with_fewer_nodes(world: World, ldpfl: CommandLine) -> None:
     """Each round is charged with the noise of the nodes that took part."""
     world.policy = open_policy(**ANY, min_clients=CLIENTS - 1)
     more: dict[str, Any] = {"training__rounds": 3, "evaluation__epsilon": "off"}
@@ -130,3 +131,4 @@ def test_a_run_without_a_target_goes_on_in_its_folder_with_fewer_nodes(world: Wo
     folder = deployed(world, own=own, grid=partial(Leaving, lambda begun: True), **more)
     assert [event.cohort for event in folder.ledger().events] == [CLIENTS, CLIENTS - 1, CLIENTS - 1]
     assert world.charges() == [3] * (CLIENTS - 1) + [1]
+    assert f"{CLIENTS}, {CLIENTS - 1} to {CLIENTS} a round; 3" in ldpfl("show", folder.path).out

@@ -170,6 +170,22 @@ def test_images_are_for_an_app_of_one_s_own(tmp_path: Path, ldpfl: CommandLine) 
     assert "RecordTask, see docs/flower.md" in said
 
 
+@pytest.mark.parametrize("bounds", [(), ("--set", "data.bounds={age = [0, 120]}")], ids=["bounds left open", "bounds"])
+def test_an_app_that_ldpfl_itself_would_refuse_is_not_begun(
+    bounds: tuple[str, ...], tmp_path: Path, table: Path, ldpfl: CommandLine
+) -> None:
+    """All steps are in one message, whether or not the bounds of columns are filled in."""
+    new = ("init", "--flower", tmp_path / "app", "--data", table, "--target", "outcome", "--set", "mechanism.records=5", *bounds)
+    said = ldpfl.refused(*new, "--model", "net.py:Net")
+    for words in ("nodes load no code from files", "name it package.module:Class", "Set privacy.target_epsilon=off", "--layers"):
+        assert words in said
+    assert not (tmp_path / "app").exists()
+    noise = ("privacy.target_epsilon=off", "mechanism.noise_multiplier=3", "mechanism.clip_norm=1")
+    settings = [word for change in noise for word in ("--set", change)]
+    written = ldpfl(*new, "--model", "my_package.models:Net", *settings)
+    assert f"ldpfl policy init {tmp_path / 'app'} --layers SIZES" in written.out, written.err
+
+
 def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     assert "was not changed" in ldpfl.refused("init", "--flower", tmp_path, "--recipe", "quickstart") or tmp_path.name[0].isdigit()
     assert "is not a valid name" in ldpfl.refused("init", "--flower", tmp_path / "2 apps", "--recipe", "quickstart")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -118,6 +119,23 @@ def test_a_server_without_rows_of_its_own_measures_nothing(tables: Path, monkeyp
     assert result is not None
     assert result["score"] is None
     assert result["rounds"] == 3
+
+
+def test_a_node_s_log_says_that_its_rows_cannot_be_used_and_its_report_does_not(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None of node 0's rows, where it wrote numbers in place of classes, and a third of node 1's; node 2's rows are fine."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for node, spoilt in ((0, 1.0), (1, 2 / 3)):
+        frame = pd.read_csv(tables / f"{node}.csv")
+        frame.loc[: spoilt * len(frame), "outcome"] = "0"
+        frame.to_csv(tables / f"{node}.csv", index=False)
+    with caplog.at_level(logging.INFO, "flwr.ldpfl"):
+        folder = deployed(tables, monkeypatch, training__rounds=1)
+    unusable = [message for message in caplog.messages if message.startswith("unusable: ")]
+    assert [message.partition(" of this node's rows")[0] for message in unusable] == ["unusable: none", "unusable: fewer than half"]
+    assert all("ldpfl deploy check-node --app APP --try names what does not fit" in message for message in unusable)
+    assert [event.cohort for event in folder.ledger().events] == [CLIENTS]
 
 
 def config_of(**more: Any) -> RunConfig:

@@ -74,6 +74,16 @@ def test_gradients_are_taken_of_single_records_and_bounded() -> None:
     assert float(one_by_one(task_of(), range(1)).norm()) == pytest.approx(STEPS, rel=1e-4)  # and none of these is short
 
 
+def test_a_node_s_log_says_that_no_record_had_a_gradient(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    summed(task_of())
+    assert "unusable" not in caplog.text
+    inputs, targets = rows()
+    assert not summed(RecordTask(nn.Linear(4, 3), inputs * torch.nan, targets, F.cross_entropy)).any()
+    assert "unusable: no record of this node's app has a gradient that is finite and not 0" in caplog.text
+    assert "check-node --app APP --try" in caplog.text
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_where_clients_are_protected_the_gradient_is_that_of_the_mean_loss(reduction: str) -> None:
     terms = replace(TERMS, config=parse_config("", ["mechanism.name=rotated-sign", "mechanism.perturbed=gradient"], origin="test"))

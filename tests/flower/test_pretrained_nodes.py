@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Message, UserConfig
 from test_same_model import SimulatedNode, simulator_source
 
 import ldpfl
+from conftest import CommandLine
 from ldpfl.api import begin_app
 from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments.config import RunConfig, toml_value
@@ -19,8 +20,10 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.federation_setup import prepare
 from ldpfl.flower.named_by_server import check_config
-from ldpfl.flower.policy_init import offer_of
-from ldpfl.privacy.policy import Policy
+from ldpfl.flower.policy_init import offer_of, ranges_for
+from ldpfl.models.adapters import Adapter
+from ldpfl.models.pretrained import make
+from ldpfl.privacy.policy import Policy, read_policy
 
 pytest.importorskip("peft")
 from pretrained_models import save_base, texts
@@ -39,10 +42,55 @@ def config_on(base: Path) -> RunConfig:
 
 def test_an_app_reads_the_only_column_of_texts(base: Path, tmp_path: Path) -> None:
     texts(12).to_csv(tmp_path / "own.csv", index=False)
-    changes = [f"model.name='hf:{base}'", "model.adapter=lora", "mechanism.records=6", "privacy.target_epsilon=off"]
-    begin_app(tmp_path / "app", "own", changes, data=str(tmp_path / "own.csv"), target="label")
+    begin_app(tmp_path / "app", "own", changes_on(base), data=str(tmp_path / "own.csv"), target="label")
     data = offer_of(str(tmp_path / "app")).config.data
     assert (data.text, data.columns) == ("text", [])
+
+
+def changes_on(base: Path, *more: str) -> list[str]:
+    return [f"model.name='hf:{base}'", "model.adapter=lora", "model.licence=own", "mechanism.records=6", "data.length=16", *more]
+
+
+def test_an_app_of_a_model_in_a_folder_comes_with_policy_and_budget(base: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
+    """Its noise and its arrays' sizes follow from the folder; the folder's path is named, since each node needs it."""
+    texts(12).to_csv(tmp_path / "own.csv", index=False)
+    settings = [word for change in changes_on(base)[1:] for word in ("--set", change)]
+    of = ("--data", tmp_path / "own.csv", "--target", "label", "--text", "text", "--model", base, *settings)
+    said = ldpfl("init", "--flower", tmp_path / "app", *of)
+    assert "policy.toml holds the policy" in said.out, said.err
+    assert f"{base}: the folder of the pretrained model, with the same files at the same path" in said.out
+    assert read_policy(tmp_path / "app" / "policy.toml").models == (f"hf:{base}",)
+    offer = offer_of(str(tmp_path / "app"))
+    config = offer.config.model_dump()
+    assert config["mechanism"]["noise_multiplier"] > 0
+    sizes = ranges_for(offer, ()).sizes
+    trained = make(f"hf:{base}", "class", 2, images=False, seed=0, adapter=Adapter("lora")).parameters()
+    assert sizes == tuple(parameter.numel() for parameter in trained if parameter.requires_grad)
+    files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
+    wrong = ldpfl.refused("policy", "init", tmp_path / "app", "--layers", "10", *files)
+    assert "--layers is 10, but the arrays of 'hf:" in wrong
+    assert ldpfl("policy", "init", tmp_path / "app", "--layers", ",".join(map(str, sizes)), *files).code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("data.length=64", "data.length is 64 tokens, but the model takes 48"), ("model.licence=''", "licence of the weights")],
+)
+def test_an_app_that_no_server_could_start_is_not_begun(change: str, said: str, base: Path, tmp_path: Path) -> None:
+    base = Path(shutil.copytree(base, tmp_path / "bert", ignore=shutil.ignore_patterns("LICENSE", "README.md")))
+    texts(12).to_csv(tmp_path / "own.csv", index=False)
+    with pytest.raises(ConfigError, match=said):
+        begin_app(tmp_path / "app", "own", changes_on(base, change), data=str(tmp_path / "own.csv"), target="label")
+    assert not (tmp_path / "app").exists()
+
+
+def test_a_pretrained_model_that_is_not_here_is_not_called_code(tmp_path: Path) -> None:
+    texts(12).to_csv(tmp_path / "own.csv", index=False)
+    with pytest.raises(
+        ConfigError, match="'hf:owner/absent' is a pretrained model, which this command loads only .* by --layers"
+    ) as raised:
+        begin_app(tmp_path / "app", "own", changes_on(Path("owner/absent")), data=str(tmp_path / "own.csv"), target="label")
+    assert "is code" not in str(raised.value)
 
 
 def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) -> None:

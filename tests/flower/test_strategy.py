@@ -217,6 +217,15 @@ def test_too_few_nodes_are_an_error_after_a_bounded_wait() -> None:
         strategy.start(InProcessGrid(app_of(), 2), start_arrays())
 
 
+@pytest.mark.parametrize(
+    ("agreeing", "advice"), [(1, "set ldpfl.nodes to 3 "), (3, "set ldpfl.nodes to 3 "), (4, "set ldpfl.nodes and ldpfl.agreeing to 3 ")]
+)
+def test_advice_on_missing_nodes_raises_no_setting(agreeing: int, advice: str) -> None:
+    strategy = LdpStrategy(QUIET, waiting=Waiting(4, 0.01, agreeing=agreeing))
+    with pytest.raises(TooFewTakePart, match=advice):
+        strategy.start(InProcessGrid(app_of(), 3), start_arrays())
+
+
 def test_nodes_may_come_late() -> None:
     class Late(InProcessGrid):
         calls = 0
@@ -286,7 +295,7 @@ def test_a_run_keeps_its_name_over_a_resume_and_shares_it_with_no_other(tmp_path
 def test_a_folder_of_another_config_or_model_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     run(InProcessGrid(app_of(), 2), folder=folder)
-    with pytest.raises(ConfigError, match="another config"):
+    with pytest.raises(ConfigError, match=r"another config.* set another folder \(ldpfl\.out\).* some because they follow from others"):
         run(InProcessGrid(app_of(), 2), folder=folder, config=config_of())
     with pytest.raises(ConfigError, match="was begun on"):
         LdpStrategy(QUIET, folder=folder, origin="other data").start(InProcessGrid(app_of(), 2), start_arrays(), 2)

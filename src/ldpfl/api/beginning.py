@@ -30,7 +30,8 @@ class BegunApp:
         note: names of that table's columns that were left out, if any.
         open_bounds: columns whose bounds must still be filled in.
         mean_left: what ``mechanism.records`` counts, rows or persons, if their mean number at a node must still be given; else empty.
-        is_sized: whether the sizes of the model's arrays are known. They are unknown for a model that is code.
+        is_sized: whether the sizes of the model's arrays are known. They are unknown for a model that is code, and for a pretrained one
+            that is not in a folder of this machine.
         by_sum: whether reports are added up over a relay, which needs the aggregator's key.
     """
 
@@ -47,7 +48,7 @@ class BegunApp:
     @property
     def is_complete(self) -> bool:
         """Whether a policy and a budget can be written for the app at once."""
-        return self.is_sized and not self.by_sum
+        return self.is_sized and not self.by_sum and not self.open_bounds
 
 
 def begin_mechanism(name: str) -> None:
@@ -94,9 +95,8 @@ def begin_app(
     from ldpfl.data.user_images import holds_images
     from ldpfl.experiments import load_recipe
     from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
-    from ldpfl.flower.named_by_server import code_of
     from ldpfl.flower.new_app import NOT_KNOWN, public_settings, without_described, write_app, written
-    from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
+    from ldpfl.flower.policy_init import check_code, fitting_policy, offer_of_settings, ranges_for, unseen_of
     from ldpfl.flower.run_settings import RunSettings, joined
 
     public: dict[str, Any] = {}
@@ -119,14 +119,17 @@ def begin_app(
     at_nodes = bool(public) or config.data.at_nodes
     settings = RunSettings(recipe=recipe, changes=all_changes, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **sum_settings)
     open_bounds = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
-    is_sized = not open_bounds and not code_of((offer := offer_of_settings(settings)).config)
-    if is_sized:
-        fitting_policy(offer, ranges_for(offer, ()))  # so that nothing is written for which there is no policy
+    check_code(config)
+    is_sized = not unseen_of(config)
+    if not open_bounds:  # nothing is written for which there is no policy
+        offer = offer_of_settings(settings)
+        if is_sized:
+            fitting_policy(offer, ranges_for(offer, ()))
     write_app(folder, settings)
     return BegunApp(
         folder,
         tuple(left_out(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),  # as the app reads it: ``config`` has a seed of its own
-        tuple(needed_by_nodes(at_nodes=at_nodes)),
+        tuple(needed_by_nodes(config, at_nodes=at_nodes)),
         bool(public),
         note,
         open_bounds,

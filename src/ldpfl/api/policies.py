@@ -31,6 +31,7 @@ __all__ += [
     "read_budget",
     "read_policy",
     "remove_key",
+    "rounds_left",
     "set_limit",
     "spent_of_policy",
 ]
@@ -106,6 +107,21 @@ def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:
         Declined: ``file`` is missing, or damaged.
     """
     return _LifetimeBudget(file, policy).spent_of_policy()
+
+
+def rounds_left(file: Path, policy: Policy | None = None) -> int | None:
+    """Return how many more rounds like the last one the budget in ``file`` allows, and ``policy`` if it is given.
+
+    None if nothing was charged, or if no epsilon bounds the last release.
+
+    Raises:
+        Declined: ``file`` is missing, or damaged.
+    """
+    charges = read_charges(file)
+    if not charges or not charges[-1].release.protected:
+        return None
+    last = charges[-1]
+    return read_books(file).rounds_left(last.release) if policy is None else _LifetimeBudget(file, policy).rounds_left(last)
 
 
 def set_limit(file: Path, epsilon: float, delta: float | None = None) -> Books:

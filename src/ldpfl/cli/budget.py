@@ -62,10 +62,11 @@ def show(
     budget, console = read_budget(file), terminal()
     books, bounds = budget.books, None if policy is None else policies.read_policy(policy)
     spends = () if bounds is None else policies.spent_of_policy(file, bounds)
+    left = policies.rounds_left(file, bounds)
     if as_json:
-        print_json(_budget_as_json(books, budget.charges, bounds, spends))
+        print_json(_budget_as_json(books, budget.charges, bounds, spends, left))
         return
-    console.print(_summary(file, budget, bounds, spends))
+    console.print(_summary(file, budget, bounds, spends, left))
     if budget.charges:
         console.print(_runs_table(budget))
     if books.refusals is not None:
@@ -121,7 +122,9 @@ def export(
     print(json.dumps({"holds": _HOLDS, "spent": spent, "budgets": granted, "charges": rows}, indent=2))
 
 
-def _budget_as_json(books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend]) -> dict[str, Any]:
+def _budget_as_json(
+    books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend], left: int | None
+) -> dict[str, Any]:
     """Return what ``ldpfl budget show --json`` prints: what was spent, what is left and the last refusal."""
     limit, last = books.limit, charges[-1] if charges else None
     refused = books.refusals
@@ -132,7 +135,7 @@ def _budget_as_json(books: Books, charges: Sequence[Charged], policy: Policy | N
         "spent": json_number(books.spent(limit.delta)),
         "reports": books.charges,
         "last_charge": None if last is None else {"at": printable(last.at), "run": printable(last.run), "round": last.round},
-        "rounds_left": None if last is None or not last.release.protected else books.rounds_left(last.release),
+        "rounds_left": left,
         "refusals": 0 if refused is None else refused.times,
         "last_refusal": None if refused is None else {"at": printable(refused.at), "reason": printable(refused.reason)},
         "policy": None if policy is None else _policy_as_json(policy, spends),
@@ -145,8 +148,8 @@ def _policy_as_json(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, 
     return {"delta": policy.delta, "rounds": policy.rounds, **bounds}
 
 
-def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend]) -> Table:
-    """Return the table of what was spent and what is left."""
+def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend], left: int | None) -> Table:
+    """Return the table of what was spent and what is left; ``left`` is how many rounds like the last one are still allowed."""
     books, charges = budget.books, budget.charges
     limit = books.limit
     spent = books.spent(limit.delta)
@@ -164,23 +167,38 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         table.add_row(f"policy's {spend.setting}", Text(text, style=style_if_spent))
     if charges:
         last = charges[-1].release
-        table.add_row(Text(f"rounds left like the last ({_release_text(last)})"), _rounds_left_text(books, last))
+        table.add_row(
+            Text(f"rounds left like the last ({_release_text(last)})"),
+            _rounds_left_text(left, books.rounds_left(last) if last.protected else 0),
+        )
     if budget.claims:
         text = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
         table.add_row("author's claim", Text(printable(text), style="yellow"))
     protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
     hint = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
-    table.caption = f"for whoever keeps all that this client ever sent, {protected}{hint}"
+    table.caption = f"for whoever keeps all that this client ever sent, {protected}{hint}{_two_bounds_note(spent, spends)}"
     table.caption_justify = "left"
     return table
 
 
-def _rounds_left_text(books: Books, release: Release) -> Text:
-    """Return how many more rounds like ``release`` the budget allows."""
-    if not release.protected:
+def _two_bounds_note(spent: float, spends: Sequence[PolicySpend]) -> str:
+    """Return why ``spent`` of the budget is another figure than that of the policy's lifetime epsilon; empty if it is not."""
+    of_policy = next((spend.epsilon for spend in spends if spend.setting == "lifetime_epsilon"), spent)
+    if number(of_policy) == number(spent):
+        return ""
+    return (
+        f". Both epsilon {number(spent)} and epsilon {number(of_policy)} are upper bounds for the same reports: each is computed to be "
+        "tight near its own limit, the budget or lifetime_epsilon (decision 0022). Both count, and a report leaves only if it keeps both "
+        "limits"
+    )
+
+
+def _rounds_left_text(left: int | None, left_by_budget: int) -> Text:
+    """Return how many more rounds are ``left``, and the number by the budget alone if the policy allows fewer."""
+    if left is None:
         return Text("no epsilon bounds them: values leave without protection", style="red")
-    rounds = books.rounds_left(release)
-    return Text(f"{rounds:,}") if rounds else Text("0: exhausted", style="red")
+    by_policy = f" by the policy; the budget alone would allow {left_by_budget:,}" if left < left_by_budget else ""
+    return Text(f"{left:,}{by_policy}") if left else Text(f"0{by_policy}" if by_policy else "0: exhausted", style="red")
 
 
 def _runs_table(budget: Budget) -> Table:

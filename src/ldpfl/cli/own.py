@@ -239,12 +239,16 @@ def _init_app(
 
 def _left_to_do(app: BegunApp) -> str:
     """Return the steps that are left to a person before a policy and a budget can be written."""
+    layers, key = "" if app.is_sized else " --layers SIZES", " --key KEY" if app.by_sum else ""
+    command = f"ldpfl policy init {app.folder}{layers}{key}"
     if app.open_bounds:
         records = f", and add the line mechanism.records=NUMBER, the mean number of {app.mean_left} of a node" if app.mean_left else ""
         bounds = f"fill in data.bounds of {', '.join(app.open_bounds)} in {app.folder / 'pyproject.toml'}"
-        return f"{bounds}, by what the public knows of them{records}; then: ldpfl policy init {app.folder}"
+        return f"{bounds}, by what the public knows of them{records}; then: {command}"
+    reasons = []
     if not app.is_sized:
-        reason = "the model is code, which is not run for this: give its arrays' sizes, which ldpfl check adds up, for policy and budget"
-        return f"{reason}: ldpfl policy init {app.folder} --layers SIZES"
-    reason = "reports are added up over a relay (docs/sums.md), and sealed to the aggregator's key: with that key,"
-    return f"{reason} ldpfl policy init {app.folder} --key KEY"
+        unseen = "the model is code, or pretrained and in no folder here, and is not loaded for this"
+        reasons.append(f"{unseen}: give its arrays' sizes, which ldpfl check adds up, for policy and budget")
+    if app.by_sum:
+        reasons.append("reports are added up over a relay (docs/sums.md), and sealed to the aggregator's key: give that key")
+    return f"{'; '.join(reasons)}: {command}"

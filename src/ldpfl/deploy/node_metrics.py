@@ -19,6 +19,7 @@ from ldpfl.privacy.policy import read_policy
 OUTCOMES = {
     "sent": "left, in a reply or over the relay",
     "replaced": "left as no change, because training gave nothing to report",
+    "unusable": "left, but training found no or few records to use",
     "declined": "did not leave: the operator does not allow it",
     "failed": "did not leave: something went wrong, before or after the charge",
 }
@@ -34,7 +35,7 @@ _OUTCOME_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*
 def outcomes_in(lines: Iterable[str]) -> Counter[str]:
     """Return how often a SuperNode's log says each of :data:`OUTCOMES` and :data:`QUESTIONS`.
 
-    A report that was replaced has left, and counts as sent, too.
+    A report that was replaced, or for which few records could be used, has left, and counts as sent, too.
     """
     matches = (_OUTCOME_LINE.search(_COLOUR_CODE.sub("", line)) for line in lines)
     return Counter(match[1] for match in matches if match)
@@ -48,14 +49,14 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
         ConfigError: the log cannot be read.
     """
     books, charges = read_books(budget), read_charges(budget)
-    limit = books.limit
+    limit, bounded = books.limit, None if policy is None else Budget(budget, read_policy(policy))
     lines = [
         *_metric("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
         *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon spent of the lifetime budget.", books.spent(limit.delta)),
         *_metric("ldpfl_node_reports_charged_total", "counter", "Reports charged to the budget.", books.charges),
         *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
-        *_rounds_left_lines(books, charges),
-        *([] if policy is None else _policy_lines(Budget(budget, read_policy(policy)))),
+        *_rounds_left_lines(books, charges, bounded),
+        *([] if bounded is None else _policy_lines(bounded)),
     ]
     if log is not None:
         try:
@@ -73,12 +74,18 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
     return "\n".join(lines) + "\n"
 
 
-def _rounds_left_lines(books: Books, charges: tuple[Charged, ...]) -> list[str]:
-    """Return the metric of how many rounds like the last one the budget still allows; nothing if none was charged."""
+def _rounds_left_lines(books: Books, charges: tuple[Charged, ...], bounded: Budget | None) -> list[str]:
+    """Return the metric of how many rounds like the last one are still allowed: by the budget, and by the policy in ``bounded``.
+
+    Nothing if no round was charged.
+    """
     if not charges or not charges[-1].release.protected:
         return []
-    left = books.rounds_left(charges[-1].release)
-    return _metric("ldpfl_node_rounds_left", "gauge", "Rounds like the last that still fit the budget; the policy may allow fewer.", left)
+    if bounded is None:
+        left, by = books.rounds_left(charges[-1].release), "the budget; the policy may allow fewer"
+    else:
+        left, by = bounded.rounds_left(charges[-1]), "the budget and the policy"
+    return _metric("ldpfl_node_rounds_left", "gauge", f"Rounds like the last that still fit {by}.", left)
 
 
 def _policy_lines(budget: Budget) -> list[str]:

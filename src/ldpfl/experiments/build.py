@@ -145,7 +145,7 @@ def build(
     # The model, and the ranges that its values are clipped to.
     data, validation = _split_validation(config, data)
     module = model_of(config, Description.of(data), given)
-    _check_texts(module, data)
+    check_texts(module, data)
     layout, personal = split_layers(config, module)
     weights = values_of(module, layout)
     ranges = initial_ranges(config, layout, weights)
@@ -339,7 +339,7 @@ def _initial_model(config: RunConfig, data: Description, given: nn.Module | None
     return make_module(config.model, data, targets, seed=_model_seed(config.seed), given=given)
 
 
-def _check_texts(module: nn.Module, data: Dataset) -> None:
+def check_texts(module: nn.Module, data: Dataset) -> None:
     """Raise if samples of ``data`` are texts, and their tokens do not fit a pretrained ``module``.
 
     Raises:

@@ -80,6 +80,7 @@ def summarise(
         "clients": config.clients.count,
         "records": records_held(config, federation),
         "clients_per_round": last_trained(final).clients,
+        "clients_in_rounds": clients_in_rounds(final),
         "stopped_after": stopped_after(federation, final),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
@@ -349,6 +350,12 @@ def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
 def last_trained(checkpoint: Checkpoint) -> RoundMetrics:
     """Return the figures of the last round in which clients took part, or of the last one if none did."""
     return next((metrics for metrics in reversed(checkpoint.history) if metrics.clients), checkpoint.history[-1])
+
+
+def clients_in_rounds(checkpoint: Checkpoint) -> list[int]:
+    """Return the fewest and the most clients whose reports any one training round had."""
+    numbers = [metrics.clients for metrics in checkpoint.history]
+    return [min(numbers), max(numbers)]
 
 
 def _privacy(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -133,6 +133,7 @@ class Figures(_Strict):
     clients: Whole
     records: Whole | None = None
     clients_per_round: Whole
+    clients_in_rounds: Annotated[list[Whole], Field(min_length=2, max_length=2)]
     stopped_after: Whole | None = None
     rounds: Whole
     weights: Whole

@@ -247,7 +247,12 @@ class RunFolder:
                 raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a {kind} cannot go on with it")
             differences = self.config().differences(config)
             if differences:
-                raise ConfigError(f"{self.path} holds a run of another config, so it cannot be resumed; {'; '.join(differences)}")
+                raise ConfigError(
+                    f"{self.path} holds a run of another config, so it cannot be resumed. To begin another run, set another folder "
+                    f"({'ldpfl.out' if recorded.on_flower else '--out'}); to resume this one, set again what you changed. These settings "
+                    "differ, some because they follow from others, as noise and step size follow from rounds, clients and epsilon: "
+                    f"{'; '.join(differences)}"
+                )
             return
         if not self.is_vacant:
             advice = "resume the run in it, or choose another folder" if self.config_path.exists() else "choose another folder"

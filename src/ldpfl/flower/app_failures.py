@@ -14,6 +14,12 @@ from ldpfl.errors import LdpflError, PrivacyError, printable
 from ldpfl.flower import confined_process
 from ldpfl.flower.arrays import OtherArray
 
+TRY_IT = "ldpfl deploy check-node --app APP --try"
+"""Command that tells a node's operator more than the node's log does. It runs on the node, and nothing leaves."""
+
+UNUSABLE = "unusable: "
+"""Beginning of the line in a node's log that says that training found no or few records to use."""
+
 _MAX_SHOWN = 100
 """Maximum number of characters of a line of code that are shown."""
 

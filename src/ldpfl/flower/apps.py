@@ -11,6 +11,7 @@ part of them. The node's operator decides what a node allows: see ``ldpfl.flower
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from math import prod
 
@@ -24,6 +25,7 @@ from ldpfl.data.nodes import table_path
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import load_dataset
+from ldpfl.flower.app_failures import TRY_IT, UNUSABLE
 from ldpfl.flower.app_imports import apps_left_out
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
@@ -41,6 +43,12 @@ from ldpfl.simulation.evaluating_clients import WholeClientEvaluation
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.measuring import point_of, taken_off
 from ldpfl.simulation.record_sums import RecordVectors, client_sums
+from ldpfl.tasks import without_answer
+
+LOGGER = logging.getLogger("flwr.ldpfl")
+
+_FEW = 0.5
+"""Share of a node's rows below which the node's log says that few can be used."""
 
 
 def train(message: Message, context: Context) -> Message:
@@ -49,16 +57,16 @@ def train(message: Message, context: Context) -> Message:
     The run's config is not read: the node's policy has judged the terms, but not the run's config.
     """
     with apps_left_out():  # training needs no module of the app's folder, and one there could replace a library's optional import
-        return _local_result(message, context, write_cache=True)
+        return _local_result(message, context)
 
 
 def train_for_trial(message: Message, context: Context) -> Message:
-    """Train as :func:`train` does, but write nothing to the user's cache."""
+    """Train as :func:`train` does, but write neither to the user's cache nor to the log, since a trial says itself what it finds."""
     with apps_left_out():
-        return _local_result(message, context, write_cache=False)
+        return _local_result(message, context, is_trial=True)
 
 
-def _local_result(message: Message, context: Context, *, write_cache: bool) -> Message:
+def _local_result(message: Message, context: Context, *, is_trial: bool = False) -> Message:
     """Reply with the vector that the round's terms ask of this node's client: trained weights, or sums over its records. PRIVATE."""
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     weights_sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
@@ -68,8 +76,10 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
     check_data_there(data, data_dir)
     scaling = "" if terms.kind == "statistics" else terms.measured
     prepared = prepare(
-        _uncompiled(terms.config).to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=write_cache
+        _uncompiled(terms.config).to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=not is_trial
     )
+    if table and not is_trial:
+        _log_unusable_rows(prepared.data)
     federation, layout = prepared.federation, prepared.federation.task.layout
     client = 0 if table else _client(context, len(federation.samples))  # a node's own table has a single client
     weights = to_vector(message.content.array_records[ARRAYS], layout)
@@ -81,7 +91,7 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
     if terms.kind != "training":
         mechanism = of_records(vector_form(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":
-            unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=write_cache)
+            unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=not is_trial)
             sums = _counts(terms, unscaled, federation, client, mechanism)
         else:
             sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
@@ -89,6 +99,17 @@ def _local_result(message: Message, context: Context, *, write_cache: bool) -> M
     federation = replace(federation, trainer=confined(federation.trainer))
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
+
+
+def _log_unusable_rows(data: Dataset) -> None:
+    """Log on this node that none or few of its rows can be used, which its report hides. Depends on the data: for its operator alone."""
+    usable = (~without_answer(data.train.targets)).float().mean()
+    if not usable >= _FEW:
+        LOGGER.warning(
+            "%s%s of this node's rows can be used: a row is left out if it lacks a value that the app needs, or has one that it does not "
+            "allow. The report has the usual form and is charged all the same. On this node, %s names what does not fit",
+            *(UNUSABLE, "fewer than half" if usable > 0 else "none", TRY_IT),
+        )
 
 
 def _uncompiled(config: RunConfig) -> RunConfig:

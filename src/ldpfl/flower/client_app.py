@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ldpfl.errors import ConfigError, Declined, NoRecordSums, PrivacyError, ProtocolError
 from ldpfl.flower import confined_process
+from ldpfl.flower.app_failures import TRY_IT
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
 from ldpfl.flower.invitation import QUESTION, Question, read_question
@@ -415,5 +416,5 @@ def _no_change(request: RoundRequest) -> Tensor:
 def _log_replaced(request: RoundRequest, trouble: str) -> None:
     """Log that this round's report means no change, because of the ``trouble``."""
     trouble = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
-    number = request.ask.terms.round
-    LOGGER.error("replaced: round %d is reported as no change, because training failed: %s", number, trouble)
+    number, hint = request.ask.terms.round, "" if TRY_IT in trouble else f". On this node, {TRY_IT} says more"
+    LOGGER.error("replaced: round %d is reported as no change, because training failed: %s%s", number, trouble, hint)

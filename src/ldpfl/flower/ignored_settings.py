@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.flower.round_kinds import held_back_mean
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+from ldpfl.util.user_code import PRETRAINED, is_pretrained
 
 
 def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
@@ -56,7 +58,7 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 
 
-def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
+def needed_by_nodes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode.
 
     ``at_nodes`` says whether each node trains on its own table.
@@ -66,6 +68,12 @@ def needed_by_nodes(*, at_nodes: bool) -> Iterator[str]:
         yield "LDPFL_DATA: the node's table"
     else:
         yield 'LDPFL_DATA_DIR: folder of the data sets, unless bundled; --node-config "partition-id=N num-partitions=M": the node\'s part'
+    for name in dict.fromkeys((config.model.name, config.data.features, config.data.tokenizer)):
+        if is_pretrained(name) and Path(place := name.removeprefix(PRETRAINED)).is_dir():
+            yield (
+                f"{place}: the folder of the pretrained model, with the same files at the same path on the server and on each node. The "
+                "path is written into the app and the policy. For a model of the Hugging Face hub, name it hf:NAME in place of a folder"
+            )
     yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay or sum: URL, file of the token, file of the CA"
     yield "LDPFL_SIGNING_KEY, if ldpfl.transport is sum: a key from ldpfl deploy node-key; give its line to aggregator and relay"
     yield "to check all these on a node, and to try a round's local work on its data: ldpfl deploy check-node --app APP --try"

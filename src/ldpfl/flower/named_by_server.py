@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments import RunConfig
 from ldpfl.privacy.policy import Policy
-from ldpfl.util.user_code import is_code, lies_in_file
+from ldpfl.util.user_code import is_code
 
 _MAX_SHOWN = 40
 """Maximum number of characters of a name in an error. A server may send names of any length."""
@@ -58,20 +58,15 @@ def check_config(config: RunConfig, policy: Policy) -> None:
 
 
 def check_needs_nothing(config: RunConfig) -> None:
-    """Raise if the data, the files or the task that ``config`` names would have to be opened, downloaded or run to plan its rounds.
+    """Raise if the data or the task that ``config`` names would have to be opened, downloaded or run to plan its rounds.
 
     A policy is written for a config whose author may be a stranger, so nothing that it names is trusted.
 
     Raises:
-        ConfigError: ``config`` names data by path, hub or code, a task that is code, or a file of code. Nodes decline these anyway.
+        ConfigError: ``config`` names data by path, hub or code, or a task that is code. Nodes decline these anyway.
     """
     if config.data.brought:
         raise ConfigError(_DATA_NOT_OPENED)
-    for name in code_of(config):
-        if lies_in_file(name):
-            raise ConfigError(
-                f"the app names the file {name!r}, but nodes load no code from files: install the code and name it package.module:Class"
-            )
     if is_code(config.task.name):
         raise ConfigError(f"the task {config.task.name!r} is code, which this command does not run: use a built-in task")
 

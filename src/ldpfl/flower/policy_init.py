@@ -15,10 +15,10 @@ import torch
 from ldpfl.data.nodes import check_at_node, read_at_node
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.experiments import RunConfig, load_recipe
-from ldpfl.experiments.build import size_of
+from ldpfl.experiments.build import check_texts, model_of, size_of
 from ldpfl.experiments.calibration import settled
 from ldpfl.experiments.config import read_config
-from ldpfl.experiments.dataset import described, targets_of
+from ldpfl.experiments.dataset import Description, described, load_dataset, targets_of
 from ldpfl.experiments.planned_ledger import start_of
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.record_sums import is_evaluated, scores_of_records
@@ -31,6 +31,7 @@ from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
+from ldpfl.models.pretrained import licence_of
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, in_sum
 from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
@@ -43,6 +44,7 @@ from ldpfl.transport.shuffling.sealing import read_public
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import cohort_size
 from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.user_code import PRETRAINED, TIMM, is_pretrained, lies_in_file
 
 _TRANSPORT_SETTINGS = ("transport", "linked", "min-clients", "window-s", "reply-s")
 """Settings of an app that say how its clients' reports travel, whichever ServerApp it has."""
@@ -70,6 +72,7 @@ class Offer:
         reply_s: seconds after which clients reply; 0 means as soon as they can.
         window_s: seconds during which the relay accepts uploads; infinite if the app does not say.
         own_model: whether clients train a model that the app defines itself, instead of the one that ``config`` names.
+        own_server: whether the app's ServerApp is not ldpfl's own, and may send arrays of another model than ``config`` names.
     """
 
     config: RunConfig
@@ -79,6 +82,7 @@ class Offer:
     reply_s: float = 0.0
     window_s: float = inf
     own_model: bool = False
+    own_server: bool = True
 
 
 def offer_of(path: str, config: Path | None = None) -> Offer:
@@ -129,7 +133,7 @@ def offer_of_settings(settings: RunSettings) -> Offer:
     Raises:
         ConfigError: the settings contradict each other, or cannot run on nodes.
     """
-    return _offer(load_recipe(settings.recipe, settings.change_list), settings)
+    return replace(_offer(load_recipe(settings.recipe, settings.change_list), settings), own_server=False)
 
 
 def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
@@ -232,22 +236,76 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
         layers: number of values in each array of the app's own model; empty for a built-in model.
 
     Raises:
-        ConfigError: ``layers`` is empty, but the releases depend on the size of a model that is code (which is not run for this) or the
-            app's own; or the model does not fit the data.
+        ConfigError: ``layers`` is empty, but the releases depend on the size of a model that is not seen here (:func:`unseen_of`) or the
+            app's own; or the model does not fit the data, or has arrays of other sizes than ``layers``.
     """
-    if layers:
+    unseen = unseen_of(offer.config)
+    if layers and (offer.own_model or offer.own_server or unseen):
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
-    for name in code_of(offer.config):
-        raise ConfigError(
-            f"{name!r} is code, which this command does not run: give the sizes of the model's arrays by --layers, as in --layers 500,10"
-        )
+    if unseen:
+        raise ConfigError(f"{_why_unseen(unseen[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")
+    if is_pretrained(offer.config.model.name):
+        _check_pretrained(offer.config)
     ranges = start_of(offer.config)[1]
+    if layers and ranges.sizes != tuple(layers):
+        raise ConfigError(
+            f"--layers is {','.join(map(str, layers))}, but the arrays of {offer.config.model.name!r} have the sizes "
+            f"{','.join(map(str, ranges.sizes))}: leave --layers out"
+        )
     if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _twice_as_large(ranges)):
         raise ConfigError(
             f"the app trains a custom model, and what mechanism {offer.config.mechanism.name!r} releases depends on the model's size: "
             "give the number of values in each of the model's arrays, with --layers, as in --layers 500,10"
         )
     return ranges
+
+
+def unseen_of(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the model and the features of ``config`` without which the sizes of the trained arrays are not known here.
+
+    Code is not run for a policy. A pretrained model is loaded if it is in a folder of this machine, since no code of a folder is run;
+    nothing is downloaded.
+    """
+    model, tokenizer = config.model.name, config.data.tokenizer
+    is_at_hand = is_pretrained(model) and all(Path(name.removeprefix(PRETRAINED)).is_dir() for name in (model, tokenizer or model))
+    return tuple(name for name in code_of(config) if not (is_at_hand and name == model))
+
+
+def _check_pretrained(config: RunConfig) -> None:
+    """Raise what the server of the app would raise at its start if the pretrained model in a folder does not fit its texts."""
+    licence_of(config.model.name, config.model.licence)
+    data = load_dataset(config, None)
+    check_texts(model_of(config, Description.of(data)), data)
+
+
+def _why_unseen(name: str) -> str:
+    """Return why this command does not know the sizes of the model or the features ``name``."""
+    if name.startswith((PRETRAINED, TIMM)):
+        return f"{name!r} is a pretrained model, which this command loads only as model.name and from a folder of this machine"
+    return f"{name!r} is code, which this command does not run"
+
+
+def check_code(config: RunConfig) -> None:
+    """Raise if ``config`` names code in a file, or needs noise computed for a model that is not seen here; the text has all steps.
+
+    Raises:
+        ConfigError: one of these.
+    """
+    files = [name for name in code_of(config) if lies_in_file(name)]
+    unseen = unseen_of(config)
+    steps = []
+    if files:
+        steps.append(
+            f"the app names the file {files[0]!r}, but nodes load no code from files: install the code and name it package.module:Class"
+        )
+    if unseen and config.privacy.target_epsilon != "off":
+        steps.append(
+            f"{_why_unseen(unseen[0])}, so it cannot compute the noise for privacy.target_epsilon. Set privacy.target_epsilon=off, "
+            "mechanism.noise_multiplier to a number (ldpfl plan --regime computes it), and mechanism.clip_norm to the length to which "
+            "gradients are clipped, often 1. Give the sizes of the model's arrays to ldpfl policy init by --layers"
+        )
+    if steps:
+        raise ConfigError(". Also, ".join(steps))
 
 
 def _twice_as_large(ranges: LayerRanges) -> LayerRanges:
@@ -307,15 +365,10 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
     """Return what an app with this ``config`` and these transport ``settings`` asks of its clients; raise if nodes would decline it."""
     config = for_nodes(config)
     check_needs_nothing(config)
-    code = code_of(config)
-    if not code:
+    check_code(config)
+    unseen = unseen_of(config)
+    if not code_of(config):
         _check_size(config)
-    if code and config.privacy.target_epsilon != "off":
-        raise ConfigError(
-            f"{code[0]!r} is code, which this command does not run, so it cannot compute the noise for privacy.target_epsilon. Set "
-            "privacy.target_epsilon=off, mechanism.noise_multiplier to a number (ldpfl plan --regime computes it), and mechanism.clip_norm "
-            "to the length to which gradients are clipped, often 1"
-        )
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
     if settings.transport in OVER_RELAY and settings.min_clients > asked:
@@ -324,7 +377,7 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
             f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
         )
     config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
-    config = config if code else settled(config)
+    config = config if unseen else settled(config)
     if settings.transport == "direct":
         return Offer(config, "direct", asked, reply_s=settings.reply_s)
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)

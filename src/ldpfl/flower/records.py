@@ -23,6 +23,7 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.trainers import tried
+from ldpfl.flower.app_failures import TRY_IT, UNUSABLE
 from ldpfl.flower.arrays import layout_of, only_arrays, to_arrays, to_vector
 from ldpfl.flower.operator_node import operator_setting
 from ldpfl.flower.terms import RECORD, RoundTerms
@@ -179,6 +180,10 @@ class RecordGradients:
             raise PrivacyError("data.person asks to protect persons, but this node's RecordTask has no persons: give it `persons`")
         mechanism = terms.mechanism(terms.ranges(layout))
         gradient = _gradient(task, layout, to_vector(arrays, layout), terms, mechanism)
+        if not gradient.any():
+            LOGGER.warning(
+                "%sno record of this node's app has a gradient that is finite and not 0. On this node, %s says more", UNUSABLE, TRY_IT
+            )
         return Message(RecordDict({"gradients": to_arrays(gradient, layout)}), reply_to=message)
 
 

@@ -19,7 +19,7 @@ from ldpfl.flower.report_collection import Collector, OpenRound
 from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.run_progress import RunProgress
 from ldpfl.flower.terms import RoundTerms, agreement_of
-from ldpfl.flower.too_few import reasons_text, too_few_agree, too_few_connected
+from ldpfl.flower.too_few import MIN_CLIENTS, reasons_text, too_few_agree, too_few_connected
 from ldpfl.server import reserves, round_cohort
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import is_number
@@ -56,6 +56,10 @@ class Waiting:
         if self.agreeing < 1 or not self.answer_s > 0:
             got = f"agreeing = {self.agreeing} and answer_s = {self.answer_s}"
             raise ConfigError(f"agreeing must be at least 1 and answer_s above 0, got {got}")
+
+    def required(self, min_clients: int) -> dict[str, int]:
+        """Return the settings of a run that state a minimum number of nodes; ``min_clients`` is that of its transport."""
+        return {"ldpfl.nodes": self.nodes, "ldpfl.agreeing": self.agreeing, MIN_CLIENTS: min_clients}
 
 
 @dataclass(eq=False)
@@ -204,16 +208,17 @@ class NodeSelection:
             TooFewTakePart: too few nodes are connected, or agree.
         """
         end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
+        required = self.waiting.required(self.collector.min_clients)
         questions, log_of_nodes, log_of_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
         while True:
             connected = wait_for_nodes(self.grid, self.waiting, end, questions.forget_disconnected, log_of_nodes)
             if len(connected) < self.waiting.nodes:
-                raise too_few_connected(self.progress, connected, self.waiting.nodes, self.waiting.seconds)
+                raise too_few_connected(self.progress, connected, self.waiting.nodes, self.waiting.seconds, required)
             answers = self._answers(questions, number, connected, needed)
             if len(answers.agreed) >= needed:
                 break
             if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
-                raise too_few_agree(self.progress, answers, connected, needed, _advice_on_waiting(answers, self.waiting))
+                raise too_few_agree(self.progress, answers, connected, needed, _advice_on_waiting(answers, self.waiting), required)
             log_of_answers.say(
                 "round %d: %d of the %d nodes that it needs have agreed; waiting for %d that have not answered yet",
                 *(number, len(answers.agreed), needed, len(answers.silent)),

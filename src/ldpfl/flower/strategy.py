@@ -217,7 +217,7 @@ class LdpStrategy(Strategy):
             problems = recorded.problems_at_deadline
         self._finish_round(progress, replace(received, refused=(*problems, *received.refused)))
         if given_up:
-            raise too_few_reported(progress, needed, recorded.reasons)
+            raise too_few_reported(progress, needed, recorded.reasons, self._waiting.required(needed))
         figures = _metric_record(progress.checkpoint.history[-1]) if progress.checkpoint.history else MetricRecord()
         return to_arrays(progress.checkpoint.state.weights, progress.layout), figures
 

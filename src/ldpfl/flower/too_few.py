@@ -17,6 +17,9 @@ from ldpfl.util.number_format import counted, number
 MAX_NAMED = 20
 """Maximum number of nodes that a message names."""
 
+MIN_CLIENTS = "ldpfl.min-clients"
+"""Setting with the minimum number of clients of a round over a relay. Nodes' policies have a minimum of their own."""
+
 _MIN_OVER_RELAY = 2
 """Minimum number of clients of a round over a relay: with a single client there is nothing to mix or add up."""
 
@@ -48,16 +51,24 @@ def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclin
     )
 
 
-def too_few_connected(progress: RunProgress, connected: Collection[int], needed: int, seconds: float) -> TooFewTakePart:
+def too_few_connected(
+    progress: RunProgress, connected: Collection[int], needed: int, seconds: float, required: Mapping[str, int]
+) -> TooFewTakePart:
     """Return the error for a round for which too few nodes are connected after ``seconds`` seconds. No node was asked."""
+    advice = going_on_without(progress, len(connected), required)
     return TooFewTakePart(
         f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away_note(progress, connected)}. "
-        f"Start the missing SuperNodes, and the run again: it goes on with the next round.{going_on_without(progress, len(connected))}"
+        f"Start the missing SuperNodes, and the run again: it goes on with the next round.{advice}"
     )
 
 
 def too_few_agree(
-    progress: RunProgress, answers: Answers, connected: Collection[int], needed: int, advice_on_waiting: str
+    progress: RunProgress,
+    answers: Answers,
+    connected: Collection[int],
+    needed: int,
+    advice_on_waiting: str,
+    required: Mapping[str, int],
 ) -> TooFewTakePart:
     """Return the error for a round that was not begun, because too few nodes agreed to it.
 
@@ -65,6 +76,7 @@ def too_few_agree(
         connected: nodes that are connected.
         needed: minimum number of nodes for the round.
         advice_on_waiting: text about how long nodes were waited for; empty if all answered.
+        required: as for :func:`going_on_without`.
     """
     if answers.declined == answers.asked > 0:
         return all_declined(progress, answers.reasons)
@@ -72,17 +84,17 @@ def too_few_agree(
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
         f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
-        f"{remedy}.{going_on_without(progress, len(answers.agreed))}"
+        f"{remedy}.{going_on_without(progress, len(answers.agreed), required)}"
     )
 
 
-def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, str]) -> TooFewTakePart:
+def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, str], required: Mapping[str, int]) -> TooFewTakePart:
     """Return the error for a round that was ended, because nodes that had agreed sent no report. No report was released."""
     asked = progress.round.asked
     return TooFewTakePart(
         f"{progress.planned} was ended, and no report of it was released: {asked - len(reasons)} of {counted(asked, 'node')} can still "
         f"take part, and it needs {needed}{reasons_text(reasons)}. All of them had agreed "
-        f"before; nodes that train may have been charged. {_REMEDY}.{going_on_without(progress, asked - len(reasons))}"
+        f"before; nodes that train may have been charged. {_REMEDY}.{going_on_without(progress, asked - len(reasons), required)}"
     )
 
 
@@ -92,25 +104,27 @@ _REMEDY = (
 )
 
 
-def going_on_without(progress: RunProgress, remaining: int) -> str:
+def going_on_without(progress: RunProgress, remaining: int, required: Mapping[str, int]) -> str:
     """Return advice on how to continue with the ``remaining`` nodes if the missing nodes do not come back; empty if they are too few.
 
     With a target epsilon, the noise was calibrated for all nodes, so fewer nodes need a new run with another plan. Without a target
     epsilon, each round is charged with the noise of the nodes that take part, so the run can go on.
+
+    Args:
+        required: the run's settings that state a minimum number of nodes. Only those above ``remaining`` have to be lowered.
     """
     config = progress.config
     if config.clients.fraction != 1 or remaining < (1 if config.shuffling.channel == "direct" else _MIN_OVER_RELAY):
         return ""
+    lowered = [setting for setting, minimum in required.items() if minimum > remaining]
+    start_again = f" To go on without the missing nodes: set {' and '.join(lowered)} to {remaining}"
     if config.shuffling.channel == "direct":
-        return (
-            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.agreeing to {remaining} (in a custom app, those of "
-            "Waiting), and start the run again"
-        )
+        return f"{start_again} (in a custom app, of Waiting), and start the run again"
     allow_fewer = f"each node's operator has to allow it (min_clients = {remaining} in the policy)"
     if config.privacy.target_epsilon == "off":
+        to_allow = f"; {allow_fewer}" if MIN_CLIENTS in lowered else ""
         return (
-            f" To go on without the missing nodes: set ldpfl.nodes and ldpfl.min-clients to {remaining}, and start the run again; "
-            f"{allow_fewer}. The ledger then counts the noise of {remaining} nodes in each further round"
+            f"{start_again}, and start the run again{to_allow}. The ledger then counts the noise of {remaining} nodes in each further round"
         )
     return (
         " To go on without the missing nodes: begin another run, in another folder (ldpfl.out), with clients.count, ldpfl.nodes and "

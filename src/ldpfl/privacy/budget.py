@@ -11,7 +11,19 @@ from sqlite3 import Connection
 
 from ldpfl.errors import ChargedBefore, Declined, Exhausted
 from ldpfl.privacy.accountants.adaptive import filter_order, hidden_epsilon, summed_epsilon
-from ldpfl.privacy.budget_file import Books, Sent, add_charge, as_stored, books_in, note_refusal, opened, relayed_before, sent_by
+from ldpfl.privacy.budget_file import (
+    Books,
+    Charged,
+    Sent,
+    add_charge,
+    as_stored,
+    books_in,
+    most_that_fit,
+    note_refusal,
+    opened,
+    relayed_before,
+    sent_by,
+)
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 from ldpfl.privacy.guarantee import PROTECTED
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request
@@ -126,7 +138,7 @@ class Budget:
             return  # the policy allows it by name; once it is charged, the spent epsilon is infinite and no protected release fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
-        if PROTECTED.index(books.protected) < PROTECTED.index(self.policy.protects):
+        if not self._protects_enough(books):
             protected_unit = "the whole client" if self.policy.protects == "client" else "all records of a person"
             revealed = f"no epsilon covers what these revealed of {protected_unit}, which the policy protects"
             why = f"{self.path} has releases that protected one {books.protected} at a time: {revealed}"
@@ -152,6 +164,32 @@ class Budget:
             lifetime = books_in(connection).spent(policy.delta, order=policy.lifetime.order)
             hidden = tuple(self._hidden_spend(sent_by(connection)))
         return PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, lifetime), *hidden
+
+    def rounds_left(self, last: Charged) -> int:
+        """Return how many more reports like ``last`` the file's limit and the policy's lifetime bounds allow, at most 1e9.
+
+        Raises:
+            Declined: the file is unreliable.
+        """
+        with opened(self.path) as connection:
+            books, sent = books_in(connection), sent_by(connection)
+        if not self._protects_enough(books):
+            return 0
+
+        def fits(times: int) -> bool:
+            new = Sent(last.release, last.cohort, last.transport, last.linked, times)
+            return (
+                books.charges + times <= self.policy.rounds
+                and all(books.spent(bound.delta, last.release, order=order, times=times) <= bound.epsilon for bound, order in bounds)
+                and all(spend.epsilon <= spend.allowed for spend in self._hidden_spend([*sent, new]))
+            )
+
+        bounds = ((self.policy.lifetime, self.policy.lifetime.order), (books.limit, books.order))
+        return most_that_fit(fits)
+
+    def _protects_enough(self, books: Books) -> bool:
+        """Return whether all charged releases protect the unit that the policy protects, or a larger one."""
+        return PROTECTED.index(books.protected) >= PROTECTED.index(self.policy.protects)
 
     def _check_hidden(self, request: Request, connection: Connection) -> None:
         """Check the policy's ``relay_epsilon`` and ``sum_epsilon`` for all reports ever sent, this one included.

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import stat
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -132,27 +132,16 @@ class Books:
         orders = (filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted)
         return next((order for order in orders if order < inf), inf)
 
-    def spent(self, delta: float, new: Release | None = None, *, order: float | None = None) -> float:
-        """Return epsilon at ``delta`` of all charged releases and of one ``new`` release. It holds for adaptively chosen releases.
+    def spent(self, delta: float, new: Release | None = None, *, order: float | None = None, times: int = 1) -> float:
+        """Return epsilon at ``delta`` of all charged releases and of a ``new`` one, ``times`` over. Releases may be chosen adaptively.
 
         Computed by the privacy filter of :mod:`ldpfl.privacy.accountants.adaptive`, at the budget's own ``order`` unless one is given.
         """
-        return filtered_epsilon(self._counts_with(new, 1).items(), self.order if order is None else order, delta)
+        return filtered_epsilon(self._counts_with(new, times).items(), self.order if order is None else order, delta)
 
     def rounds_left(self, release: Release) -> int:
         """Return how many more times ``release`` fits into the budget, at most 1e9. Takes a second at most."""
-
-        def fits(times: int) -> bool:
-            return filtered_epsilon(self._counts_with(release, times).items(), self.order, self.limit.delta) <= self.limit.epsilon
-
-        if not fits(1):
-            return 0
-        low, high = 1, 2
-        while high < MAX_ROUNDS_LEFT and fits(high):
-            low, high = high, 2 * high
-        if high >= MAX_ROUNDS_LEFT:
-            return MAX_ROUNDS_LEFT
-        return bisect_left(range(high), True, lo=low, key=lambda times: not fits(times)) - 1
+        return most_that_fit(lambda times: self.spent(self.limit.delta, release, times=times) <= self.limit.epsilon)
 
     def _counts_with(self, new: Release | None, times: int) -> dict[Release, int]:
         """Return how often each release was charged, if ``new`` were charged ``times`` more times."""
@@ -160,6 +149,18 @@ class Books:
         if new is not None:
             counts[new] = counts.get(new, 0) + times
         return counts
+
+
+def most_that_fit(fits: Callable[[int], bool]) -> int:
+    """Return the largest number of further releases for which ``fits`` holds, at most 1e9. It must hold for all smaller numbers, too."""
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < MAX_ROUNDS_LEFT and fits(high):
+        low, high = high, 2 * high
+    if high >= MAX_ROUNDS_LEFT:
+        return MAX_ROUNDS_LEFT
+    return bisect_left(range(high), True, lo=low, key=lambda times: not fits(times)) - 1
 
 
 def read_books(path: Path) -> Books:

@@ -15,6 +15,7 @@ from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.scores import (
     chosen_settings,
+    clients_a_round,
     clipped_records,
     cost,
     event_of,
@@ -68,9 +69,7 @@ def result_table(result: dict[str, Any]) -> Table:
             table.add_row("clamped, without noise", shown(metric, clamped_score))
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", Text("none: values leave as they are", style="red"))
-    cohort = result["clients_per_round"]
-    a_round = "" if cohort == result["clients"] else f", {cohort} a round"
-    table.add_row("clients, rounds", f"{result['clients']}{a_round}; {result['rounds']}")
+    table.add_row("clients, rounds", f"{result['clients']}{clients_a_round(result)}; {result['rounds']}")
     bits, size = result["uplink_bits_per_client_round"], result["uplink_bytes_per_client_round"]
     table.add_row("sent by a client in a round", f"{bits:,} bits ({size:,} bytes) for {result['weights']:,} weights")
     if "noise" in result:

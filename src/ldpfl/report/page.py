@@ -26,6 +26,7 @@ from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, pl
 from ldpfl.report.rendering import guarantee_values, inline, rendered
 from ldpfl.report.scores import (
     chosen_settings,
+    clients_a_round,
     clipped_records,
     cost,
     event_of,
@@ -179,10 +180,8 @@ def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
     if kind is Kind.OWN_APP:  # the config does not name its model and data
         score_text = "" if result["score"] is None else f": a score of {result['score']:.4g}"
         training = f"An {kind}{score_text}"
-    cohort = result["clients_per_round"]
-    a_round = "" if cohort == result["clients"] else f", {cohort:,} a round"
     rounds, clients = counted(result["rounds"], "round"), counted(result["clients"], "client")
-    return f"{training} after {rounds} with {clients}{a_round}, by {result['mechanism']}."
+    return f"{training} after {rounds} with {clients}{clients_a_round(result)}, by {result['mechanism']}."
 
 
 def _main_figures(result: dict[str, Any], statement: Statement) -> Iterator[_Figure]:

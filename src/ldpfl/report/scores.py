@@ -46,6 +46,14 @@ def chosen_settings(result: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value:.3g}" for name, value in result.get("chosen", {}).items())
 
 
+def clients_a_round(result: Mapping[str, Any]) -> str:
+    """Return ", N a round", or the range over rounds if it differs; empty if all clients took part in each round."""
+    fewest, most = result["clients_in_rounds"]
+    if fewest == most == result["clients"]:
+        return ""
+    return f", {fewest:,} a round" if fewest == most else f", {fewest:,} to {most:,} a round"
+
+
 def heading(metric: str) -> str:
     """Return the heading above figures of this metric, with their unit."""
     return f"{metric} %" if _is_share(metric) else metric

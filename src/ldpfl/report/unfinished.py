@@ -6,7 +6,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import last_trained, metric_before_data, of_unit
+from ldpfl.experiments.figures import clients_in_rounds, last_trained, metric_before_data, of_unit
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.util.files import finite
 
@@ -38,6 +38,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         **of_unit(checkpoint.ledger, config.privacy.delta),
         "clients": config.clients.count,
         "clients_per_round": last_metrics.clients,
+        "clients_in_rounds": clients_in_rounds(checkpoint),
         "rounds": len(checkpoint.history),
         "weights": checkpoint.state.weights.numel(),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in checkpoint.history),
