@@ -88,7 +88,9 @@ class NoiseSchedule(ABC):
         """
 
     def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return the updates (K, d) float32 with respect to the broadcast, clipped to the sensitivity; noise is added to them.
+        """Return the updates (K, d) float32 with respect to the broadcast, to which noise is added.
+
+        A schedule whose guarantee needs a limit overrides this, and clips them to :meth:`limits`. Here nothing is clipped.
 
         Raises:
             PrivacyError: weights that are NaN or infinite.
