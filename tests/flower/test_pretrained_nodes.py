@@ -55,7 +55,7 @@ def test_an_app_of_a_model_in_a_folder_comes_with_policy_and_budget(base: Path, 
     """Its noise and its arrays' sizes follow from the folder; the folder's path is named, since each node needs it."""
     texts(12).to_csv(tmp_path / "own.csv", index=False)
     settings = [word for change in changes_on(base)[1:] for word in ("--set", change)]
-    of = ("--data", tmp_path / "own.csv", "--target", "label", "--text", "text", "--model", base, *settings)
+    of: tuple[str | Path, ...] = ("--data", tmp_path / "own.csv", "--target", "label", "--text", "text", "--model", base, *settings)
     said = ldpfl("init", "--flower", tmp_path / "app", *of)
     assert "policy.toml holds the policy" in said.out, said.err
     assert f"{base}: the folder of the pretrained model, with the same files at the same path" in said.out
