@@ -87,7 +87,7 @@ def test_an_app_that_no_server_could_start_is_not_begun(change: str, said: str, 
 def test_a_pretrained_model_that_is_not_here_is_not_called_code(tmp_path: Path) -> None:
     texts(12).to_csv(tmp_path / "own.csv", index=False)
     with pytest.raises(
-        ConfigError, match="'hf:owner/absent' is a pretrained model, which this command loads only .* by --layers"
+        ConfigError, match=r"'hf:owner/absent' is a pretrained model, which this command loads only .* by --layers"
     ) as raised:
         begin_app(tmp_path / "app", "own", changes_on(Path("owner/absent")), data=str(tmp_path / "own.csv"), target="label")
     assert "is code" not in str(raised.value)
