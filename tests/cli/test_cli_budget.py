@@ -268,7 +268,8 @@ def test_rounds_left_are_those_that_budget_and_policy_both_allow(ldpfl: CommandL
     assert "Both count" in words
     assert json.loads(ldpfl("budget", "show", "--file", FILE, "--json").out)["rounds_left"] == 2
     assert "ldpfl_node_rounds_left 2\n" in ldpfl("deploy", "node-metrics", "--budget", FILE).out
-    charged(6), charged(7)
+    charged(6)
+    charged(7)
     assert f"0 by the policy; the budget alone would allow {alone - 2:,}" in ldpfl("budget", "show", "--file", FILE).out
 
 

@@ -175,7 +175,8 @@ def test_an_app_that_ldpfl_itself_would_refuse_is_not_begun(
     bounds: tuple[str, ...], tmp_path: Path, table: Path, ldpfl: CommandLine
 ) -> None:
     """All steps are in one message, whether or not the bounds of columns are filled in."""
-    new = ("init", "--flower", tmp_path / "app", "--data", table, "--target", "outcome", "--set", "mechanism.records=5", *bounds)
+    new: tuple[str | Path, ...] = ("init", "--flower", tmp_path / "app", "--data", table, "--target", "outcome", *bounds)
+    new = (*new, "--set", "mechanism.records=5")
     said = ldpfl.refused(*new, "--model", "net.py:Net")
     for words in ("nodes load no code from files", "name it package.module:Class", "Set privacy.target_epsilon=off", "--layers"):
         assert words in said

@@ -55,7 +55,7 @@ def test_an_app_of_a_model_in_a_folder_comes_with_policy_and_budget(base: Path, 
     """Its noise and its arrays' sizes follow from the folder; the folder's path is named, since each node needs it."""
     texts(12).to_csv(tmp_path / "own.csv", index=False)
     settings = [word for change in changes_on(base)[1:] for word in ("--set", change)]
-    of = ("--data", tmp_path / "own.csv", "--target", "label", "--text", "text", "--model", base, *settings)
+    of: tuple[str | Path, ...] = ("--data", tmp_path / "own.csv", "--target", "label", "--text", "text", "--model", base, *settings)
     said = ldpfl("init", "--flower", tmp_path / "app", *of)
     assert "policy.toml holds the policy" in said.out, said.err
     assert f"{base}: the folder of the pretrained model, with the same files at the same path" in said.out
@@ -87,7 +87,7 @@ def test_an_app_that_no_server_could_start_is_not_begun(change: str, said: str, 
 def test_a_pretrained_model_that_is_not_here_is_not_called_code(tmp_path: Path) -> None:
     texts(12).to_csv(tmp_path / "own.csv", index=False)
     with pytest.raises(
-        ConfigError, match="'hf:owner/absent' is a pretrained model, which this command loads only .* by --layers"
+        ConfigError, match=r"'hf:owner/absent' is a pretrained model, which this command loads only .* by --layers"
     ) as raised:
         begin_app(tmp_path / "app", "own", changes_on(Path("owner/absent")), data=str(tmp_path / "own.csv"), target="label")
     assert "is code" not in str(raised.value)
