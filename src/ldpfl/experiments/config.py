@@ -39,7 +39,7 @@ from ldpfl.util.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repe
 
 def _refuse_control_characters(text: str) -> str:
     if printable(text) != text:
-        raise ValueError("has characters that are not printable")
+        raise ValueError("has characters that are not printable, such as line breaks: remove them")
     return text
 
 

@@ -124,7 +124,9 @@ class Runner:
                     self._draw(folder, figures)
                 return Finished(config, federation, folder.checkpoint_or(start), figures, data)
             if config.secret_noise and known(folder.secret()) != secret:
-                raise ConfigError(f"another process began the run in {folder.path} at the same time: resume that one")
+                raise ConfigError(
+                    f"another process began a run in {folder.path} at the same time: wait for its end, or give another folder"
+                )
             checkpoint = folder.checkpoint_to_go_on(start)
             if checkpoint.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
@@ -200,7 +202,9 @@ class Runner:
             self._cached(baseline)
         except WriteError as error:
             hint = f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
-            raise WriteError(f"{error}: the noise-free baseline is kept in the cache; {hint}", error.reason, error.remedy) from error
+            raise WriteError(
+                f"{error}: the noise-free baseline cannot be stored in the cache; {hint}", error.reason, error.remedy
+            ) from error
         return baseline.folder
 
     def _data(self, config: RunConfig) -> Dataset:

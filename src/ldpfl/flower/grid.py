@@ -61,8 +61,10 @@ class InProcessGrid(Grid):
         node_config: Mapping[str, str | int | float | bool] | None = None,
         workers: int = 1,
     ) -> None:
-        if workers < 1 or (workers > 1 and "fork" not in multiprocessing.get_all_start_methods()):
-            raise ConfigError(f"workers must be 1, or more where processes can be forked, got {workers}")
+        if workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {workers}")
+        if workers > 1 and "fork" not in multiprocessing.get_all_start_methods():
+            raise ConfigError(f"this system cannot fork processes, so workers must be 1, got {workers}")
         self._app, self._workers = app, workers
         self._run = local_run()
         self._run_config: UserConfig = dict(run_config or {})

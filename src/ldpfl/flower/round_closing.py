@@ -47,7 +47,10 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     mechanism = of_records(progress.round.mechanism)
     sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)
     if not np.isfinite(sums.points).all():
-        raise NotFiniteError(f"the sums of {progress.planned} have NaN or infinity; the round is dropped")
+        raise NotFiniteError(
+            f"the sums of {progress.planned} have NaN or infinity, so its reports, which stay charged, change nothing; "
+            "if that repeats, set a smaller learning rate"
+        )
     if vectors is None:  # histograms: each client has subtracted a public offset from each count, see `taken_off`
         points_a_row = point_of(mechanism.steps, len(progress.stages.columns))
         counts = NoisySum(sums.points + taken_off(points_a_row, mechanism) * pool.clients, sums.noise)

@@ -178,7 +178,10 @@ def _with_checked_author(event: RoundEvent) -> RoundEvent:
 def _require_later(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEvent:
     """Return ``event`` if its round is later than those of ``events``, else raise a :class:`DataError`."""
     if events and event.round <= events[-1].round:
-        raise DataError(f"round {event.round} cannot be charged after round {events[-1].round}")
+        raise DataError(
+            f"round {event.round} cannot be charged after round {events[-1].round}, because rounds ascend: resume from the newest "
+            "checkpoint"
+        )
     return event
 
 

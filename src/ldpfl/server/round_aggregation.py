@@ -245,7 +245,10 @@ def advance(
     optimiser = optimiser or ServerOptimiser()
     aggregate = pool.aggregate(mechanism, state.ranges)
     if not is_finite(aggregate.mean):
-        raise NotFiniteError(f"the mean of round {state.round + 1} is not finite; the round is dropped")
+        raise NotFiniteError(
+            f"the mean of round {state.round + 1} is not finite, so its reports, which stay charged, change nothing; "
+            "if that repeats, set a smaller learning rate"
+        )
     mean = optimiser.decayed(aggregate.mean, state.weights)
     velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, mean, state.round + 1)
     size = None if perturbed == "weights" else optimiser.size(state.size, mean)
@@ -256,7 +259,10 @@ def advance(
     if aggregate.reported is not None:
         weights = torch.where(aggregate.reported, weights, state.weights)
     if not is_finite(weights):
-        raise NotFiniteError(f"the weights after round {state.round + 1} are not finite; the round is dropped")
+        raise NotFiniteError(
+            f"the weights after round {state.round + 1} are not finite, so its reports, which stay charged, change nothing; "
+            "if that repeats, set a smaller learning rate"
+        )
     return ServerState(
         round=state.round + 1,
         weights=weights,
