@@ -141,7 +141,7 @@ def test_the_same_call_resumes_a_run_whose_seed_was_drawn(rows: Path, tmp_path: 
 def test_only_what_really_differs_keeps_a_run_from_going_on(rows: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     api.run(data=rows, **HOW, settings=FEW, folder=folder)
-    with pytest.raises(ConfigError, match=r"another config, so it cannot be resumed; training\.learning_rate: 0\.03 -> 0\.5$"):
+    with pytest.raises(ConfigError, match=r"another config, so it cannot be resumed.*training\.learning_rate: 0\.03 -> 0\.5$"):
         api.run("own", data=rows, **HOW, settings={**FEW, "training.learning_rate": 0.5}, folder=folder, resume=True)
     with pytest.raises(ConfigError, match=r"secret_noise: True -> False; seed: another one$"):
         api.run("own", data=rows, **HOW, settings=FEW, seed=7, folder=folder, resume=True)

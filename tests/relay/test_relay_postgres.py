@@ -419,7 +419,7 @@ HOSTILE = {
     "the sequence .*2, 1, True": ["ALTER SEQUENCE relay_uploads_id_seq MAXVALUE 2 CYCLE"],
     "the sequence .*relay_uploads_id_seq', ''": ["ALTER SEQUENCE relay_uploads_id_seq OWNED BY NONE"],
     "the sequence .*'more'": ["SET LOCAL ROLE relay", "CREATE SEQUENCE more"],
-    "relay_uploads has a replica identity": ["ALTER TABLE relay_uploads REPLICA IDENTITY FULL"],
+    "relay_uploads has another replica identity": ["ALTER TABLE relay_uploads REPLICA IDENTITY FULL"],
     "mallory may reach the rows as pg_read_all_data": ["ALTER ROLE mallory LOGIN NOINHERIT", "GRANT pg_read_all_data TO mallory"],
     "mallory may reach the rows as pg_write_all_data": ["ALTER ROLE mallory LOGIN NOINHERIT", "GRANT pg_write_all_data TO mallory"],
     "mallory may reach the rows as pg_execute_server_program": ["ALTER ROLE mallory LOGIN", "GRANT pg_execute_server_program TO mallory"],

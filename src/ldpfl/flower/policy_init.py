@@ -240,7 +240,9 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
             app's own; or the model does not fit the data, or has arrays of other sizes than ``layers``.
     """
     unseen = unseen_of(offer.config)
-    if layers and (offer.own_model or offer.own_server or unseen):
+    # Files of a built-in data set may hold samples of another shape than the one that it is known for.
+    may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
+    if layers and (offer.own_model or offer.own_server or unseen or may_differ):
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
     if unseen:
         raise ConfigError(f"{_why_unseen(unseen[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ldpfl.errors import LdpflError
-from ldpfl.simulation.many_at_once import without_advice
+from ldpfl.simulation.local_steps import without_advice
 
 _LOG = logging.getLogger(__name__)
 

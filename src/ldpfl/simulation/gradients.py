@@ -22,9 +22,8 @@ from ldpfl.models.adapters import is_of_transformers
 from ldpfl.models.mending import copied
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
-from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule
+from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule, many_at_once
 from ldpfl.simulation.local_training import LocalTask, PatchConvolutions, Trainer
-from ldpfl.simulation.many_at_once import many_at_once
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,8 +1,10 @@
-"""The steps of local training: the samples of each step, the local optimiser, and the split of clients into chunks."""
+"""The steps of local training: the samples of each step, the local optimiser, the split of clients into chunks, and their losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import vmap
 
 from ldpfl.data.division import Division, Places
 from ldpfl.server.round_aggregation import Schedule, scheduled
@@ -202,3 +205,27 @@ def split_evenly(count: int, largest: int, unit: int = ALIGNED) -> Iterator[slic
     pieces = -(-units // (largest // unit))
     bounds = [min(count, unit * (units * piece // pieces)) for piece in range(pieces + 1)]
     return (slice(a, b) for a, b in pairwise(bounds))
+
+
+_ONE_AFTER_ANOTHER = "There is a performance drop because we have not yet implemented the batching rule"
+"""Start of PyTorch's warning that it computes an operation of one client after another. It asks users to report that to PyTorch."""
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Leave out PyTorch's warning on operations that it has no rule for. Results are right, and users cannot add a rule."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _ONE_AFTER_ANOTHER, UserWarning)
+        yield
+
+
+def many_at_once(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function that computes ``loss`` for many clients: each argument has a further dimension in front, that of clients."""
+    losses = vmap(loss)
+
+    def quiet_losses(*arguments: object) -> Tensor:
+        with without_advice():
+            result: Tensor = losses(*arguments)
+        return result
+
+    return quiet_losses

@@ -19,8 +19,7 @@ from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.models.layout import ParameterLayout, called_with
 from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
-from ldpfl.simulation.local_steps import BETA, BETA_2, TINY, BatchSchedule, Descent, LocalOptimiser, beside
-from ldpfl.simulation.many_at_once import many_at_once
+from ldpfl.simulation.local_steps import BETA, BETA_2, TINY, BatchSchedule, Descent, LocalOptimiser, beside, many_at_once
 from ldpfl.tasks import CLASSIFICATION, Task
 
 Precision = Literal["float32", "bf16"]

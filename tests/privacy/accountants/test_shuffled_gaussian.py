@@ -222,7 +222,7 @@ def test_others_have_no_line_and_the_reason_is_said(why: str) -> None:
 
 
 def test_sums_over_records_are_in_no_ball() -> None:
-    with pytest.raises(ConfigError, match="one ball"):
+    with pytest.raises(ConfigError, match="sums over records have no common bound"):
         ledger_of(replace(NOISE, unit="record"), 100)
 
 

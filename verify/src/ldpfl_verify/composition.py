@@ -102,7 +102,7 @@ def convolved_epsilon(kinds: CountedReleases, delta: float, guess: float) -> flo
             laws = [(_loss_distribution(release, top / points, points), times) for release, times in kinds]
             if sum(times * law.infinite for law, times in laws) > delta:
                 return inf
-            return _solved(laws, top / points, delta, min(guess, total * top))  # a stated epsilon may be any number
+            return _solved(laws, top / points, delta, min(guess, max(total * top, 1e4)))  # a stated epsilon may be any number
         except _SumTooLong:
             continue
     return inf
