@@ -202,7 +202,7 @@ def test_workers_that_nobody_listens_to_any_more_are_ended() -> None:
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_workers_are_at_least_one(workers: int) -> None:
-    with pytest.raises(ConfigError, match="workers must be 1"):
+    with pytest.raises(ConfigError, match="workers must be at least 1"):
         InProcessGrid(ClientApp(), 1, workers=workers)
 
 
