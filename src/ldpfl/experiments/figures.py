@@ -254,7 +254,7 @@ def _chosen_automatically(config: RunConfig, federation: Federation) -> dict[str
 
 
 _LARGER_STEP = " (for a pretrained model 1 to 3, with mechanism.clip_norm = 1)"
-"""What the note on narrow probabilities says of the step of a pretrained model; docs/results/adapters.md has figures."""
+"""Advice on the step of a pretrained model, in the note on narrow probabilities. Its source is docs/results/adapters.md."""
 
 UNUSABLE = "the model gives NaN or infinity"
 """Start of the note that some outputs for test rows are no numbers."""

@@ -61,7 +61,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 def train_for_trial(message: Message, context: Context) -> Message:
-    """Train as :func:`train` does, but write neither to the user's cache nor to the log, since a trial says itself what it finds."""
+    """Train as :func:`train` does, but write nothing to the user's cache or the log. A trial prints its own findings."""
     with apps_left_out():
         return _local_result(message, context, is_trial=True)
 

@@ -22,7 +22,7 @@ _SPREAD = 0.25
 """Standard deviation, of values from 0 to 1, to which samples of standard deviation 1 are scaled: about that of photographs."""
 
 _FILTER_UNIT, _DIRECTION_UNIT, _HEAD_SCALE = 0.01, 0.02, 10.0
-"""What a weight of each layer is multiplied by, so that one learning rate and one range of a mechanism suit all layers."""
+"""Factors on the weights of filters, dense layer and head. With them one learning rate and one range suit all layers."""
 
 _TINY = 1e-6
 """Added below roots and to norms, so that gradients are finite at 0."""
