@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -224,13 +225,14 @@ def test_code_of_a_user_s_files_is_trained_by_processes_or_else_here_with_a_note
     named = [f"model.name={tmp_path}/net.py:Net", f"task.name={tmp_path}/task.py:own"]
     federation, start = federation_of(tiny_task, "duchi", *named)
     *_, alone = simulate(federation, start, 2)
-    before, notes = set(kept_in_memory()), list[str]()
+    before, notes = kept_in_memory(os.getpid()), list[str]()
     pool = Processes(2, notes.append)
     *_, last = simulate(federation, start, 2, workers=pool)
+    assert kept_in_memory(os.getpid()) > before
     pool.close()
     pool.close()  # as after an error
     assert same(alone, last)
-    assert set(kept_in_memory()) <= before
+    assert kept_in_memory(os.getpid()) == before
     assert [note for note in notes if "this process trains alone" not in note] == []
     assert len(notes) == (0 if is_importable else 1)
 
@@ -259,7 +261,6 @@ print("done", float(result.module().layer.weight.sum()))
 @pytest.mark.thorough
 @pytest.mark.xdist_group("ray")
 def test_a_model_of_a_script_without_a_guard_is_trained_and_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
-    before = set(kept_in_memory())  # of other tests
     (tmp_path / "own.py").write_text(SCRIPT.replace("ROUNDS", "2"), encoding="utf-8")
     done = subprocess.run([sys.executable, tmp_path / "own.py"], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.startswith("done"), done.stderr
@@ -276,14 +277,14 @@ def test_a_model_of_a_script_without_a_guard_is_trained_and_an_interrupt_leaves_
         process.wait(60)
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive, with_signal
-    deadline = time.monotonic() + 60
-    while left := set(kept_in_memory()) - before:  # another test that runs meanwhile removes its own
-        assert time.monotonic() < deadline, left
-        time.sleep(0.5)
+        deadline = time.monotonic() + 60
+        while left := kept_in_memory(process.pid):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.5)
 
 
-def kept_in_memory() -> list[Path]:
-    return list(Path("/dev/shm").glob("ldpfl-*")) if Path("/dev/shm").is_dir() else []
+def kept_in_memory(process: int) -> set[Path]:
+    return {folder for parent in ("/dev/shm", tempfile.gettempdir()) for folder in Path(parent).glob(f"ldpfl-{process}-*")}
 
 
 def of_run(folder: Path) -> dict[str, object]:

@@ -196,10 +196,13 @@ class Processes:
 
 
 def _private_folder() -> Path:
-    """Return a new folder that only this user can read, in memory if there is room. It is removed even if this process is killed."""
+    """Return a new folder that only this user can read, in memory if there is room. It is removed even if this process is killed.
+
+    Its name holds this process's number.
+    """
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > psutil.virtual_memory().available / 2
-    folder = Path(tempfile.mkdtemp(prefix="ldpfl-", dir=memory if roomy else None))
+    folder = Path(tempfile.mkdtemp(prefix=f"ldpfl-{os.getpid()}-", dir=memory if roomy else None))
     resource_tracker.register(str(folder), "folder")
     return folder
 
