@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ldpfl import SeededStreams
 from ldpfl.mechanisms import privunit_law
-from ldpfl.mechanisms.exact_noise import LAPLACE, NORMAL, Law, below, largest_probability, rounded
+from ldpfl.mechanisms.exact_noise import LAPLACE, NORMAL, Law, draw_integers_below, draw_rounded_noise, largest_probability
 from ldpfl.mechanisms.privunit_law import direction_law, randomised_directions
 
 ONE = range(1)
@@ -43,13 +43,13 @@ def test_floating_point_errs_by_a_small_part_of_what_is_allowed(law: Law) -> Non
     """2,000 tails from 2^-60 to 1/2, on all branches of the approximation, and those next to 1/2; a sixteenth of the allowance is seen."""
     generator = np.random.default_rng(1)
     levels = np.concatenate([2.0 ** -generator.uniform(1, 60, 1500), generator.uniform(1e-3, 0.5, 400), 0.5 - 2.0 ** -np.arange(2, 52)])
-    sizes = law.size(levels)
+    sizes = law.size_of_tail(levels)
     with mpmath.workprec(200):
         for level, size in zip(levels.tolist(), sizes.tolist(), strict=True):
             # By how much the tails differ, over the density, is by how much the size is wrong.
             density = mpmath.npdf(size) if law is NORMAL else mpmath.exp(-mpmath.mpf(size)) / 2
             wrong = abs(tail_of(law, mpmath.mpf(size)) - mpmath.mpf(level)) / density
-            assert wrong <= law.relative * (size + 1) / 16
+            assert wrong <= law.relative_error * (size + 1) / 16
 
 
 @LAWS
@@ -58,24 +58,24 @@ def test_the_quick_size_errs_by_a_small_part_of_what_is_allowed(law: Law) -> Non
     generator = np.random.default_rng(3)
     levels = np.concatenate([2.0 ** -generator.uniform(1, 12, 1500), 0.5 - 2.0 ** -generator.uniform(2, 60, 500)])
     bits = (2.0**64 * levels).astype(np.uint64)
-    sizes = law.unit * law.quick(bits.astype(np.float64))
+    sizes = law.fast_size_unit * law.fast_size(bits.astype(np.float64))
     with mpmath.workprec(200):
         for first, size in zip(bits.tolist(), sizes.tolist(), strict=True):
             density = mpmath.npdf(size) if law is NORMAL else mpmath.exp(-mpmath.mpf(size)) / 2
             for further in (0, 1):
                 wrong = abs(tail_of(law, mpmath.mpf(size)) - mpmath.mpf(first + further) / 2**64) / density
-                assert wrong <= law.slack / 4
-        assert tail_of(law, law.far) >= 2.0**-12
+                assert wrong <= law.fast_size_error / 4
+        assert tail_of(law, law.fast_size_limit) >= 2.0**-12
 
 
 @LAWS
 def test_a_size_does_not_depend_on_its_place_among_others(law: Law) -> None:
     """Else a client might need more bits in one company than in another, and draw others from then on."""
     tails = np.random.default_rng(2).random(1003) / 2
-    whole = law.size(tails)
+    whole = law.size_of_tail(tails)
     for start, stop in ((1, 1003), (3, 1000), (5, 6), (501, 518)):
-        assert np.array_equal(law.size(tails[start:stop].copy()), whole[start:stop])
-    assert np.array_equal(law.size(tails[:1000].reshape(8, 125)).ravel(), whole[:1000])
+        assert np.array_equal(law.size_of_tail(tails[start:stop].copy()), whole[start:stop])
+    assert np.array_equal(law.size_of_tail(tails[:1000].reshape(8, 125)).ravel(), whole[:1000])
 
 
 @LAWS
@@ -93,22 +93,25 @@ def test_at_a_boundary_more_bits_decide(law: Law, steps: float) -> None:
         for sign in (0, 1):
             word = first + (sign << 63)
             found = {
-                more: int(rounded(law, steps, Scripted(word, more), ONE, 1)[0, 0])
+                more: int(draw_rounded_noise(law, steps, Scripted(word, more), ONE, 1)[0, 0])
                 for more in (0, max(0, second - 1), second + 1, 2**64 - 1)
             }
             expected = {more: point if more < second else point - 1 for more in found}
             assert found == {more: -value if sign else value for more, value in expected.items()}
             for off, expected_point in ((-1, point), (1, point - 1)):
-                assert abs(int(rounded(law, steps, Scripted(word + off), ONE, 1)[0, 0])) in {expected_point, expected_point - off}
+                assert abs(int(draw_rounded_noise(law, steps, Scripted(word + off), ONE, 1)[0, 0])) in {
+                    expected_point,
+                    expected_point - off,
+                }
         if steps <= 1000:  # where a tail's last bit is less than a point
-            assert int(rounded(law, steps, Scripted(first - 1), ONE, 1)[0, 0]) == point
-            assert int(rounded(law, steps, Scripted(first + 1), ONE, 1)[0, 0]) == point - 1
+            assert int(draw_rounded_noise(law, steps, Scripted(first - 1), ONE, 1)[0, 0]) == point
+            assert int(draw_rounded_noise(law, steps, Scripted(first + 1), ONE, 1)[0, 0]) == point - 1
 
 
 @LAWS
 def test_the_smallest_tails_are_decided_by_as_many_bits_as_it_takes(law: Law) -> None:
     source = Scripted(0, 0, 1)
-    found = int(rounded(law, 4.0, source, ONE, 1)[0, 0])
+    found = int(draw_rounded_noise(law, 4.0, source, ONE, 1)[0, 0])
     with mpmath.workprec(500):
         least, most = mpmath.mpf(1) / 2**192, mpmath.mpf(2) / 2**192
         assert tail_of(law, (mpmath.mpf(found) - 0.5) / 4) >= least
@@ -120,7 +123,7 @@ def test_the_smallest_tails_are_decided_by_as_many_bits_as_it_takes(law: Law) ->
 @pytest.mark.parametrize("steps", [0.4, 2.0, 7.0])
 def test_points_have_the_probabilities_of_rounded_real_noise(law: Law, steps: float) -> None:
     """Six chi-squared tests of 300,000 draws, p > 1e-4; the seed is fixed."""
-    found = rounded(law, steps, SeededStreams.for_clients(3, 0, [0]), ONE, 300_000)[0]
+    found = draw_rounded_noise(law, steps, SeededStreams.for_clients(3, 0, [0]), ONE, 300_000)[0]
     real = stats.norm if law is NORMAL else stats.laplace
     points = np.arange(-40, 41)
     chances = real.cdf((points + 0.5) / steps) - real.cdf((points - 0.5) / steps)
@@ -132,15 +135,15 @@ def test_points_have_the_probabilities_of_rounded_real_noise(law: Law, steps: fl
 
 
 def test_how_many_values_are_drawn_at_once_does_not_matter_if_they_fill_whole_blocks() -> None:
-    whole = rounded(NORMAL, 2.0**20, SeededStreams.for_clients(3, 0, [0]), ONE, 1000)[0]
+    whole = draw_rounded_noise(NORMAL, 2.0**20, SeededStreams.for_clients(3, 0, [0]), ONE, 1000)[0]
     source = SeededStreams.for_clients(3, 0, [0])
-    assert np.array_equal(whole, np.concatenate([rounded(NORMAL, 2.0**20, source, ONE, count)[0] for count in (2, 398, 600)]))
+    assert np.array_equal(whole, np.concatenate([draw_rounded_noise(NORMAL, 2.0**20, source, ONE, count)[0] for count in (2, 398, 600)]))
 
 
 @pytest.mark.parametrize("steps", [0.0, -1.0, 2.0**34 + 2**10, float("inf"), float("nan")])
 def test_steps_that_floating_point_cannot_tell_apart_are_refused(steps: float) -> None:
     with pytest.raises(ValueError, match=r"^steps is .*: expected"):
-        rounded(NORMAL, steps, Scripted(), ONE, 1)[0]
+        draw_rounded_noise(NORMAL, steps, Scripted(), ONE, 1)[0]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 1000, 2**31 - 1, 2**31])
@@ -152,8 +155,8 @@ def test_integers_below_a_limit_are_those_of_a_real_number(limit: int) -> None:
     for number in numbers:
         for more in (0, 2**64 - 1):
             expected = (((number << 64) + more) * limit) >> 128
-            assert below(np.array([[float(limit)]]), Scripted(number, more), ONE)[0, 0] == expected
-    found = below(np.full((1, 60_000), float(min(limit, 7))), SeededStreams.for_clients(4, 0, [0]), ONE)[0]
+            assert draw_integers_below(np.array([[float(limit)]]), Scripted(number, more), ONE)[0, 0] == expected
+    found = draw_integers_below(np.full((1, 60_000), float(min(limit, 7))), SeededStreams.for_clients(4, 0, [0]), ONE)[0]
     assert limit == 1 or stats.chisquare(np.bincount(found.astype(np.int64), minlength=min(limit, 7))).pvalue > 1e-4
 
 
@@ -169,7 +172,7 @@ def test_the_largest_probability_keeps_the_odds_and_no_larger_one_does(odds: flo
 
 
 def exactly(draws: privunit_law._Draws) -> list[int]:
-    return [int(point) for point in draws._exact_points(0, np.arange(draws.words.shape[1]))]
+    return [int(point) for point in draws._exact_points(0, np.arange(draws.noise_words.shape[1]))]
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 4.0, 20.0, 300.0])

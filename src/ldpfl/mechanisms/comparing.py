@@ -23,18 +23,18 @@ class Comparison:
     """How each value becomes a bit: the bit is set if a signed random 32-bit integer lies below a threshold computed from the value.
 
     A client draws the first 16 bits of all its integers in one call. It draws the other 16 bits only where the first bits equal those of
-    the threshold. :func:`~ldpfl.mechanisms.coins.words_below` draws in the same order, so the bits equal those of ``encode``.
+    the threshold. :func:`~ldpfl.mechanisms.coins.compare_random_words` draws in the same order, so the bits equal those of ``encode``.
 
     Attributes:
-        first: a function of values (k, b) and of the same coordinates of each tensor in ``told``. It returns the first 16 bits of the
-            thresholds, as whole numbers in float32. It uses only PyTorch functions and no other variable.
-        told: further arguments of ``first``, one tensor (d,) each.
-        exact: returns the whole thresholds (m,) of values (m,), given the coordinate of each, (m,).
+        first_bits: a function of values (k, b) and of the same coordinates of each tensor in ``arguments``. It returns the first 16 bits
+            of the thresholds, as whole numbers in float32. It uses only PyTorch functions and no other variable.
+        arguments: further arguments of ``first_bits``, one tensor (d,) each.
+        exact_thresholds: returns the whole thresholds (m,) of values (m,), given the coordinate of each, (m,).
     """
 
-    first: Callable[..., Tensor]
-    told: tuple[Tensor, ...]
-    exact: Callable[[NDArray[np.float32], Places], Places]
+    first_bits: Callable[..., Tensor]
+    arguments: tuple[Tensor, ...]
+    exact_thresholds: Callable[[NDArray[np.float32], Places], Places]
 
 
 class ByComparison(ABC):
@@ -48,7 +48,7 @@ class ByComparison(ABC):
 def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | None:
     """Return the comparison that ``mechanism`` encodes by, or None if it encodes in another way.
 
-    A subclass that overrides only ``encode`` inherits a comparison that no longer holds, so the answer is None.
+    A subclass that overrides only ``encode`` inherits a comparison that no longer describes its ``encode``, so the result is None.
     """
     last_override = next(cls for cls in type(mechanism).__mro__ if "encode" in vars(cls) or "comparison" in vars(cls))
     return mechanism.comparison(ranges) if "comparison" in vars(last_override) and isinstance(mechanism, ByComparison) else None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, require_finite_block, require_shape, total_clients
-from ldpfl.mechanisms.coins import FIRST, Places, words_below
+from ldpfl.mechanisms.coins import FIRST_BITS, Places, compare_random_words
 from ldpfl.mechanisms.comparing import ByComparison, Comparison
 from ldpfl.mechanisms.noise import TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
@@ -209,7 +209,7 @@ class Thresholds:
     @classmethod
     def of(cls, half: int, ranges: LayerRanges, columns: slice) -> Thresholds:
         """Return the thresholds of the coordinates ``columns``. ``half`` is the largest, which sets epsilon."""
-        unit = 2 ** (BITS - FIRST)
+        unit = 2 ** (BITS - FIRST_BITS)
         slopes, limit = half / ranges.radius, np.float32(half / unit)
         if float(limit) > half / unit:  # conversion to float32 must not raise the limit, and with it epsilon
             limit = np.nextafter(limit, np.float32(0))
@@ -228,7 +228,7 @@ class Thresholds:
         require_finite_block(values)
         offset = values if self.centered else values - self.center
         first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)
-        return words_below(first.numpy(), lambda row, place: self.exact(values.numpy()[row, place], place), source, rows)
+        return compare_random_words(first.numpy(), lambda row, place: self.exact(values.numpy()[row, place], place), source, rows)
 
     def exact(self, values: NDArray[np.float32], place: Places) -> Places:
         """Return the integer t of ``values`` (m,), each at its coordinate ``place`` (m,) of the block."""

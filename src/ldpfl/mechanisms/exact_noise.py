@@ -44,7 +44,7 @@ MOST_STEPS = 2.0**34
 """Largest number of lattice points per unit. Up to it floating point nearly always decides."""
 
 _ERROR_BELOW = 2.0**-20
-"""Upper bound of the floating-point error of limit * U in :func:`below`, for limits up to 2^31."""
+"""Upper bound of the floating-point error of limit * U in :func:`draw_integers_below`, for limits up to 2^31."""
 
 _BLOCK = 1 << 13
 """Number of values that are rounded at once: a few arrays of 64 KiB stay in a core's cache."""
@@ -56,44 +56,44 @@ class Law:
     The tail of a noise value x is P(X > |x|), in (0, 1/2]. The size of a tail is the |x| that it belongs to.
     """
 
-    relative: ClassVar[float]
-    """Error of :meth:`size`, relative to size + 1."""
+    relative_error: ClassVar[float]
+    """Error of :meth:`size_of_tail`, relative to size + 1."""
 
-    far: ClassVar[float]
-    """A lower bound of the size of the tail 2^-12."""
-    unit: ClassVar[float]
-    """Factor by which the results of :meth:`quick` are multiplied to get sizes."""
-    slack: ClassVar[float]
-    """Error of sizes by :meth:`quick`: their distance from the size of any tail >= 2^-12 that begins with the same bits."""
+    fast_size_limit: ClassVar[float]
+    """A lower bound of the size of the tail 2^-12. Below it, :meth:`fast_size` is precise enough."""
+    fast_size_unit: ClassVar[float]
+    """Unit of the results of :meth:`fast_size`."""
+    fast_size_error: ClassVar[float]
+    """Error of :meth:`fast_size`, times its unit: the distance from the size of any tail >= 2^-12 that begins with the same bits."""
 
-    def quick(self, bits: Floats) -> Floats:
-        """Return the sizes of tails, divided by ``unit``. ``bits`` are the tails times 2^64 in float64, and are overwritten."""
+    def fast_size(self, bits: Floats) -> Floats:
+        """Return the sizes of tails, divided by ``fast_size_unit``. ``bits`` are the tails times 2^64 in float64, and are overwritten."""
         raise NotImplementedError
 
-    def size(self, tail: Floats) -> Floats:
+    def size_of_tail(self, tail: Floats) -> Floats:
         """Return the size that is exceeded with probability ``tail`` in (0, 1/2]."""
         raise NotImplementedError
 
-    def tail(self, size: Any, context: Any) -> Any:
+    def tail_beyond(self, size: Any, context: Any) -> Any:
         """Return the probability of exceeding ``size``, to the digits of mpmath's ``context``."""
         raise NotImplementedError
 
-    def error(self, size: Floats, tail: Floats) -> Floats:
+    def size_error(self, size: Floats, tail: Floats) -> Floats:
         """Bound the distance of ``size`` from the size of any real tail that begins with the same bits as ``tail``.
 
         Both laws have a density of at least 0.79 times the tail. So the size changes by less than 1.3 times the change of log(tail).
         """
-        return self.relative * (size + 1) + 2.0 ** (1 - WORD) / tail
+        return self.relative_error * (size + 1) + 2.0 ** (1 - WORD) / tail
 
 
 class _Normal(Law):
-    relative: ClassVar[float] = 2.0**-46
-    far: ClassVar[float] = 3.48
-    unit: ClassVar[float] = sqrt(2)
+    relative_error: ClassVar[float] = 2.0**-46
+    fast_size_limit: ClassVar[float] = 3.48
+    fast_size_unit: ClassVar[float] = sqrt(2)
     # The argument 1 - 2 tail is off by 2^-53 at most, and the size by 2^9.2 times that where the tail is 2^-12. PyTorch adds 2^-43.
-    slack: ClassVar[float] = 2.0**-42
+    fast_size_error: ClassVar[float] = 2.0**-42
 
-    def quick(self, bits: Floats) -> Floats:
+    def fast_size(self, bits: Floats) -> Floats:
         """Return erfinv(1 - 2 tail): the normal size over sqrt(2)."""
         bits *= -(2.0 ** (1 - WORD))
         bits += 1
@@ -101,29 +101,29 @@ class _Normal(Law):
         torch.erfinv(argument, out=argument)
         return bits
 
-    def size(self, tail: Floats) -> Floats:
+    def size_of_tail(self, tail: Floats) -> Floats:
         return np.asarray(torch.special.ndtri(torch.from_numpy(tail)).neg_().numpy())  # minus the quantile of the lower tail
 
-    def tail(self, size: Any, context: Any) -> Any:
+    def tail_beyond(self, size: Any, context: Any) -> Any:
         return context.erfc(size / context.sqrt(2)) / 2  # P(X > size) of a standard normal X
 
 
 class _Laplace(Law):
-    relative: ClassVar[float] = 2.0**-48
-    far: ClassVar[float] = 7.62
-    unit: ClassVar[float] = -1.0
+    relative_error: ClassVar[float] = 2.0**-48
+    fast_size_limit: ClassVar[float] = 7.62
+    fast_size_unit: ClassVar[float] = -1.0
     # The tail is off by 2^-51 of itself at most, and so the size by 2^-51; the logarithm adds 2^-48 of size + 1.
-    slack: ClassVar[float] = 2.0**-44
+    fast_size_error: ClassVar[float] = 2.0**-44
 
-    def quick(self, bits: Floats) -> Floats:
+    def fast_size(self, bits: Floats) -> Floats:
         """Return log(2 tail): minus the size."""
         bits *= 2.0 ** (1 - WORD)
         return np.log(bits, out=bits)
 
-    def size(self, tail: Floats) -> Floats:
+    def size_of_tail(self, tail: Floats) -> Floats:
         return -np.log(2 * tail)  # the inverse of P(X > size) = e^-size / 2
 
-    def tail(self, size: Any, context: Any) -> Any:
+    def tail_beyond(self, size: Any, context: Any) -> Any:
         return context.exp(-size) / 2  # P(X > size) of a Laplace value X of scale 1
 
 
@@ -133,55 +133,57 @@ LAPLACE: Law = _Laplace()
 """The Laplace law of scale 1."""
 
 
-def rounded(law: Law, steps: float, source: RandomSource, rows: range, count: int) -> Floats:
-    """Draw ``count`` whole numbers for each client in ``rows``, (k, count): ``steps`` times a real number of ``law``, rounded. Exact.
+def draw_rounded_noise(law: Law, steps: float, source: RandomSource, rows: range, count: int) -> Floats:
+    """Draw ``count`` whole numbers for each client in ``rows``, (k, count): ``steps`` times a real number of ``law``, rounded.
+
+    Rounding is exact: a number that 64 random bits leave between two whole numbers gets more bits.
 
     Args:
         steps: number of lattice points per unit of the law, in (0, 2^34]. The exact value of the float is used.
     """
     if not 0 < steps <= MOST_STEPS:
         raise ValueError(f"steps is {steps}: expected a number above 0 and up to {MOST_STEPS:g}")
-    words = words64(source, rows, count)
+    words = draw_words64(source, rows, count)
     points = np.empty(words.shape)
     flat_words, flat_points = words.reshape(-1), points.reshape(-1)  # views
     undecided_in_blocks = [np.empty(0, dtype=np.intp)]
     for start in range(0, flat_words.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        undecided_in_blocks.append(_round(law, steps, flat_words[block], flat_points[block]) + start)
+        undecided_in_blocks.append(_write_nearest_points(law, steps, flat_words[block], flat_points[block]) + start)
     undecided = np.concatenate(undecided_in_blocks)
     flat_points[undecided] = _decide_with_more_bits(law, steps, flat_words[undecided], source, rows, undecided // max(1, count))
     return points
 
 
-def _round(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[np.intp]:
+def _write_nearest_points(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[np.intp]:
     """Write the lattice points of ``words`` (n,) to ``points`` (n,), and return the indices at which they may be wrong.
 
     One error bound is used for all tails >= 2^-12. The indices of smaller tails are always returned.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a tail of 0 is not sure
-        values = law.quick(_scaled_tails(words))
-        values *= law.unit * steps  # absolute noise values, in lattice points
-        sure = values < law.far * steps
+        values = law.fast_size(_scaled_tails(words))
+        values *= law.fast_size_unit * steps  # absolute noise values, in lattice points
+        sure = values < law.fast_size_limit * steps
         np.rint(values, out=points)
         values -= points
         # The product's own rounding is less than 2^-50 of it.
-        sure &= np.abs(values, out=values) < 0.5 - steps * (law.slack + 2.0**-50 * law.far)
+        sure &= np.abs(values, out=values) < 0.5 - steps * (law.fast_size_error + 2.0**-50 * law.fast_size_limit)
     point_bits = points.view(np.int64)
     point_bits |= words & np.int64(-(2**63))  # the first bit of a float64, and of a word, is its sign
     return np.flatnonzero(~sure)
 
 
-def sizes(law: Law, words: Integers) -> tuple[Floats, Floats]:
-    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors as :meth:`Law.error` gives them."""
-    tail_sizes, errors = np.empty(words.shape), np.full(words.shape, law.slack)
+def sizes_and_errors(law: Law, words: Integers) -> tuple[Floats, Floats]:
+    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors as :meth:`Law.size_error` has them."""
+    tail_sizes, errors = np.empty(words.shape), np.full(words.shape, law.fast_size_error)
     flat_words, flat_sizes, flat_errors = words.reshape(-1), tail_sizes.reshape(-1), errors.reshape(-1)  # views
     for start in range(0, flat_words.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        np.multiply(law.quick(_scaled_tails(flat_words[block])), law.unit, out=flat_sizes[block])
-    small = np.flatnonzero(~(flat_sizes < law.far))  # tails below 2^-12, for which ``quick`` is not precise enough
-    tail, _ = tails(flat_words[small])
-    flat_sizes[small] = law.size(tail)
-    flat_errors[small] = law.error(flat_sizes[small], tail)
+        np.multiply(law.fast_size(_scaled_tails(flat_words[block])), law.fast_size_unit, out=flat_sizes[block])
+    small = np.flatnonzero(~(flat_sizes < law.fast_size_limit))  # tails below 2^-12, for which ``fast_size`` is not precise enough
+    tail, _ = tails_and_signs(flat_words[small])
+    flat_sizes[small] = law.size_of_tail(tail)
+    flat_errors[small] = law.size_error(flat_sizes[small], tail)
     return tail_sizes, errors
 
 
@@ -192,12 +194,13 @@ def _scaled_tails(words: Integers) -> Floats:
 
 def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, row: NDArray[np.intp]) -> Floats:
     """Return the lattice points of ``words`` (n,), drawing as many more bits as needed. ``row`` (n,) is the client's index in ``rows``."""
-    tail, negative = tails(words)
-    size = law.size(tail)
-    error = law.error(size, tail)
-    points, highest = _nearest_points((size - error) * steps), _nearest_points((size + error) * steps)
-    for place in np.flatnonzero((points != highest) | (tail < _MIN_SIGNIFICANT_TAIL)).tolist():
-        points[place] = _point(law, steps, tail_bits(words[place]), more_bits(source, rows[int(row[place])]))
+    tail, negative = tails_and_signs(words)
+    size = law.size_of_tail(tail)
+    error = law.size_error(size, tail)
+    points, highest_points = _nearest_points((size - error) * steps), _nearest_points((size + error) * steps)
+    for place in np.flatnonzero((points != highest_points) | (tail < _MIN_SIGNIFICANT_TAIL)).tolist():
+        draw_more_bits = make_bit_drawer(source, rows[int(row[place])])
+        points[place] = _find_exact_point(law, steps, first_tail_bits(words[place]), draw_more_bits)
     return np.where(negative, -points, points).astype(np.float64)
 
 
@@ -212,32 +215,33 @@ def _nearest_points(values: Floats) -> Integers:
     return np.floor(values + 0.5).astype(np.int64).clip(0)  # the sum's own rounding lies far within the error
 
 
-def _point(law: Law, steps: float, first: int, more: Callable[[], int]) -> int:
-    """Return the lattice point of the tail whose first ``WORD`` bits are ``first``, drawing more bits until only one is possible.
+def _find_exact_point(law: Law, steps: float, known_bits: int, draw_more_bits: Callable[[], int]) -> int:
+    """Return the lattice point of the tail whose first ``WORD`` bits are ``known_bits``, drawing more bits until only one is possible.
 
     Args:
-        more: draws the next ``WORD`` bits.
+        draw_more_bits: draws the next ``WORD`` bits.
     """
     bits = WORD
     while True:
         context = mpmath.MPContext()  # mpmath's own is shared by all threads
         context.prec = bits + _EXTRA_BITS
-        low, high = context.mpf(first) / 2**bits, context.mpf(first + 1) / 2**bits  # bounds of the tail
-        point = 0 if first == 0 else floor(float(law.size(np.array([float(low)]))[0]) * steps + 0.5)
-        slack = context.mpf(2) ** -(bits + _EXTRA_BITS // 2)
+        lowest, highest = context.mpf(known_bits) / 2**bits, context.mpf(known_bits + 1) / 2**bits  # bounds of the tail
+        guess = 0 if known_bits == 0 else floor(float(law.size_of_tail(np.array([float(lowest)]))[0]) * steps + 0.5)
+        rounding = context.mpf(2) ** -(bits + _EXTRA_BITS // 2)  # bound of the relative error of a probability
 
         def at_least(point: int, context: Any = context) -> Any:
             """Return the probability of ``point`` or a larger lattice point."""
-            return context.mpf(0.5) if point <= 0 else law.tail((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
+            return context.mpf(0.5) if point <= 0 else law.tail_beyond((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
 
-        for candidate in (point - 1, point, point + 1):
-            certain = high <= at_least(candidate) * (1 - slack * (candidate > 0)) and low >= at_least(candidate + 1) * (1 + slack)
-            if candidate >= 0 and certain:
+        for candidate in (guess - 1, guess, guess + 1):
+            not_smaller = highest <= at_least(candidate) * (1 - rounding * (candidate > 0))
+            not_larger = lowest >= at_least(candidate + 1) * (1 + rounding)
+            if candidate >= 0 and not_smaller and not_larger:
                 return candidate
-        first, bits = (first << WORD) | more(), longer(bits)
+        known_bits, bits = (known_bits << WORD) | draw_more_bits(), bits_after_next_draw(bits)
 
 
-def longer(bits: int) -> int:
+def bits_after_next_draw(bits: int) -> int:
     """Return ``bits`` + 64, the number of random bits after one more draw.
 
     Raises:
@@ -248,35 +252,35 @@ def longer(bits: int) -> int:
     return bits + WORD
 
 
-def words64(source: RandomSource, rows: range, count: int) -> Integers:
+def draw_words64(source: RandomSource, rows: range, count: int) -> Integers:
     """Draw ``count`` int64 values, uniform over all 2^64 values, for each client in ``rows``, (k, count)."""
     return np.asarray(draw_block(source, rows, 2 * count).view(np.int64))
 
 
-def tails(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return the tail in (0, 1/2) of each of ``words``, and whether its noise is negative: the first bit. The others begin the tail.
+def tails_and_signs(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the tail in (0, 1/2) of each of ``words``, and whether its noise is negative.
 
-    The returned tail is the middle of those that begin with these bits.
+    The first bit of a word is the sign. The other 63 bits begin the tail. The returned tail is the middle of all that begin with them.
     """
     return ((words & np.int64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-WORD, words < 0
 
 
-def tail_bits(word: Any) -> int:
-    """Return the first 64 bits of the tail in ``word``. The first bit is 0, since a tail is below 1/2; ``word`` has the sign there."""
+def first_tail_bits(word: Any) -> int:
+    """Return the first 64 bits of the tail in ``word``. The very first is 0, since a tail is below 1/2: ``word`` has the sign there."""
     return int(word) & (2**63 - 1)
 
 
-def more_bits(source: RandomSource, row: int) -> Callable[[], int]:
+def make_bit_drawer(source: RandomSource, row: int) -> Callable[[], int]:
     """Return a function that draws 64 more bits of the client ``row``."""
-    return lambda: int(words64(source, range(row, row + 1), 1)[0, 0]) & (2**64 - 1)
+    return lambda: int(draw_words64(source, range(row, row + 1), 1)[0, 0]) & (2**64 - 1)
 
 
-def below(limits: Floats, source: RandomSource, rows: range) -> Floats:
+def draw_integers_below(limits: Floats, source: RandomSource, rows: range) -> Floats:
     """Draw a uniform integer in 0 ... limit - 1 for each of ``limits`` (k, n), from 1 to 2^31, of the clients in ``rows``. Exact.
 
     The result is floor(limit * U) for a uniform real U. Floating point and 64 bits of U determine it, except in one draw in 2^19.
     """
-    words = words64(source, rows, limits.shape[1])
+    words = draw_words64(source, rows, limits.shape[1])
     products = (words.view(np.uint64) >> np.uint64(1)).view(np.int64).astype(np.float64)
     products *= limits
     products *= 2.0 ** (1 - WORD)  # limit * U
@@ -285,26 +289,28 @@ def below(limits: Floats, source: RandomSource, rows: range) -> Floats:
     products -= 0.5
     near_an_integer = np.abs(products, out=products) >= 0.5 - _ERROR_BELOW
     for row, column in _positions_of_true(near_an_integer):
-        first = int(words[row, column]) & (2**64 - 1)
-        drawn[row, column] = _floor_of_product(int(limits[row, column]), first, more_bits(source, rows[row]))
+        known_bits = int(words[row, column]) & (2**64 - 1)
+        drawn[row, column] = _floor_of_product(int(limits[row, column]), known_bits, make_bit_drawer(source, rows[row]))
     return drawn
 
 
-def _floor_of_product(limit: int, first: int, more: Callable[[], int]) -> int:
-    """Return floor(limit * U) for a uniform U in [0, 1) with the first 64 bits ``first``. ``more`` draws 64 bits until it is certain."""
+def _floor_of_product(limit: int, known_bits: int, draw_more_bits: Callable[[], int]) -> int:
+    """Return floor(limit * U) for a uniform U in [0, 1) whose first 64 bits are ``known_bits``, drawing 64 more until it is certain."""
     bits = WORD
-    while (first * limit) >> bits != ((first + 1) * limit - 1) >> bits:
-        first, bits = (first << WORD) | more(), longer(bits)
-    return (first * limit) >> bits
+    while (known_bits * limit) >> bits != ((known_bits + 1) * limit - 1) >> bits:  # the smallest and the largest U give two results
+        known_bits, bits = (known_bits << WORD) | draw_more_bits(), bits_after_next_draw(bits)
+    return (known_bits * limit) >> bits
 
 
 def largest_probability(odds: Callable[[Any], Any]) -> int:
     """Return the largest integer P < 2^64 with P / (2^64 - P) <= odds, or P - 1. So P / 2^64 is a probability with at most these odds.
+
+    It may be P - 1 because rounding must never make the odds too large.
 
     Args:
         odds: returns the odds in the precision of the mpmath context that it is given.
     """
     context = mpmath.MPContext()
     context.prec = 256
-    probability = 1 / (1 + 1 / odds(context)) * (1 - context.mpf(2) ** -200)  # less than rounding could add
+    probability = 1 / (1 + 1 / odds(context)) * (1 - context.mpf(2) ** -200)  # 2^-200 is more than rounding adds
     return min(2**64 - 1, int(context.floor(probability * 2**64)))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, rounded
+from ldpfl.mechanisms.exact_noise import MOST_STEPS, NORMAL, draw_rounded_noise
 from ldpfl.mechanisms.noise import ConstantNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -156,7 +156,7 @@ class LatticeMechanism(VectorMechanism):
         sent = np.empty(bounded.shape, dtype=np.int64)
         for rows, columns in blocks(len(bounded), bounded.shape[1], values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
             block = slice(rows.start, rows.stop), columns
-            noise = rounded(NORMAL, self._noise_std, source, rows, columns.stop - columns.start)
+            noise = draw_rounded_noise(NORMAL, self._noise_std, source, rows, columns.stop - columns.start)
             np.add(bounded[block], noise.astype(np.int64), out=sent[block])
         return sent
 

@@ -17,9 +17,19 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_expit, log_ndtr, ndtri, ndtri_exp
 
-from ldpfl.mechanisms import exact_noise
-from ldpfl.mechanisms.coins import happens
-from ldpfl.mechanisms.exact_noise import NORMAL, WORD, Floats, Integers, largest_probability, longer, more_bits, tail_bits, words64
+from ldpfl.mechanisms.coins import toss_coins
+from ldpfl.mechanisms.exact_noise import (
+    NORMAL,
+    WORD,
+    Floats,
+    Integers,
+    bits_after_next_draw,
+    draw_words64,
+    first_tail_bits,
+    largest_probability,
+    make_bit_drawer,
+    sizes_and_errors,
+)
 from ldpfl.util.randomness import RandomSource
 
 STEPS = 1 << 10
@@ -107,8 +117,8 @@ def direction_law(epsilon: float) -> DirectionLaw:
 
     def odds(context: Any) -> Any:
         """Return the largest p / (1 - p) that epsilon allows: e^epsilon q / (1 - q)."""
-        above = NORMAL.tail(context.mpf(gamma), context)
-        return context.exp(epsilon) * above / (1 - above)
+        q = NORMAL.tail_beyond(context.mpf(gamma), context)
+        return context.exp(epsilon) * q / (1 - q)
 
     return DirectionLaw(largest_probability(odds), float(log_ndtr(-gamma)), gamma, _scale_at(epsilon, logit))
 
@@ -131,7 +141,7 @@ def _scale_at(epsilon: float, logit: float) -> float:
 def randomised_directions(law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> Floats:
     """Draw Z (k, d) for the unit vectors ``directions`` (k, d) of the clients in ``rows``. E[Z] is the unit vector."""
     points = _Draws.of(law, directions, source, rows).points()
-    largest = law.bound(directions.shape[1]) * law.scale
+    largest = law.bound(directions.shape[1]) * law.scale  # of an entry before it is divided by the scale
     return np.asarray((points / STEPS).clip(-largest, largest) / law.scale)
 
 
@@ -142,70 +152,75 @@ class _Draws:
     Attributes:
         directions: unit vectors, (k, d).
         above: whether alpha lies above gamma, (k,).
-        alphas: first bits of alpha's tail on its side of gamma, (k,) uint64.
-        words: first bits of the entries of g, (k, d) int64: the sign, then the tail.
+        alpha_bits: first bits of alpha's tail on its side of gamma, (k,) uint64.
+        noise_words: first bits of the entries of g, (k, d) int64: the sign, then the tail.
         source, rows: source of further bits, and the clients' rows in it.
     """
 
     law: DirectionLaw
     directions: Floats
     above: NDArray[np.bool_]
-    alphas: NDArray[np.uint64]
-    words: Integers
+    alpha_bits: NDArray[np.uint64]
+    noise_words: Integers
     source: RandomSource
     rows: range
 
     @classmethod
     def of(cls, law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> _Draws:
-        """Draw the bits of the clients in ``rows``: one of alpha's side, then alpha's, then those of g."""
-        above = happens(law.threshold, source, rows, 1)[:, 0]
-        words = words64(source, rows, 1 + directions.shape[1])
+        """Draw the bits of the clients in ``rows``: first the side of gamma on which alpha lies, then alpha's bits, then those of g."""
+        above = toss_coins(law.threshold, source, rows, 1)[:, 0]
+        words = draw_words64(source, rows, 1 + directions.shape[1])
         return cls(law, directions, above, words[:, 0].astype(np.uint64), words[:, 1:], source, rows)
 
     def points(self) -> Integers:
         """Return the lattice points of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
         values, errors = self._estimate()
-        points, highest = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
-        doubtful = points != highest
+        points, highest_points = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
+        doubtful = points != highest_points
         for row in np.flatnonzero(doubtful.any(axis=1)).tolist():
             columns = np.flatnonzero(doubtful[row])
             points[row, columns] = self._exact_points(row, columns)
         return points.astype(np.int64)
 
     def _estimate(self) -> tuple[Floats, Floats]:
-        """Return the entries of alpha u + g, g projected, and their error bounds. Bounds are infinite if 64 bits are too few."""
-        u, sizes = self.directions, np.abs(self.directions)
-        g, error = exact_noise.sizes(NORMAL, self.words)
-        largest_dot = (sizes * (g + error)).sum(axis=1)  # bounds |<g, u>|
-        np.copysign(g, self.words.view(np.float64), out=g)  # a number's sign is its first bit
-        share = (self.alphas + 0.5) * 2.0**-WORD  # tail of alpha on its side of gamma
-        usable = (share > _MIN_SHARE) & (share < 1 - _MIN_SHARE) & ((self.words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
+        """Return the entries of alpha u + g, and their error bounds. The part of g along u is taken off.
+
+        Bounds are infinite for a client with a tail that is too close to 0 or 1 for 64 bits and float64.
+        """
+        u, entry_sizes = self.directions, np.abs(self.directions)
+        g, g_error = sizes_and_errors(NORMAL, self.noise_words)
+        largest_dot = (entry_sizes * (g + g_error)).sum(axis=1)  # bounds |<g, u>|
+        np.copysign(g, self.noise_words.view(np.float64), out=g)  # a number's sign is its first bit
+        share = (self.alpha_bits + 0.5) * 2.0**-WORD  # tail of alpha on its side of gamma
+        usable = (share > _MIN_SHARE) & (share < 1 - _MIN_SHARE) & ((self.noise_words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
         alpha = np.where(usable, self.law.alpha(self.above, share.clip(_MIN_SHARE, 1 - _MIN_SHARE)), 0.0)
         along = alpha - (g * u).sum(axis=1)
         length_error = np.abs((u * u).sum(axis=1) - 1) + _SUM_ERROR  # u stands for the exact unit vector of its direction
-        error_along = _ALPHA_ERROR * (1 + np.abs(alpha)) + (sizes * error).sum(axis=1)
+        error_along = _ALPHA_ERROR * (1 + np.abs(alpha)) + (entry_sizes * g_error).sum(axis=1)
         error_along += (length_error + _SUM_ERROR) * (largest_dot + np.abs(alpha))
         error_along += np.abs(along) * 2 * length_error
-        errors = error + sizes * error_along[:, None] + 2.0**-48 * (np.abs(g) + np.abs(along)[:, None] * sizes)
+        rounding = 2.0**-48 * (np.abs(g) + np.abs(along)[:, None] * entry_sizes)
+        errors = g_error + entry_sizes * error_along[:, None] + rounding
         return g + along[:, None] * u, np.where(usable[:, None], errors, np.inf)
 
     def _exact_points(self, row: int, columns: Integers) -> Integers:
         """Return the lattice points of one client at the coordinates ``columns``, drawing as many bits as needed."""
-        words, more = self.words[row], more_bits(self.source, self.rows[row])
-        alpha, firsts = int(self.alphas[row]), [tail_bits(word) for word in words]
+        words, draw_more_bits = self.noise_words[row], make_bit_drawer(self.source, self.rows[row])
+        alpha_bits, tails = int(self.alpha_bits[row]), [first_tail_bits(word) for word in words]  # as integers of ``bits`` bits
         signs, bits = [-1 if word < 0 else 1 for word in words], WORD
         while True:
-            alpha, firsts, bits = alpha << WORD | more(), [first << WORD | more() for first in firsts], longer(bits)
+            alpha_bits, tails = alpha_bits << WORD | draw_more_bits(), [tail << WORD | draw_more_bits() for tail in tails]
+            bits = bits_after_next_draw(bits)
             context = mpmath.MPContext()
             context.prec = bits + 2 * WORD
             u = [context.mpf(float(entry)) for entry in self.directions[row]]
             norm = context.sqrt(context.fsum(entry**2 for entry in u))
             last_bit = context.mpf(2) ** -bits  # tails are taken in the middle between two values of the bits
-            g = [sign * _normal_quantile((first + context.mpf(0.5)) * last_bit, context) for sign, first in zip(signs, firsts, strict=True)]
-            share = (alpha + context.mpf(0.5)) * last_bit
+            g = [sign * _normal_quantile((tail + context.mpf(0.5)) * last_bit, context) for sign, tail in zip(signs, tails, strict=True)]
+            share = (alpha_bits + context.mpf(0.5)) * last_bit
             along = self._alpha(row, share, context) - context.fdot(u, g) / norm
             # Further bits change each size by at most 1.3 times the change of its tail's logarithm; |u_i| <= 1.
-            error = last_bit + 2 * (context.fsum(1 / (first + context.mpf(0.5)) for first in firsts) + last_bit / min(share, 1 - share))
+            error = last_bit + 2 * (context.fsum(1 / (tail + context.mpf(0.5)) for tail in tails) + last_bit / min(share, 1 - share))
             # The entries of alpha u + g - <g, u> u for the exact unit vector u / norm.
             entries = [g[column] + along * u[column] / norm for column in columns]
             bounds = [[int(context.floor((entry + sign * error) * STEPS + context.mpf(0.5))) for sign in (-1, 1)] for entry in entries]
@@ -213,8 +228,8 @@ class _Draws:
                 return np.array([low for low, _ in bounds], dtype=np.int64)
 
     def _alpha(self, row: int, share: Any, context: Any) -> Any:
-        """Return alpha of client ``row``, to the digits of ``context``, from its tail ``share`` on its side of gamma."""
-        q = NORMAL.tail(context.mpf(self.law.gamma), context)
+        """Return alpha of client ``row``, to the digits of ``context``, from ``share``: alpha's tail on its side of gamma."""
+        q = NORMAL.tail_beyond(context.mpf(self.law.gamma), context)
         tail = share * q if self.above[row] else q + share * (1 - q)
         return _normal_quantile(tail, context) if tail < 0.5 else -_normal_quantile(1 - tail, context)
 
@@ -223,7 +238,7 @@ def _normal_quantile(tail: Any, context: Any) -> Any:
     """Return the normal quantile that is exceeded with probability ``tail`` < 1/2, by Newton's method on the tail's logarithm."""
     size = context.mpf(-float(ndtri_exp(float(context.log(tail)))))
     for _ in range(64):
-        tail_there = NORMAL.tail(size, context)
+        tail_there = NORMAL.tail_beyond(size, context)
         step = context.log(tail_there / tail) * tail_there * context.sqrt(2 * context.pi) * context.exp(size**2 / 2)
         size += step
         if abs(step) < context.mpf(2) ** (-context.prec // 2 - 8):  # each step doubles the number of right digits

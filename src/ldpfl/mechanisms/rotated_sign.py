@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
-from ldpfl.mechanisms.coins import FIRST, Places, words_below
+from ldpfl.mechanisms.coins import FIRST_BITS, Places, compare_random_words
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.hooks import PerRound
@@ -117,10 +117,10 @@ class RotatedSign(Mechanism, PerRound):
         def encoder(columns: slice) -> Encoder:
             def bits(rows: range) -> NDArray[np.bool_]:
                 block, limit = signs[rows.start : rows.stop, columns].numpy(), limits[rows.start : rows.stop]
-                high, rest = np.divmod(limit, 1 << (BITS - FIRST))
+                high, rest = np.divmod(limit, 1 << (BITS - FIRST_BITS))
                 first = np.multiply(block, high.astype(np.int16), dtype=np.int16)
                 first -= (block < 0) & (rest > 0)  # the first bits of -limit are those of the integer below
-                return words_below(first, partial(_signed_limits, block, limit), source, rows)
+                return compare_random_words(first, partial(_signed_limits, block, limit), source, rows)
 
             return bits
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ldpfl.errors import ConfigError, ProtocolError
-from ldpfl.mechanisms.coins import FIRST, happens, words_below
+from ldpfl.mechanisms.coins import FIRST_BITS, compare_random_words, toss_coins
 from ldpfl.mechanisms.duchi import BITS, thresholds
-from ldpfl.mechanisms.exact_noise import LAPLACE, MOST_STEPS, below, largest_probability, rounded
+from ldpfl.mechanisms.exact_noise import LAPLACE, MOST_STEPS, draw_integers_below, draw_rounded_noise, largest_probability
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.randomness import RandomSource
 
@@ -129,7 +129,7 @@ class LaplaceLaw(ScalarLaw):
         """Round t and real Laplace noise to the lattice, add them as integers, and cut off far values."""
         unit, max_point = self.unit, floor(self.bound * self.unit)
         scale = nextafter(2 * unit / self.epsilon, inf)  # rounded up, so that the epsilon spent, 2 unit / scale, is not too large
-        sent = rounded(LAPLACE, scale, source, rows, t.shape[1])
+        sent = draw_rounded_noise(LAPLACE, scale, source, rows, t.shape[1])
         # All are whole numbers below 2^53, and the unit is a power of two: floating point rounds nothing here.
         points = np.multiply(t.numpy(), unit)
         sent += np.clip(np.rint(points, out=points), -unit, unit, out=points)
@@ -209,10 +209,10 @@ class PiecewiseLaw(ScalarLaw):
         start = np.multiply(t.numpy(), outside_count / 2)
         start += outside_count / 2
         np.clip(np.rint(start, out=start), 0, outside_count, out=start)  # the window's first point; all here are integers below 2^32
-        close = happens(_window_probability(self.epsilon, self.width), source, rows, t.shape[1])
+        close = toss_coins(_window_probability(self.epsilon, self.width), source, rows, t.shape[1])
         limits = np.multiply(close, float(self.width - outside_count))  # ``width`` if the point is in the window, else ``outside_count``
         limits += outside_count
-        point = below(limits, source, rows)
+        point = draw_integers_below(limits, source, rows)
         # Both cases are computed for every value, by products and without branches, so that time does not reveal which one was sent:
         # in the window, the point becomes point + start; outside, it jumps over the window if it does not lie before it.
         jump = np.multiply(point >= start, float(self.width), out=limits)
@@ -295,12 +295,12 @@ class HybridLaw(ScalarLaw):
         half = self._half
         threshold = np.multiply(t.numpy(), half)
         np.clip(np.rint(threshold, out=threshold), -half, half, out=threshold)
-        first = np.floor(threshold * 2.0 ** (FIRST - BITS)).astype(np.int16)
-        plus = words_below(first, lambda row, place: threshold[row, place].astype(np.int64), source, rows)
+        first = np.floor(threshold * 2.0 ** (FIRST_BITS - BITS)).astype(np.int16)
+        plus = compare_random_words(first, lambda row, place: threshold[row, place].astype(np.int64), source, rows)
         bit = torch.from_numpy(np.multiply(plus, 2 * self.gain)).sub_(self.gain)
         if self.piecewise_share == 0:
             return bit
-        is_piecewise = happens(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, rows, t.shape[1])
+        is_piecewise = toss_coins(min(2**64 - 1, int(self.piecewise_share * 2**64)), source, rows, t.shape[1])
         return torch.where(torch.from_numpy(is_piecewise), PiecewiseLaw(self.epsilon).sample(t, source, rows), bit)
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import LdpflError
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.coins import decided
+from ldpfl.mechanisms.coins import compare_remaining_bits
 from ldpfl.mechanisms.comparing import Comparison, comparison_of
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.server import ServerState
@@ -43,7 +43,7 @@ class CountedSteps:
         self._federation, self._trainer, self._state, self._comparison = federation, trainer, state, comparison
         self._positions = torch.arange(trainer.block, dtype=torch.float32)[:, None]  # of the clients in a block
         self._rate = torch.tensor(trainer.task.optimiser.rate(state.round + 1))
-        self._arguments = (*map(torch.from_numpy, ends), *comparison.told)  # of the compiled step, the same for all blocks
+        self._arguments = (*map(torch.from_numpy, ends), *comparison.arguments)  # of the compiled step, the same for all blocks
         self.clients, dimension = 0, state.ranges.dimension
         self.ones, self.outside = np.zeros(dimension, dtype=np.int32), np.zeros(dimension, dtype=np.int32)
 
@@ -77,7 +77,7 @@ class CountedSteps:
         """
         uncounted, block = np.ones(len(clients), dtype=np.bool_), self._trainer.block
         schedule = schedule_of(self._federation, self._state, clients)
-        step = self._trainer.counting(self._comparison.first, update=self._federation.perturbed == "update")
+        step = self._trainer.counting(self._comparison.first_bits, update=self._federation.perturbed == "update")
         if step is None or not self._trainer.takes_one_step(schedule):
             return uncounted
         source = self._federation.public_streams(self._state, clients)
@@ -115,8 +115,8 @@ class CountedSteps:
         clients = sums.number.numpy()[places].astype(np.int64)
         order = np.lexsort((places, clients))
         places, clients = places[order], clients[order]
-        thresholds = self._comparison.exact(sums.value.numpy()[places], places)
-        ones[places] += decided(first_bits[clients, places], thresholds, source, clients + rows.start)
+        thresholds = self._comparison.exact_thresholds(sums.value.numpy()[places], places)
+        ones[places] += compare_remaining_bits(first_bits[clients, places], thresholds, source, clients + rows.start)
         self.ones += ones
         self.clients += len(rows)
         self.outside += sums.outside.numpy().astype(np.int32)

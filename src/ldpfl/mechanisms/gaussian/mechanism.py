@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import PublicState, require_finite
-from ldpfl.mechanisms.exact_noise import NORMAL, rounded
+from ldpfl.mechanisms.exact_noise import NORMAL, draw_rounded_noise
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
 from ldpfl.mechanisms.hooks import PerRound
 from ldpfl.mechanisms.noise import Noise
@@ -110,7 +110,7 @@ class Gaussian(VectorMechanism, PerRound):
             raise PrivacyError("epsilon is too large: the noise is too fine for updates of this size. Lower epsilon; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
         for rows, columns in blocks(len(sent), ranges.dimension, values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
-            noise = rounded(NORMAL, STEPS, source, rows, columns.stop - columns.start)
+            noise = draw_rounded_noise(NORMAL, STEPS, source, rows, columns.stop - columns.start)
             lattice.add(sent[rows.start : rows.stop, columns].numpy(), noise, rows, columns)
         if limits is not None and not lattice.within(limits.numpy()):
             raise PrivacyError("an update is longer than the sensitivity that the noise is computed for; nothing was sent")
