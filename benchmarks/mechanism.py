@@ -39,7 +39,7 @@ def seconds(action: Callable[[], object]) -> float:
 def encode_count(mechanism: Mechanism, values: torch.Tensor, ranges: LayerRanges, source: Callable[[], RandomSource]) -> None:
     reports = mechanism.encode(values, ranges, source())
     if type(reports) is BitReports:
-        reports.counted()
+        reports.to_counts()
 
 
 def seeded(clients: int) -> SeededStreams:

@@ -38,7 +38,7 @@ def attacked(name: str, config: RunConfig, protected: float, unprotected: float 
         AttackRow("floor", (distance(5.0),), (1.0,)),
         AttackRow("other classes", (distance(900.0 + unprotected, other=foreign),), (0.0,)),
     ]
-    epsilon, budget = config.mechanism.budgeted or (None, "unit")
+    epsilon, budget = config.mechanism.epsilon_and_budget or (None, "unit")
     attack = RunAttack(
         name=config.name,
         label=4,

@@ -122,7 +122,7 @@ def test_overrides_are_read_as_toml_values_and_else_as_text() -> None:
         "model.options={bias = false, width = 3}",
         "ranges.radius=initial",
     )
-    assert config.mechanism.budgeted == (4.0, "unit")
+    assert config.mechanism.epsilon_and_budget == (4.0, "unit")
     assert config.clients.count == 20
     assert config.data.name == "cifar10"
     assert (config.name, config.description) == ("quoted", "two words")
@@ -246,7 +246,7 @@ def test_an_update_baseline_differs_in_mechanism_ranges_and_what_was_chosen_only
 
 
 def test_a_recipe_takes_overrides() -> None:
-    assert load_recipe("quickstart", ["mechanism.epsilon=3"]).mechanism.budgeted == (3.0, "unit")
+    assert load_recipe("quickstart", ["mechanism.epsilon=3"]).mechanism.epsilon_and_budget == (3.0, "unit")
 
 
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
@@ -257,8 +257,8 @@ def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
 def test_all_numbers_of_all_recipes_are_finite() -> None:
     for name in recipe_names():
         config = load_recipe(name)
-        if config.mechanism.budgeted is not None:
-            assert math.isfinite(config.mechanism.budgeted[0])
+        if config.mechanism.epsilon_and_budget is not None:
+            assert math.isfinite(config.mechanism.epsilon_and_budget[0])
         assert parse(config.to_toml()) == config
 
 

@@ -59,7 +59,7 @@ def test_every_recipe_is_forecast(name: str) -> None:
         assert release.mu == pytest.approx(2 / config.mechanism.model_dump()["noise_multiplier"])
     else:
         assert isinstance(release, BinaryRelease | PureRelease)
-        assert config.mechanism.budgeted == (release.epsilon, "unit")
+        assert config.mechanism.epsilon_and_budget == (release.epsilon, "unit")
 
 
 def test_the_paper_s_mnist_setting_has_its_number_of_weights() -> None:

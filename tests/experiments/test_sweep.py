@@ -76,7 +76,7 @@ def sweep(**changes: object) -> SweepConfig:
 def test_every_variant_meets_every_point_and_seed() -> None:
     found = cells(sweep(), TINY)
     assert len(found) == 2 * 2 * 2
-    assert {(cell.variant, cell.config.mechanism.budgeted, cell.seed) for cell in found if cell.variant == "bits"} == {
+    assert {(cell.variant, cell.config.mechanism.epsilon_and_budget, cell.seed) for cell in found if cell.variant == "bits"} == {
         ("bits", (epsilon, "unit"), seed) for epsilon in (1.0, 4.0) for seed in (0, 1)
     }
     assert all(cell.config.seed == cell.seed and cell.config.clients.count == 4 for cell in found)

@@ -59,7 +59,7 @@ def expected(config: RunConfig, rounds: int) -> tuple[torch.Tensor, list[float]]
         updates = [torch.full((1, sum(SIZES)), 0.1 * (1 + client)) for client in range(CLIENTS)]
         sources = (SeededStreams.for_clients(4, number, [client]) for client in range(CLIENTS))
         points = [mechanism.points(update, ranges, source)[0] for update, source in zip(updates, sources, strict=True)]
-        total = mechanism.sum_of(np.sum(points, axis=0), CLIENTS)
+        total = mechanism.reports_from_sum(np.sum(points, axis=0), CLIENTS)
         weights = weights + mechanism.aggregate([total], ranges)
         ranges = rule.after(ranges, mechanism.fraction_within([total], ranges))
         norms.append(float(ranges.radii[0]))

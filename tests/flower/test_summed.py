@@ -77,7 +77,7 @@ def expected(clients: list[int]) -> torch.Tensor:
     mechanism: Any = deployable_mechanism(config_of_sum(), ranges)
     updates = {client: torch.full((1, sum(SIZES)), 0.1 * (1 + client)) for client in clients}
     points = [mechanism.points(updates[client], ranges, SeededStreams.for_clients(4, 1, [client]))[0] for client in clients]
-    mean: torch.Tensor = mechanism.aggregate([mechanism.sum_of(np.sum(points, axis=0), len(points))], ranges)
+    mean: torch.Tensor = mechanism.aggregate([mechanism.reports_from_sum(np.sum(points, axis=0), len(points))], ranges)
     return start_vector() + mean
 
 

@@ -69,7 +69,7 @@ def test_what_is_released_is_what_a_fixed_norm_releases() -> None:
         (fedavg(summed=True), DpFedAvg(RecordClip(0.5), 2.0, summed=True)),
         (DpSgd(RecordClip(0.5, adaptive=True), 2.0), DpSgd(RecordClip(0.5), 2.0)),
     ):
-        assert adaptive.longest_sum(9, 9, 1000) == fixed.longest_sum(9, 9, 1000)
+        assert adaptive.max_sum_length(9, 9, 1000) == fixed.max_sum_length(9, 9, 1000)
         for norm in (1e-20, 0.5, 1e20):
             assert adaptive.release(ranges_at(norm)) == fixed.release(ranges_at(0.5))
 
@@ -117,7 +117,9 @@ def test_fraction_and_mean_are_unbiased(norm: float, summed: bool) -> None:
     mechanism, ranges = fedavg(noise, summed=summed), ranges_at(norm)
     reports: Any
     if summed:
-        reports = mechanism.sum_of(mechanism.points(values, ranges, SeededStreams.for_clients(2, 1, range(clients))).sum(axis=0), clients)
+        reports = mechanism.reports_from_sum(
+            mechanism.points(values, ranges, SeededStreams.for_clients(2, 1, range(clients))).sum(axis=0), clients
+        )
     else:
         reports = mechanism.encode(values, ranges, SeededStreams.for_clients(2, 1, range(clients)))
     true = float((values.double().norm(dim=1) <= norm).double().mean())
@@ -153,17 +155,17 @@ def test_the_norm_converges_to_the_quantile(start: float, quantile: float) -> No
     values, mechanism, ranges, norms = lengths(torch.linspace(0, 1, clients)), fedavg(), ranges_at(start), []
     for number in range(1, 201):
         reports = mechanism.encode(values, ranges, SeededStreams.for_clients(3, number, range(clients)))
-        ranges = rule.after(ranges, mechanism.fraction_within([reports], ranges))
+        ranges = rule.ranges_after_round(ranges, mechanism.fraction_within([reports], ranges))
         norms.append(float(ranges.radii[0]))
     assert float(np.mean(norms[100:])) == pytest.approx(quantile, abs=0.07)
 
 
 def test_a_step_is_that_of_the_paper_and_stays_in_its_limits() -> None:
     rule = NormQuantile(0.5, 0.2, 2.0)
-    assert float(rule.after(ranges_at(3.0), 0.9).radii[0]) == pytest.approx(3 * exp(-0.2 * 0.4))
-    assert float(rule.after(ranges_at(3.0), -1e9).radii[0]) == pytest.approx(2e4)
-    assert float(rule.after(ranges_at(3.0), float("inf")).radii[0]) == 3.0
-    assert float(rule.after(ranges_at(3.0), 1e9).radii[0]) == pytest.approx(2e-4)
+    assert float(rule.ranges_after_round(ranges_at(3.0), 0.9).radii[0]) == pytest.approx(3 * exp(-0.2 * 0.4))
+    assert float(rule.ranges_after_round(ranges_at(3.0), -1e9).radii[0]) == pytest.approx(2e4)
+    assert float(rule.ranges_after_round(ranges_at(3.0), float("inf")).radii[0]) == 3.0
+    assert float(rule.ranges_after_round(ranges_at(3.0), 1e9).radii[0]) == pytest.approx(2e-4)
 
 
 def test_a_relay_carries_the_bit_with_the_vector() -> None:

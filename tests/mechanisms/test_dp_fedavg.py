@@ -75,6 +75,6 @@ def test_an_audit_finds_nothing_against_it() -> None:
 def test_values_are_taken_around_the_ranges_center(summed: bool) -> None:
     ranges, values = LayerRanges(0.7, 1.0, (3,)), torch.full((4000, 3), 0.9)
     mechanism = DpFedAvg(RecordClip(1.0), 2.0**-10, summed=summed)
-    reports = mechanism.sum_of(mechanism.points(values, ranges, SecureSource()).sum(axis=0), 4000) if summed else None
+    reports = mechanism.reports_from_sum(mechanism.points(values, ranges, SecureSource()).sum(axis=0), 4000) if summed else None
     found = mechanism.aggregate([reports or mechanism.encode(values, ranges, SecureSource())], ranges)
     np.testing.assert_allclose(found, 0.9, atol=1e-3)  # unseeded: noise of 1.5e-5, so 64 standard deviations

@@ -385,7 +385,7 @@ def test_what_is_told_of_a_report_without_its_groups_agrees_with_them(group: int
     ranges, mechanism = LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layers), Harmony(1.0, group)
     units = mechanism.units(ranges)
     release = mechanism.release(ranges)
-    bits, weights = units.one_by_one()
+    bits, weights = units.bits_and_weights_per_unit()
     assert payload_bits(mechanism, ranges) == bits.sum()
     assert (release.units, release.sampled) == (units.count, weights.max())
 

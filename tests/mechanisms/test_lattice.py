@@ -53,7 +53,7 @@ def test_a_sum_over_two_servers_is_the_sum_of_the_points_bit_for_bit(bits: Bits)
             fold(total, share)
         opened = unshard(total, seeds)
         assert np.array_equal(opened, points.sum(axis=0))
-        mean = mechanism.aggregate([mechanism.sum_of(opened, len(points))], RANGES)
+        mean = mechanism.aggregate([mechanism.reports_from_sum(opened, len(points))], RANGES)
         expected = points.sum(axis=0) / len(points) / mechanism.steps * (0.5 if isinstance(mechanism, DpFedAvg) else 1 / 30)
         np.testing.assert_allclose(mean.numpy(), expected, rtol=1e-6)
 
@@ -69,17 +69,17 @@ def test_no_sum_of_honest_clients_is_longer_than_is_said_and_one_of_uniform_numb
         inputs = (values, values[:1].expand(40, -1))
         sources = (SeededStreams.for_clients(5, number, range(40)) for number in (1, 2))
         totals = [mechanism.points(own, RANGES, source).sum(axis=0) for own, source in zip(inputs, sources, strict=True)]
-        longest = mechanism.longest_sum(40, 40, DIMENSION)
+        longest = mechanism.max_sum_length(40, 40, DIMENSION)
         lengths = [float(np.linalg.norm(total.astype(np.float64))) for total in totals]
         assert max(lengths) <= longest < 1.8 * max(lengths)
         junk = np.random.default_rng(1).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), DIMENSION).astype(np.float64)
         assert float(np.linalg.norm(junk)) > longest
-        assert mechanism.longest_sum(20, 40, DIMENSION) < longest
+        assert mechanism.max_sum_length(20, 40, DIMENSION) < longest
 
 
 def noise_of_points(mechanism: LatticeMechanism, values: Tensor, seed: int) -> NDArray[np.float64]:
     source = SeededStreams.for_clients(seed, 1, range(len(values)))
-    found = mechanism.aggregate([mechanism.sum_of(mechanism.points(values, RANGES, source).sum(axis=0), len(values))], RANGES)
+    found = mechanism.aggregate([mechanism.reports_from_sum(mechanism.points(values, RANGES, source).sum(axis=0), len(values))], RANGES)
     return np.asarray(found.double())
 
 
@@ -93,7 +93,7 @@ def noise_at_once(mechanism: LatticeMechanism, values: Tensor, seed: int) -> NDA
 def test_what_clients_send_has_the_law_of_what_the_simulator_draws_at_once() -> None:
     """10,000 draws either way, four tests by Kolmogorov and Smirnov: a right one fails with probability 4e-6."""
     for mechanism, values in mechanisms(20, 32):
-        exact = np.asarray(mechanism._bounded(values, RANGES).double().mean(dim=0)) * mechanism._scale
+        exact = np.asarray(mechanism._clipped_points(values, RANGES).double().mean(dim=0)) * mechanism._scale
         sent, drawn = (
             np.concatenate([way(mechanism, values, seed) - exact for seed in range(20)]) for way in (noise_of_points, noise_at_once)
         )
@@ -156,4 +156,4 @@ def test_impossible_lattices_and_sums_are_refused() -> None:
     total = np.zeros(DIMENSION, dtype=np.int64)
     for summed, clients, message in ((False, 5, "built with summed=False"), (True, 0, "at least 1 client, got 0")):
         with pytest.raises(PrivacyError, match=message):
-            DpFedAvg(RecordClip(1.0), 1.0, summed).sum_of(total, clients)
+            DpFedAvg(RecordClip(1.0), 1.0, summed).reports_from_sum(total, clients)

@@ -307,7 +307,7 @@ def test_other_sources_serve_too(source: Any, coordinates: int | None) -> None:
 )
 def test_auto_takes_one_weight_for_each_2_5_of_epsilon(epsilon: float, dimension: int, k: int) -> None:
     ranges, mechanism = box([0.0], [1.0], [dimension]), Piecewise(epsilon, "auto")
-    assert mechanism.sampled(ranges) == k
+    assert mechanism.sample_count(ranges) == k
     assert mechanism.law_for(ranges).epsilon == epsilon / k
     assert few(mechanism, torch.zeros(1, dimension), ranges, seeded(1)).index.shape == (1, k)
 

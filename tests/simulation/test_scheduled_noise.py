@@ -214,9 +214,9 @@ class _Noting(FullDP):
 
     noted: list[tuple[int, list[int], list[int]]] = field(default_factory=list, kw_only=True, compare=False)
 
-    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+    def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
         self.noted.append((public.round, clients.samples.tolist(), clients.joined.tolist()))
-        return super().bounded(public, clients)
+        return super().clipped_updates(public, clients)
 
 
 @pytest.mark.parametrize("stop", [0, 2])
@@ -410,14 +410,14 @@ def test_a_budget_shared_over_the_rounds_that_a_client_joins_is_spent_by_the_one
 def test_what_is_not_proved_is_infinitely_dear_beside_what_its_paper_claims(schedule: NoiseSchedule, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, schedule)
     last, statement = statement_of(federation, start)
-    expected = UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", schedule.epsilon, DELTA, author=OURS)
+    expected = UnprotectedRelease(schedule.name, schedule.why_unproved(), 1, "vector", schedule.epsilon, DELTA, author=OURS)
     assert {event.release for event in last.ledger.events} == {expected}
     assert local(statement) == math.inf
     assert statement.find("shuffled", "run") is None
     first = statement.rows[0]
     assert (first.status, first.epsilon, first.delta, first.scope) == ("claimed", schedule.epsilon, DELTA, "round")
     assert [warning for warning in statement.warnings if "no guarantee" in warning] == [
-        f"no guarantee: {schedule.name}: {schedule.reason()}"
+        f"no guarantee: {schedule.name}: {schedule.why_unproved()}"
     ]
 
 

@@ -37,7 +37,7 @@ def test_a_share_keeps_one_report_for_all_its_clients_and_the_mean_is_that_of_al
 
 def test_sums_of_vectors_add_up() -> None:
     rows = torch.arange(12.0).reshape(4, 3)
-    total = VectorReports(rows[:1]).summed().plus(VectorReports(rows[1:]))
+    total = VectorReports(rows[:1]).to_total().plus(VectorReports(rows[1:]))
     assert (total.clients, total.dimension, total.bytes_per_client) == (4, 3, 12)
     found = np.zeros(3)
     total.add_to(found)

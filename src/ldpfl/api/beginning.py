@@ -133,7 +133,7 @@ def begin_app(
         bool(public),
         note,
         open_bounds,
-        "" if not config.mechanism.unsaid else "rows" if person is None else "persons",
+        "" if not config.mechanism.missing_setting_message else "rows" if person is None else "persons",
         is_sized,
         by_sum,
     )

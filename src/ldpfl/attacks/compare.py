@@ -166,7 +166,7 @@ def _rows(run: AttackedRun, kind: Kind) -> list[AttackRow]:
 
 def _protection(settings: MechanismSettings) -> str:
     """Return the name of a mechanism with its epsilon, as the table shows it."""
-    epsilon, budget = settings.budgeted or (None, "")
+    epsilon, budget = settings.epsilon_and_budget or (None, "")
     return settings.name if epsilon is None else f"{settings.name}, epsilon {epsilon:g} a {budget}"
 
 

@@ -215,7 +215,7 @@ class Attacker:
         """Return the result of the attack: how close each of the image ``sets`` is to the ``real`` images of the class."""
         classifier = trained_classifier(task, progress=_phase_progress(self.progress, "classifier to measure with"))
         extractor = inception() or classifier.extractor()
-        epsilon, budget = config.mechanism.budgeted or (None, "unit")
+        epsilon, budget = config.mechanism.epsilon_and_budget or (None, "unit")
         return RunAttack(
             name=config.name,
             label=label,

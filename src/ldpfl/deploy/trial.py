@@ -108,7 +108,7 @@ def trial_of(
         all_changes = (*all_changes, f"evaluation.epsilon={target / _MEASURING_DIVISOR:g}")
         recipe = load_recipe(RECIPE, all_changes)
     task = load_dataset(recipe, data_dir)
-    if recipe.mechanism.unsaid:  # a deployment must state the mean number of records of a client, which is public
+    if recipe.mechanism.missing_setting_message:  # a deployment must state the mean number of records of a client, which is public
         records_per_client = len(task.train) // recipe.clients.count
         held_back = int(records_per_client * recipe.evaluation.share)
         evaluated = [f"evaluation.records={held_back}"] if held_back else []

@@ -40,7 +40,7 @@ from ldpfl.experiments.table_rules import start_on_table
 from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
-from ldpfl.mechanisms.dp_sgd import DpSgdSettings, of_records
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings, require_dp_sgd
 from ldpfl.mechanisms.hooks import record_clip_of, record_rate_of
 from ldpfl.mechanisms.ranges import LayerRanges, NormQuantile, RangeRule, range_rule
 from ldpfl.mechanisms.settings import Part
@@ -263,7 +263,7 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
             )
         mechanism = mechanism_of(for_evaluation(config), vectors.ranges)
         return WholeClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every)
-    mechanism = of_records(
+    mechanism = require_dp_sgd(
         mechanism_of(for_evaluation(config, records=config.evaluation.records), vectors.ranges, np.maximum(units.sizes, 1).tolist())
     )
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
@@ -498,7 +498,9 @@ def _scale_columns(
     if not measures_columns(config, data.unscaled, mechanism):
         return by_bounds(data), Ledger()
     shuffling = config.shuffling
-    counting = of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
+    counting = (
+        require_dp_sgd(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
+    )
     if measured is not None:
         return scaled_as(data, measured), charged(counting, len(parts), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, data, secret))

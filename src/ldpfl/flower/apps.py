@@ -36,7 +36,7 @@ from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.sent_vectors import sums_layout, vector_form
 from ldpfl.flower.statistics import counted_at_node, edges_in
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
-from ldpfl.mechanisms.dp_sgd import DpSgd, DpSgdSettings, of_records
+from ldpfl.mechanisms.dp_sgd import DpSgd, DpSgdSettings, require_dp_sgd
 from ldpfl.server import ServerState
 from ldpfl.simulation import Federation, train_clients
 from ldpfl.simulation.evaluating_clients import WholeClientEvaluation
@@ -89,7 +89,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
         figures = evaluation.vectors.asked(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
         return Message(RecordDict({ARRAYS: to_arrays(figures, sums_layout(terms.size))}), reply_to=message)
     if terms.kind != "training":
-        mechanism = of_records(vector_form(terms, layout, state.public()).mechanism)
+        mechanism = require_dp_sgd(vector_form(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":
             unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=not is_trial)
             sums = _counts(terms, unscaled, federation, client, mechanism)

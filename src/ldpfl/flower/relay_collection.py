@@ -262,11 +262,11 @@ class SumCollector(RelayedRounds):
         except ProtocolError as error:
             return Received(None, decoding_error=str(error))
         unmasked = unshard(total, seeds)
-        longest = mechanism.longest_sum(len(seeds), round_.asked, sizes.dimension, round_.max_length)
+        longest = mechanism.max_sum_length(len(seeds), round_.asked, sizes.dimension, round_.max_length)
         length = float(np.linalg.norm(unmasked.astype(np.float64)))
         if length > longest:
             return Received(None, refused=(_too_long(length, longest, len(seeds)),))
-        return Received(ReportPool(mechanism.sum_of(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
+        return Received(ReportPool(mechanism.reports_from_sum(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
 
 
 def _too_long(length: float, longest: float, clients: int) -> str:

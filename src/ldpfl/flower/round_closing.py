@@ -12,7 +12,7 @@ from ldpfl.flower.round_kinds import held_back_mean
 from ldpfl.flower.run_progress import RunProgress
 from ldpfl.flower.sent_vectors import vectors_of
 from ldpfl.flower.statistics import memory_with_counts
-from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.mechanisms.dp_sgd import require_dp_sgd
 from ldpfl.privacy import RoundEvent
 from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, close_with
 from ldpfl.simulation.evaluating import RecordScores, as_measured
@@ -44,7 +44,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     vectors = None if progress.planned.kind == "statistics" else vectors_of(progress.config, progress.planned.kind)
     if isinstance(vectors, ClientScores):
         return _after_evaluation(progress, pool.clients, event, vectors.told(pool, progress.round.mechanism))
-    mechanism = of_records(progress.round.mechanism)
+    mechanism = require_dp_sgd(progress.round.mechanism)
     sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)
     if not np.isfinite(sums.points).all():
         raise NotFiniteError(

@@ -353,8 +353,8 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
             "it to 'off', or mechanism.name to 'dp-fedavg'"
         )
     mechanism = mechanism_of(config, ranges)
-    if config.mechanism.unsaid:  # a message on a setting that only simulations can compute
-        raise ConfigError(config.mechanism.unsaid)
+    if config.mechanism.missing_setting_message:  # a message on a setting that only simulations can compute
+        raise ConfigError(config.mechanism.missing_setting_message)
     if not mechanism.properties.deployable:
         raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
     return mechanism
@@ -386,7 +386,7 @@ class AddingUp(Protocol):
         """Return the integer vectors (K, d) of K clients, noise included."""
         ...
 
-    def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
+    def max_sum_length(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
         """Return the maximum Euclidean length of a sum over ``clients`` of the ``asked`` clients, if all are honest.
 
         Args:
@@ -394,7 +394,7 @@ class AddingUp(Protocol):
         """
         ...
 
-    def sum_of(self, total: NDArray[np.int64], clients: int) -> Any:
+    def reports_from_sum(self, total: NDArray[np.int64], clients: int) -> Any:
         """Return reports that stand for ``clients`` clients, of whose vectors only the sum ``total`` (d,) is known."""
         ...
 

@@ -215,10 +215,10 @@ def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
     """
     if values.dtype != torch.float32:
         raise PrivacyError(f"values have dtype {values.dtype}, expected torch.float32; nothing was sent")
-    return require_shape_of(values, ranges)
+    return require_shape_of_any_dtype(values, ranges)
 
 
-def require_shape_of(values: Tensor, ranges: LayerRanges) -> Tensor:
+def require_shape_of_any_dtype(values: Tensor, ranges: LayerRanges) -> Tensor:
     """Return ``values`` (K, d) of any dtype without autograd after checking their shape.
 
     Raises:

@@ -47,7 +47,7 @@ class DpFedAvg(LatticeMechanism):
         return replace(super().properties, source="McMahan et al. 2018")
 
     @property
-    def _divisor(self) -> float:
+    def _report_divisor(self) -> float:
         """1 / C: a vector in units of C, divided by this, is the vector itself."""
         return 1 / self.clip.norm
 
@@ -55,8 +55,8 @@ class DpFedAvg(LatticeMechanism):
         """Return the round's norm C over that of the first round, for adaptive clipping."""
         return self.clip.in_round(ranges).norm / self.clip.norm
 
-    def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Clip each client's vector to the round's norm C, and return lattice points (K, d) int64: one more if clipping is adaptive."""
+    def _clipped_points(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """Clip each client's vector to the round's norm C, and return lattice points (K, d) int64; (K, d + 1) if clipping is adaptive."""
         values, center = require_finite(values, ranges), ranges.expand()[0].double()
         clip = self.clip.in_round(ranges)
         points = torch.empty(len(values), clip.width(ranges.dimension), dtype=torch.int64)
@@ -85,7 +85,7 @@ class DpFedAvgSettings(MechanismSettings):
     uses_ranges: ClassVar[bool] = False
 
     def at_strength(self, strength: float) -> DpFedAvgSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the larger, the less noise
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # a larger strength means less noise
 
     @property
     def nearly_noise_free(self) -> DpFedAvgSettings:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.base import Mechanism, require_shape_of
+from ldpfl.mechanisms.base import Mechanism, require_shape_of_any_dtype
 from ldpfl.mechanisms.hooks import PerRecord
 from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, ROUNDED_UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.properties import Properties
@@ -26,7 +26,7 @@ _LONGEST_SUM = 2**52
 """Largest sum of gradients, in lattice points, for which sums and noise are exact in float64 and in 64 bits: that of 2^32 records."""
 
 
-def of_records(mechanism: Mechanism) -> DpSgd:
+def require_dp_sgd(mechanism: Mechanism) -> DpSgd:
     """Return ``mechanism`` after checking that it is a :class:`DpSgd`.
 
     Raises:
@@ -91,23 +91,23 @@ class DpSgd(LatticeMechanism, PerRecord):
         return self.sample_rate
 
     @property
-    def _divisor(self) -> float:
+    def _report_divisor(self) -> float:
         """Average number of records, or persons, in a client's batch. A report is the mean over them, in units of C."""
         return self.records * self.sample_rate
 
     @property
     def _vectors_held(self) -> float:
-        return self.records  # each has one clipped gradient
+        return self.records  # one clipped gradient for each record
 
     @property
     def _vectors_in_round(self) -> float:
-        return self._divisor  # a report is the mean over a batch, so both are the batch's size
+        return self._report_divisor  # a report is the sum over a batch, divided by the average size of batches
 
-    def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+    def _clipped_points(self, values: Tensor, ranges: LayerRanges) -> Tensor:
         """Return ``values``, sums (K, d) of clipped gradients in lattice points, after checking that each is small enough to be exact."""
         if values.dtype != torch.int64:
             raise PrivacyError(f"dp-sgd needs int64 sums of clipped gradients of records, got {values.dtype}; nothing was sent")
-        sums = require_shape_of(values, self.sent(ranges))
+        sums = require_shape_of_any_dtype(values, self.sent_ranges(ranges))
         least, most = sums.aminmax()  # not abs(): the absolute value of the smallest int64 overflows
         if least < -_LONGEST_SUM or most > _LONGEST_SUM:
             raise PrivacyError("a sum of gradients exceeds 2^52 lattice points, so it is not exact; nothing was sent (use fewer records)")
@@ -124,7 +124,7 @@ class DpSgd(LatticeMechanism, PerRecord):
             f"no single {self.part} makes training fail or miss its time: what is sent then shows that it did",
             "random bits are uniform and secret",
         )
-        # A node's batches would have to be drawn from its own secret bits, not from the run's seed, as the simulator's are.
+        # Only simulations sample records: a node would have to draw its batches from its own secret bits, not from the run's seed.
         return replace(super().properties, source="Abadi et al. 2016", assumptions=assumptions, deployable=self.sample_rate == 1)
 
 
@@ -153,10 +153,10 @@ class DpSgdSettings(MechanismSettings):
         return self.model_copy(update={"noise_multiplier": noise_multiplier})
 
     def at_strength(self, strength: float) -> DpSgdSettings:
-        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # the larger, the less noise
+        return self.model_copy(update={"noise_multiplier": max(1 / strength, LEAST_NOISE)})  # a larger strength means less noise
 
     @property
-    def unsaid(self) -> str:
+    def missing_setting_message(self) -> str:
         if self.records:
             return ""
         problem = "mechanism.records, the mean number of records (or persons) of a client, must be set on Flower, and it is public"

@@ -110,7 +110,7 @@ class Duchi(Mechanism, ByComparison):
             thresholds = Thresholds.of(self._half, ranges, columns)
             return lambda rows: thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
 
-        return BitReports.of(encoder, *values.shape)
+        return BitReports.from_encoder(encoder, *values.shape)
 
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
         """Return how :meth:`encode` compares values with random integers; None for models of more than one block of coordinates."""
@@ -208,7 +208,7 @@ class Thresholds:
 
     @classmethod
     def of(cls, half: int, ranges: LayerRanges, columns: slice) -> Thresholds:
-        """Return the thresholds of the coordinates ``columns``. ``half`` is the largest, which sets epsilon."""
+        """Return the thresholds of the coordinates ``columns``. ``half`` is the largest signed threshold, which determines epsilon."""
         unit = 2 ** (BITS - FIRST_BITS)
         slopes, limit = half / ranges.radius, np.float32(half / unit)
         if float(limit) > half / unit:  # conversion to float32 must not raise the limit, and with it epsilon
@@ -228,12 +228,12 @@ class Thresholds:
         require_finite_block(values)
         offset = values if self.centered else values - self.center
         first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)
-        return compare_random_words(first.numpy(), lambda row, place: self.exact(values.numpy()[row, place], place), source, rows)
+        return compare_random_words(first.numpy(), lambda row, column: self.exact(values.numpy()[row, column], column), source, rows)
 
-    def exact(self, values: NDArray[np.float32], place: Places) -> Places:
-        """Return the integer t of ``values`` (m,), each at its coordinate ``place`` (m,) of the block."""
-        offset = values.astype(np.float64) - self.center.numpy()[place]
-        return np.asarray(np.rint(offset * self.slope.numpy()[place]).clip(-self.half, self.half).astype(np.int64))
+    def exact(self, values: NDArray[np.float32], columns: Places) -> Places:
+        """Return the threshold t, an integer, of each of ``values`` (m,), which are at the coordinates ``columns`` (m,) of the block."""
+        offset = values.astype(np.float64) - self.center.numpy()[columns]
+        return np.asarray(np.rint(offset * self.slope.numpy()[columns]).clip(-self.half, self.half).astype(np.int64))
 
 
 def _first_bits(values: Tensor, center: Tensor, first_slope: Tensor, limit: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class VectorBitReports(BitReports):
         return VectorBitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
 
     @classmethod
-    def of_sum(cls, total: NDArray[Any], clients: int) -> VectorBitReports:
+    def from_sum(cls, total: NDArray[Any], clients: int) -> VectorBitReports:
         return _VectorBitCounts(total.astype(np.int32), clients)
 
 
@@ -107,7 +107,7 @@ class DuchiVector(Mechanism):
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not."""
         total_clients([reports], ranges, VectorBitReports)  # raises if the reports do not fit
-        center, amplitude = self._scale(ranges)
+        center, amplitude = self._centers_and_amplitudes(ranges)
         return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorBitReports:
@@ -115,7 +115,7 @@ class DuchiVector(Mechanism):
 
     def aggregate(self, reports: Sequence[VectorBitReports], ranges: LayerRanges) -> Tensor:
         clients = total_clients(reports, ranges, VectorBitReports)
-        center, amplitude = self._scale(ranges)
+        center, amplitude = self._centers_and_amplitudes(ranges)
         return (center + amplitude * (count_ones(reports).double() * (2 / clients) - 1)).float()  # the mean of decode's rows
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
@@ -136,7 +136,7 @@ class DuchiVector(Mechanism):
         blanket = 1 / (1 - most_agree + most_agree * hi / lo)
         return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, blanket))
 
-    def _scale(self, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
+    def _centers_and_amplitudes(self, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
         """Return each weight's center, and its amplitude: the radius times :meth:`gain`, which a sign stands for; (d,) each."""
         center, radius = ranges.expand()
         return center, radius * self.gain(ranges.dimension)
@@ -183,7 +183,7 @@ def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -
 
         return bits
 
-    return BitReports.of(encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed  # float64 takes more of a cache
+    return BitReports.from_encoder(encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed  # float64 takes more of a cache
 
 
 def _draw_vectors(signs: PackedBits, dimension: int, lo: int, source: RandomSource, rows: range) -> PackedBits:

@@ -17,7 +17,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports, unit_bits
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.sampled_groups import GroupCounts, Groups, sample_places
-from ldpfl.mechanisms.settings import EpsilonSettings, as_none
+from ldpfl.mechanisms.settings import EpsilonSettings, none_if_word
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.guarantee import Unit
 from ldpfl.util.lazy_imports import torch
@@ -99,7 +99,7 @@ class Harmony(Mechanism):
         groups = Groups.of(ranges, self.group)
         clients = groups.count_clients(reports, ranges)
         center, step = groups.scale(self.gain / clients)
-        # Not initialised as a whole: only entries that a report is about are set and read, so a large model costs nothing more.
+        # Left uninitialised, so that a large model costs no more: only the entries of sampled weights are set and read.
         sums = torch.empty(ranges.dimension, dtype=torch.int64).numpy()
         for _, columns, _ in groups.entries(reports):
             sums[columns] = 0
@@ -118,10 +118,10 @@ class Harmony(Mechanism):
     def units(self, ranges: LayerRanges) -> Units:
         """Return one unit for each group: the sampled index and the sign."""
         groups = GroupCounts.of(ranges, self.group)
-        return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._for_part)
+        return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._reader_of_part)
 
-    def _for_part(self, part: LayerRanges) -> Harmony:
-        """Return the mechanism that reads reports about ``part`` of the weights, with groups no larger than its largest layer."""
+    def _reader_of_part(self, part: LayerRanges) -> Harmony:
+        """Return the mechanism that reads reports about the weights in ``part``. Its groups may not exceed the part's largest layer."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
@@ -148,7 +148,7 @@ class HarmonySettings(EpsilonSettings):
     sends_bits: ClassVar[bool] = True
 
     def at(self, epsilon: float) -> Harmony:
-        return Harmony(epsilon, as_none(self.group, "layer"))
+        return Harmony(epsilon, none_if_word(self.group, "layer"))
 
 
 def _centers(ranges: LayerRanges) -> Tensor:

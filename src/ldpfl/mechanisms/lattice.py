@@ -89,7 +89,7 @@ class Lattice:
             raise ConfigError(
                 "shuffling.max_clients, the largest number of clients in a sum, is not set: add it, as by --set shuffling.max_clients=100"
             )
-        length = clients * parts + _MAX_STDS * sqrt(clients) * noise_multiplier  # largest sum, in units of C
+        length = clients * parts + _MAX_STDS * sqrt(clients) * noise_multiplier  # largest coordinate of a sum, in units of C
         if length * STEPS + clients / 2 >= 2.0**63:
             raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: use fewer, or less noise")
         max_steps = (2.0**31 - clients / 2) / length
@@ -122,8 +122,8 @@ class LatticeMechanism(VectorMechanism):
             raise ConfigError(f"bits, the size of a lattice point, must be 32 or 64, got {self.bits!r}")
 
     @abstractmethod
-    def _bounded(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the clipped ``values`` as lattice points, (K, d) int64, without noise.
+    def _clipped_points(self, values: Tensor, ranges: LayerRanges) -> Tensor:
+        """Return the clipped ``values`` as lattice points, (K, d) int64, to which noise is still to be added.
 
         Raises:
             PrivacyError: the values are invalid and must not be sent.
@@ -131,7 +131,7 @@ class LatticeMechanism(VectorMechanism):
 
     @property
     @abstractmethod
-    def _divisor(self) -> float:
+    def _report_divisor(self) -> float:
         """Number by which a client's sum, in units of C, is divided to give its report."""
 
     @property
@@ -139,8 +139,11 @@ class LatticeMechanism(VectorMechanism):
         """Number of lattice points per norm C."""
         return self.clip.steps
 
-    def sent(self, ranges: LayerRanges) -> LayerRanges:
-        """Return the ranges of the numbers that a client sends: ``ranges``, or with adaptive clipping those of one more number."""
+    def sent_ranges(self, ranges: LayerRanges) -> LayerRanges:
+        """Return the ranges of the numbers that a client sends: ``ranges``, or with adaptive clipping those of one more number.
+
+        The additional number shows whether the vector was clipped. The center is then 0, and is added to the estimates afterwards.
+        """
         return LayerRanges(0.0, 1.0, (self.clip.width(ranges.dimension),)) if self.clip.adaptive else ranges
 
     def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NDArray[np.int64]:
@@ -152,12 +155,12 @@ class LatticeMechanism(VectorMechanism):
         Raises:
             PrivacyError: the values are invalid and must not be sent.
         """
-        bounded, source = self._bounded(values, ranges).numpy(), as_source(generator)
-        sent = np.empty(bounded.shape, dtype=np.int64)
-        for rows, columns in blocks(len(bounded), bounded.shape[1], values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
+        clipped, source = self._clipped_points(values, ranges).numpy(), as_source(generator)
+        sent = np.empty(clipped.shape, dtype=np.int64)
+        for rows, columns in blocks(len(clipped), clipped.shape[1], values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
             block = slice(rows.start, rows.stop), columns
             noise = draw_rounded_noise(NORMAL, self._noise_std, source, rows, columns.stop - columns.start)
-            np.add(bounded[block], noise.astype(np.int64), out=sent[block])
+            np.add(clipped[block], noise.astype(np.int64), out=sent[block])
         return sent
 
     @property
@@ -174,7 +177,7 @@ class LatticeMechanism(VectorMechanism):
         """Return the factor on estimates: the norm C in ``ranges`` over that of the first round, or 1 if reports are in units of C."""
         return 1.0
 
-    def longest_sum(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
+    def max_sum_length(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
         """Return a length, in lattice points, that an honest sum over ``clients`` of the ``asked`` clients exceeds once in 10^31.
 
         Proof: let x be the sum of honest vectors, each of length ``vector`` C at most, and N the number of vectors of all clients that were
@@ -182,11 +185,11 @@ class LatticeMechanism(VectorMechanism):
         Each of two events has a probability below 10^-31: |z| exceeds its root mean square by 12 standard deviations, or the component of z
         along x exceeds 12 of them. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is bounded. Rounding adds less than n / 2 per coordinate.
         """
-        noise, length = self._noise_std * sqrt(clients), asked * self._vectors_held * vector * self.steps
-        squared = length**2 + 2 * _MAX_STDS * noise * length + noise**2 * (sqrt(dimension) + _MAX_STDS) ** 2
+        noise_std, length = self._noise_std * sqrt(clients), asked * self._vectors_held * vector * self.steps
+        squared = length**2 + 2 * _MAX_STDS * noise_std * length + noise_std**2 * (sqrt(dimension) + _MAX_STDS) ** 2
         return sqrt(squared) + clients / 2 * sqrt(dimension)
 
-    def sum_of(self, total: NDArray[np.int64], clients: int) -> SummedReports:
+    def reports_from_sum(self, total: NDArray[np.int64], clients: int) -> SummedReports:
         """Return ``total`` (d,), the sum of the :meth:`points` of ``clients`` clients, as reports for :meth:`aggregate`.
 
         Raises:
@@ -201,8 +204,8 @@ class LatticeMechanism(VectorMechanism):
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:
         """Return the clients' noisy vectors; or if reports are summed, their sum without noise, which :meth:`SummedReports.mix` adds."""
         if self.summed:
-            bounded = self._bounded(values, ranges)
-            return SummedReports(bounded.sum(dim=0), len(bounded), self._noise_std, self._scale, self.bits)
+            clipped = self._clipped_points(values, ranges)
+            return SummedReports(clipped.sum(dim=0), len(clipped), self._noise_std, self._scale, self.bits)
         sent = torch.from_numpy(self.points(values, ranges, generator)).double().mul_(self._scale)
         return VectorReports(sent.float())
 
@@ -214,7 +217,7 @@ class LatticeMechanism(VectorMechanism):
     @property
     def _scale(self) -> float:
         """Value of one lattice point in an estimate."""
-        return 1 / (self.steps * self.clip.shortened * self._divisor)
+        return 1 / (self.steps * self.clip.shortened * self._report_divisor)
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
         return self._weight_estimates(self._mean(reports, ranges), ranges)
@@ -230,8 +233,8 @@ class LatticeMechanism(VectorMechanism):
     def _mean(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
         """Return the mean over clients of all numbers that they sent, those of adaptive clipping included."""
         if reports and isinstance(reports[0], SummedReports):
-            return reports[0].mean(self.sent(ranges))
-        return super().aggregate(reports, self.sent(ranges))
+            return reports[0].mean(self.sent_ranges(ranges))
+        return super().aggregate(reports, self.sent_ranges(ranges))
 
     def _weight_estimates(self, sent: Tensor, ranges: LayerRanges) -> Tensor:
         """Return the estimates of the weights (..., d), from those of all numbers that are ``sent``: with adaptive clipping one more."""
@@ -240,17 +243,17 @@ class LatticeMechanism(VectorMechanism):
         return (ranges.expand()[0] + sent[..., :-1].double() * self._norm_ratio(ranges)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
-        return super().read(payloads, self.sent(ranges))
+        return super().read(payloads, self.sent_ranges(ranges))
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d) of the clients' vectors; impossible for a sum over clients."""
         if isinstance(reports, SummedReports):
             raise PrivacyError("a sum over clients cannot be decoded into single reports: use aggregate")
-        return self._weight_estimates(super().decode(reports, self.sent(ranges)), ranges)
+        return self._weight_estimates(super().decode(reports, self.sent_ranges(ranges)), ranges)
 
     def noise(self, ranges: LayerRanges) -> ConstantNoise:
         """Return the noise of a client's report. It does not depend on the values."""
-        return ConstantNoise(ranges, self.noise_multiplier / (self._divisor * self.clip.shortened) * self._norm_ratio(ranges))
+        return ConstantNoise(ranges, self.noise_multiplier / (self._report_divisor * self.clip.shortened) * self._norm_ratio(ranges))
 
     def units(self, ranges: LayerRanges) -> Units:
         """Return one unit, the whole vector: a float32 for each number, or if reports are summed, a lattice point of 32 or 64 bits.
@@ -259,11 +262,11 @@ class LatticeMechanism(VectorMechanism):
             ConfigError: clipping is adaptive, and the norm in ``ranges`` is out of range.
         """
         self.clip.in_round(ranges)
-        sent = self.sent(ranges)
+        sent = self.sent_ranges(ranges)
         units = Units.whole(sent.dimension, (self.bits if self.summed else 32) * sent.dimension)
         if not self.clip.adaptive:
             return units
-        reader = replace(self, clip=replace(self.clip, adaptive=False))  # takes the clipping bit for one more weight
+        reader = replace(self, clip=replace(self.clip, adaptive=False))  # reads the clipping bit as if it were one more weight
         return replace(units, reader=lambda part: reader, mixed=MixedCoordinates(sent, lambda mean: self._weight_estimates(mean, ranges)))
 
     @property

@@ -81,11 +81,13 @@ class TwoValueNoise(Noise):
     def variance(self, values: Tensor) -> Tensor:
         """Return the mean square of an estimate's distance from the center, less the square of the clamped value's distance, (K, d)."""
         center = self.ranges.expand()[0]
-        inside = self.ranges.clamp(values)
-        return (self._mean_square() - (inside - center) ** 2).to(values.dtype)
+        clipped = self.ranges.clamp(values)
+        return (self._mean_square() - (clipped - center) ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """Return (q - (mean - center)^2) / (n - 1) for n = ``clients``, q from :meth:`_mean_square`; the upper bound q for one client.
+        """Return (q - (mean - center)^2) / (n - 1) for n = ``clients``, where q is :meth:`_mean_square`; or for one client, q.
+
+        q is an upper bound for one client, whose report alone does not show its value.
 
         Where all weights are sent, this is the sample variance of n two-valued reports, over n. It is unbiased, except that negative
         results are set to 0. These occur only with few clients and large groups (n below about the root of the group size); the bias is
@@ -126,7 +128,7 @@ class QuadraticNoise(Noise):
 
     def variance(self, values: Tensor) -> Tensor:
         """Return radius^2 (offset + slope t^2), (K, d), for the values' distances t from the center, in radii."""
-        t = scaled(values, *self.ranges.expand())
+        t = scale_to_unit_range(values, *self.ranges.expand())
         return ((self.offset + self.slope * t**2) * self.ranges.expand()[1] ** 2).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
@@ -147,6 +149,6 @@ class QuadraticNoise(Noise):
         return np.asarray(self.ranges.radii * sqrt((self.offset + max(0.0, self.slope)) / clients))
 
 
-def scaled(values: Tensor, center: Tensor, radius: Tensor) -> Tensor:
+def scale_to_unit_range(values: Tensor, center: Tensor, radius: Tensor) -> Tensor:
     """Return the distance of ``values`` from ``center``, in units of ``radius``, clamped to [-1, 1]; float64."""
     return values.double().sub(center).div_(radius).clamp_(-1, 1)

@@ -21,7 +21,7 @@ from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
-from ldpfl.mechanisms.scalar_noise import check_possible
+from ldpfl.mechanisms.scalar_noise import refuse_values_above
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.util.lazy_imports import torch
@@ -101,7 +101,7 @@ class PrivUnitG(VectorMechanism):
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
         """Parse payloads, and refuse values beyond :meth:`bound`: one of them could outweigh all other clients."""
         reports = super().read(payloads, ranges)
-        check_possible(reports.values, self.bound(ranges))
+        refuse_values_above(reports.values, self.bound(ranges))
         return reports
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports:
@@ -110,7 +110,7 @@ class PrivUnitG(VectorMechanism):
         source, law, sent = as_source(generator), self.law, torch.empty_like(values)
         center, row_blocks = ranges.expand()[0], list(client_blocks(len(values), ranges.dimension))
         lengths = np.empty(len(values))
-        for rows in row_blocks:
+        for rows in row_blocks:  # the directions are computed again below, so that those of all clients need no memory
             block = slice(rows.start, rows.stop)
             lengths[block] = _lengths_and_directions((values[block] - center).numpy())[0]
         noisy_lengths = self._noisy_lengths(torch.from_numpy(lengths).clamp_max(self.norm), source)
@@ -177,9 +177,10 @@ class _DirectionNoise(Noise):
         return variance.to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        """Return (V / m^2 + (V - N^2) u_j^2) / n, the variance of one client over n where gamma = m.
+        """Return the variance of one client's estimate over n = ``clients``, with the client's length N and direction u from ``mean``.
 
-        If lengths are not sent, it is norm^2 / (m^2 n), exact except for zero vectors. Otherwise u is the direction of the mean, and N is
+        It is (V / m^2 + (V - N^2) u_j^2) / n in weight j, for the law's scale m = gamma and V, the mean square of the noisy length. If
+        lengths are not sent, it is norm^2 / (m^2 n), exact except for zero vectors. Otherwise u is the direction of the mean, and N is
         the length that explains the length of the mean, noise included: E|mean - c|^2 = N^2 + (V (d / m^2 + 1) - N^2) / n, where V is
         linear in N. The estimate is consistent where all clients hold the same vector. It is too large near 0. Where updates cancel, it is
         too small, by the factor (A^2 + 3) / (A^2 - 1) at most.

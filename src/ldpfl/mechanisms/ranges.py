@@ -138,8 +138,9 @@ class LayerRanges:
         """Return the number of ``chosen`` weights of each layer, (L,)."""
         if chosen.shape != (self.dimension,) or chosen.dtype != torch.bool:
             raise ConfigError(f"chosen weights are {chosen.dtype} {tuple(chosen.shape)}, expected torch.bool ({self.dimension},)")
-        chosen_before = torch.cat([torch.zeros(1, dtype=torch.int64), chosen.cumsum(0)])  # of each coordinate
-        return chosen_before[torch.tensor(self.sizes).cumsum(0)].diff(prepend=chosen_before[:1])
+        chosen_before = torch.cat([torch.zeros(1, dtype=torch.int64), chosen.cumsum(0)])  # number of chosen weights before a coordinate
+        layer_ends = torch.tensor(self.sizes).cumsum(0)
+        return chosen_before[layer_ends].diff(prepend=chosen_before[:1])
 
     @classmethod
     def covering(cls, vector: Tensor, sizes: Sequence[int], *, margin: float, floor: float) -> LayerRanges:
@@ -156,7 +157,7 @@ class LayerRanges:
 
 
 def _float_array(array: ArrayLike) -> NDArray[np.float64]:
-    """Return a copy of ``array``, which may be a tensor on any device, as a float64 NumPy array."""
+    """Copy ``array``, which may be a tensor on any device, to a float64 NumPy array."""
     value: Any = array
     return np.array(value.detach().cpu().double().numpy() if hasattr(value, "detach") else value, dtype=np.float64)
 
@@ -233,7 +234,10 @@ class Denoised:
     borrowed: float = 100.0
 
     def update(self, ranges: LayerRanges, mean: Tensor, mean_variance: Tensor) -> LayerRanges:
-        """Return the next ranges: each layer's center and damped radius, with steps of small layers averaged with the model's."""
+        """Return the next ranges: each layer's new center, and its radius after a damped step.
+
+        A step is the logarithm of a factor on the radius. It is averaged with the model's step, which counts more the smaller a layer is.
+        """
         sizes = list(ranges.sizes)
         layers = list(zip(mean.double().split_with_sizes(sizes), mean_variance.double().split_with_sizes(sizes), strict=True))
         centers = [self._next_center(float(ranges.center[i]), values, variance) for i, (values, variance) in enumerate(layers)]
@@ -254,21 +258,23 @@ class Denoised:
     def _log_step(self, radius: float, values: Tensor, variance: Tensor) -> float:
         """Return the logarithm of the factor by which the ``radius`` should change according to this layer alone.
 
+        sigma, the standard deviation before clipping, and the next radius kappa sigma are found as the class says.
+
         Args:
             values: released mean of the layer's weights, with noise.
             variance: estimated variance of that noise, for each weight.
         """
         if values.numel() < 2:  # one weight has no spread
             return 0.0
-        noise = float(variance.mean()) / radius**2
+        noise = float(variance.mean()) / radius**2  # variances in squared radii
         signal = max(0.0, float(values.var()) / radius**2 - noise)
-        radius_over_sigma = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RATIOS)
+        radius_over_sigma = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RADIUS_OVER_SIGMA_RANGE)
         kappa = _bisect(lambda ratio: self.contraction - _clipped_variance(ratio) - ratio**2 * noise, 0.0, self.widest)
         return math.log(kappa / radius_over_sigma) / 2  # half of it: the step is damped
 
 
-_RATIOS = (0.05, 20.0)
-"""Range of radius / sigma. Outside, clipping changes nearly every value or nearly none."""
+_RADIUS_OVER_SIGMA_RANGE = (0.05, 20.0)
+"""Range in which radius / sigma is searched. Outside, clipping changes nearly every value or nearly none."""
 
 
 def _clipped_variance(ratio: float) -> float:
@@ -311,9 +317,9 @@ class NormQuantile:
     learning_rate: float
     start: float
 
-    def after(self, ranges: LayerRanges, fraction: float) -> LayerRanges:
+    def ranges_after_round(self, ranges: LayerRanges, fraction: float) -> LayerRanges:
         """Return the ranges after a round with ``ranges``, in which about this ``fraction`` of the vectors was not clipped."""
-        if not math.isfinite(fraction):  # only dishonest reports lead to it
+        if not math.isfinite(fraction):  # only dishonest reports can cause this
             return ranges
         log_growth = math.log(ranges.radii[0] / self.start) - self.learning_rate * (fraction - self.quantile)
         limit = math.log(_MAX_NORM_GROWTH)

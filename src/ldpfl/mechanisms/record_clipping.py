@@ -87,8 +87,8 @@ class RecordClip:
         With ``adaptive``, rows have d + 1 numbers, of which :attr:`bit` is the last.
 
         Coordinates are rounded towards 0, so that no norm grows. A gradient with NaN or infinity counts as 0. If it stopped the round
-        instead, that would reveal its record. ``watch`` receives which gradients were longer than C, (R,) bool. That is private, and for
-        simulations only.
+        instead, that would reveal its record. ``watch`` is called with a mask (R,) of the gradients that were longer than C. The mask is
+        private, and for simulations only.
         """
         rows = gradients.double()
         norms = torch.linalg.vector_norm(rows, dim=1)  # squares of float32 values do not overflow here

@@ -149,7 +149,8 @@ def create(name: str, **parameters: Any) -> Mechanism:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
-    mechanism = _build_checked(settings, Facts(LayerRanges(0.0, 1.0, (1,))))  # any facts do: no training is needed, budget is "unit"
+    # Any facts do: no training is needed, and epsilon is for each unit, however many units the ranges have.
+    mechanism = _build_checked(settings, Facts(LayerRanges(0.0, 1.0, (1,))))
     _check_name(name, mechanism.name)
     return mechanism
 
@@ -173,10 +174,10 @@ def version_of(name: str) -> str:
 
 def _import_paths() -> dict[str, str]:
     """Return the import path of each mechanism's settings class, by name. A package cannot replace a built-in mechanism."""
-    return {**_from_packages(tuple(sys.path)), **BUILT_IN}
+    return {**_import_paths_from_packages(tuple(sys.path)), **BUILT_IN}
 
 
 @lru_cache(maxsize=4)
-def _from_packages(python_path: tuple[str, ...]) -> dict[str, str]:
-    """Return the import paths from installed packages. They are looked up again only if ``python_path``, the cache's key, changes."""
+def _import_paths_from_packages(python_path: tuple[str, ...]) -> dict[str, str]:
+    """Return the import paths that installed packages state. They are looked up again only if ``python_path``, the cache's key, changes."""
     return {point.name: point.value for point in entry_points(group=GROUP)}

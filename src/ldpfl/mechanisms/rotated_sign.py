@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 
 def sign_scale(size: int) -> float:
-    """Return the value that a sign stands for in a rotated direction with ``size`` coordinates: sqrt(pi / (2 size))."""
+    """Return the value that a sign stands for in a rotated direction with ``size`` coordinates: sqrt(pi / (2 size)).
+
+    A coordinate is about normal with variance 1 / size, and this value makes the mean sign an unbiased estimate of the direction.
+    """
     return sqrt(pi / (2 * size))
 
 
@@ -117,14 +120,14 @@ class RotatedSign(Mechanism, PerRound):
         def encoder(columns: slice) -> Encoder:
             def bits(rows: range) -> NDArray[np.bool_]:
                 block, limit = signs[rows.start : rows.stop, columns].numpy(), limits[rows.start : rows.stop]
-                high, rest = np.divmod(limit, 1 << (BITS - FIRST_BITS))
-                first = np.multiply(block, high.astype(np.int16), dtype=np.int16)
-                first -= (block < 0) & (rest > 0)  # the first bits of -limit are those of the integer below
-                return compare_random_words(first, partial(_signed_limits, block, limit), source, rows)
+                high, low = np.divmod(limit, 1 << (BITS - FIRST_BITS))
+                first_bits = np.multiply(block, high.astype(np.int16), dtype=np.int16)
+                first_bits -= (block < 0) & (low > 0)  # -limit is rounded down, as its first bits are
+                return compare_random_words(first_bits, partial(_signed_limits, block, limit), source, rows)
 
             return bits
 
-        return BitReports.of(encoder, *signs.shape)
+        return BitReports.from_encoder(encoder, *signs.shape)
 
     def signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
         """Return the signs -1, 0 or 1 of the rotated rows, (K, D) int8, and the rows' lengths relative to ``norm``, at most 1, (K,)."""
@@ -179,7 +182,7 @@ class RotatedSign(Mechanism, PerRound):
         return (ranges.expand()[0] + rotate_back(mean.double(), ranges.dimension, self.round)).float()
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
-        """Return the release: one bit for each group of rotated coordinates, about a secretly drawn one."""
+        """Return the release: one bit for each group of rotated coordinates, about a coordinate that is drawn in secret."""
         bits = GroupCounts.of(self.coordinates(ranges), self.group).groups
         realised = Duchi(self.epsilon).epsilon_realised
         return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _VALUES_PER_BLOCK = 1 << 18
 """Number of values that are rotated at once: 1 MiB, which fits a cache."""
 
-_NEAR = 16
+_NEAR_DISTANCE = 16
 """Entries closer than this are moved apart in memory before they are added, which is four times as fast."""
 
 
@@ -35,7 +35,7 @@ def rotate(rows: Tensor, key: int) -> Tensor:
 
 
 def rotate_back(vectors: Tensor, dimension: int, key: int) -> Tensor:
-    """Undo :func:`rotate`: return the vectors (..., d), ``dimension`` d, that it turns into ``vectors`` (..., D), in their dtype."""
+    """Undo :func:`rotate`: return the vectors (..., d) that were rotated to ``vectors`` (..., D). d is ``dimension``; the dtype is kept."""
     size = vectors.shape[-1]
     back = vectors.reshape(-1, size).clone()
     _transform(back)
@@ -43,16 +43,16 @@ def rotate_back(vectors: Tensor, dimension: int, key: int) -> Tensor:
 
 
 def _transform(rows: Tensor) -> None:
-    """Multiply ``rows`` (K, D) in place by the Hadamard matrix over sqrt(D), by sums and differences in a fixed order."""
+    """Multiply ``rows`` (K, D) in place by the Hadamard matrix over sqrt(D), a few rows at a time."""
     rows_per_block = max(1, _VALUES_PER_BLOCK // rows.shape[1])
     for start in range(0, len(rows), rows_per_block):
         _transform_block(rows[start : start + rows_per_block])
 
 
 def _transform_block(rows: Tensor) -> None:
-    """Multiply ``rows`` (k, D), few enough for a cache, in place by the Hadamard matrix over sqrt(D)."""
+    """Multiply ``rows`` (k, D), few enough for a cache, in place by the Hadamard matrix over sqrt(D), by sums and differences."""
     count, size = rows.shape
-    near = min(size, _NEAR)
+    near = min(size, _NEAR_DISTANCE)
     # The first steps add entries closer than ``near``. In the transposed copy these are size // near or more apart.
     transposed = rows.view(count, -1, near).transpose(1, 2).contiguous()
     _add_and_subtract(transposed.view(count, size), size // near)
@@ -61,15 +61,15 @@ def _transform_block(rows: Tensor) -> None:
     rows.mul_(size**-0.5)
 
 
-def _add_and_subtract(rows: Tensor, half: int) -> None:
-    """Replace entries of ``rows`` (K, D) that are ``half`` apart by their sum and difference; then those twice as far apart, and so on."""
+def _add_and_subtract(rows: Tensor, distance: int) -> None:
+    """Replace each two entries of ``rows`` (K, D) at this ``distance`` by their sum and difference, then at twice it, and so on."""
     count, size = rows.shape
-    while half < size:
-        pairs = rows.view(count, size // (2 * half), 2, half)
+    while distance < size:
+        pairs = rows.view(count, size // (2 * distance), 2, distance)
         difference = pairs[:, :, 0] - pairs[:, :, 1]
         pairs[:, :, 0] += pairs[:, :, 1]
         pairs[:, :, 1] = difference
-        half *= 2
+        distance *= 2
 
 
 @lru_cache(maxsize=4)

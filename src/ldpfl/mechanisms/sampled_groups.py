@@ -35,7 +35,7 @@ class Groups:
     @classmethod
     def of(cls, ranges: LayerRanges, group: int | None) -> Groups:
         """Cut each layer into groups of ``group`` weights, the last of which may be smaller; None takes each layer as one group."""
-        largest, counts, last = _cut(ranges, group)
+        largest, counts, last = _group_sizes_and_counts(ranges, group)
         sizes = np.repeat(largest, counts)
         sizes[np.cumsum(counts) - 1] = last
         return cls(sizes, np.cumsum(sizes) - sizes, largest, LayerRanges(ranges.centers, ranges.radii, counts.tolist()))
@@ -53,7 +53,7 @@ class Groups:
         return clients
 
     def entries(self, reports: Sequence[IndexedBitReports]) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield (rows of a batch, the coordinates that they sampled, their signs -1 or 1), a few clients at a time, batch by batch."""
+        """Yield, for a few clients of a batch at a time: their rows, the coordinates that they sampled, and the signs -1 or 1 they sent."""
         clients_per_block = max(1, COORDINATE_BLOCK // self.sizes.size)
         for batch in reports:
             for start in range(0, batch.clients, clients_per_block):
@@ -78,7 +78,7 @@ class GroupCounts:
     @classmethod
     def of(cls, ranges: LayerRanges, group: int | None) -> GroupCounts:
         """Return two sizes for each layer: that of all its groups but the last, and that of the last."""
-        largest, counts, last = _cut(ranges, group)
+        largest, counts, last = _group_sizes_and_counts(ranges, group)
         return cls(np.stack([largest, last], axis=1).ravel(), np.stack([counts - 1, np.ones_like(counts)], axis=1).ravel())
 
     @property
@@ -92,7 +92,7 @@ class GroupCounts:
         return int(self.sizes.max())
 
 
-def _cut(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _group_sizes_and_counts(ranges: LayerRanges, group: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return for each layer: the size of its groups, the number of groups, and the size of the last group, (L,) each.
 
     Raises:
@@ -120,6 +120,6 @@ def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) 
     for rows, groups in blocks(clients, sizes.size):
         size = sizes[groups].astype(np.uint64)
         words = draw_block(source, rows, 2 * size.size).view(np.uint32).astype(np.uint64)
-        high, low = words[:, 0::2] * size, words[:, 1::2] * size  # of the two halves of a 64-bit word
+        high, low = words[:, 0::2] * size, words[:, 1::2] * size  # each half of a 64-bit word, times the size
         index[rows.start : rows.stop, groups] = (high + (low >> np.uint64(32))) >> np.uint64(32)
     return index

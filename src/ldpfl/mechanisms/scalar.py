@@ -12,15 +12,15 @@ import numpy as np
 
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_sample, require_shape, total_clients
-from ldpfl.mechanisms.noise import QuadraticNoise, scaled
+from ldpfl.mechanisms.noise import QuadraticNoise, scale_to_unit_range
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
-from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw, check_possible, checked_epsilon
-from ldpfl.mechanisms.settings import EpsilonSettings, as_none
+from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw, checked_epsilon, refuse_values_above
+from ldpfl.mechanisms.settings import EpsilonSettings, none_if_word
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.quantities import Count
@@ -65,7 +65,7 @@ class ScalarMechanism(Mechanism):
             raise ConfigError(f'coordinates must be a whole number of at least 1, or "auto", got {self.coordinates!r}')
         checked_epsilon(_epsilon_per_value(self.epsilon, self.coordinates))
 
-    def sampled(self, ranges: LayerRanges) -> int | None:
+    def sample_count(self, ranges: LayerRanges) -> int | None:
         """Return the number k of weights that a client samples and reports; None if it reports all, each at the full epsilon.
 
         Raises:
@@ -79,7 +79,7 @@ class ScalarMechanism(Mechanism):
 
     def law_for(self, ranges: LayerRanges) -> ScalarLaw:
         """Return the law that one reported value is drawn from."""
-        return self.law(_epsilon_per_value(self.epsilon, self.sampled(ranges)))
+        return self.law(_epsilon_per_value(self.epsilon, self.sample_count(ranges)))
 
     @property
     def properties(self) -> Properties:
@@ -90,13 +90,13 @@ class ScalarMechanism(Mechanism):
         """Warning if a value's epsilon is larger than random bits can express; ``auto`` is resolved without the number of weights."""
         count = floor(self.epsilon / EPSILON_PER_COORDINATE) if self.coordinates == "auto" else self.coordinates
         value_epsilon = _epsilon_per_value(self.epsilon, max(1, count) if count is not None else None)
-        if value_epsilon <= self.law.limit:
+        if value_epsilon <= self.law.epsilon_limit:
             return ()
-        return (f"epsilon {value_epsilon:g} a value is more than {self.law.limit:.1f}, above which less is spent than counted",)
+        return (f"epsilon {value_epsilon:g} a value is more than {self.law.epsilon_limit:.1f}, above which less is spent than counted",)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports | SampledReports:
         """Randomise all weights of ``values``, or sample some of each client's and randomise these."""
-        law, count, source = self.law_for(ranges), self.sampled(ranges), as_source(generator)
+        law, count, source = self.law_for(ranges), self.sample_count(ranges), as_source(generator)
         if count is None:
             return _encode_all(require_finite(values, ranges), ranges, source, law)
         return _encode_sampled(require_shape(values, ranges).cpu(), ranges, source, law, count)
@@ -114,12 +114,12 @@ class ScalarMechanism(Mechanism):
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports | SampledReports:
         """Parse payloads of all or of sampled weights. Refuse values beyond the law's ``bound``: one could outweigh all other clients."""
         reports: DenseReports | SampledReports
-        count = self.sampled(ranges)
+        count = self.sample_count(ranges)
         if count is None:
             reports = DenseReports.from_payloads(payloads, ranges.dimension)
         else:
             reports = SampledReports.from_payloads(payloads, ranges.dimension, count)
-        check_possible(torch.as_tensor(reports.values), self.law_for(ranges).bound)
+        refuse_values_above(torch.as_tensor(reports.values), self.law_for(ranges).bound)
         return reports
 
     def aggregate(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> Tensor:
@@ -141,11 +141,11 @@ class ScalarMechanism(Mechanism):
         for Laplace, and for hybrid above eps*; positive for piecewise; and -1 for one bit a weight. With k-of-d, it is about d / k.
         """
         offset, slope = self._variance_coefficients(ranges)
-        return QuadraticNoise(ranges, offset, slope, clipped=self.sampled(ranges) is not None)
+        return QuadraticNoise(ranges, offset, slope, clipped=self.sample_count(ranges) is not None)
 
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:
         """Return one unit for each weight, a float32; or for each sampled weight, with its index: each was randomised at epsilon / k."""
-        count = self.sampled(ranges)
+        count = self.sample_count(ranges)
         if count is None:
             return Units.equal(ranges.dimension, 32)
         # A sampled weight alone is the report of a client that samples one weight, at epsilon / k.
@@ -154,7 +154,7 @@ class ScalarMechanism(Mechanism):
 
     def release(self, ranges: LayerRanges) -> PureRelease:
         """Return the release: one unit for each weight, or the sampled weights as one unit. Their blankets multiply."""
-        count, value_blanket = self.sampled(ranges), self.law_for(ranges).blanket
+        count, value_blanket = self.sample_count(ranges), self.law_for(ranges).blanket
         if count is None:
             blanket = usable_blanket(self.epsilon, value_blanket)
             return PureRelease(self.name, self.epsilon, ranges.dimension, "weight", blanket=blanket, signed=blanket is not None)
@@ -162,7 +162,7 @@ class ScalarMechanism(Mechanism):
 
     def _sampling_factor(self, ranges: LayerRanges) -> float:
         """Return d / k, the factor on reported values that makes estimates unbiased; 1 if all weights are reported."""
-        count = self.sampled(ranges)
+        count = self.sample_count(ranges)
         return 1.0 if count is None else ranges.dimension / count
 
     def _variance_coefficients(self, ranges: LayerRanges) -> tuple[float, float]:
@@ -176,7 +176,7 @@ class ScalarMechanism(Mechanism):
         Raises:
             PrivacyError: no report, or one of another kind, dimension or number of weights.
         """
-        count = self.sampled(ranges)
+        count = self.sample_count(ranges)
         clients = total_clients(reports, ranges, DenseReports if count is None else SampledReports)
         for batch in reports:
             if isinstance(batch, SampledReports) and batch.coordinates != count:
@@ -226,7 +226,7 @@ class ScalarSettings(EpsilonSettings):
     mechanism: ClassVar[type[ScalarMechanism]]
 
     def at(self, epsilon: float) -> ScalarMechanism:
-        return self.mechanism(epsilon, as_none(self.coordinates, "all"))  # None: all weights are sent
+        return self.mechanism(epsilon, none_if_word(self.coordinates, "all"))  # None: all weights are sent
 
 
 class LaplaceSettings(ScalarSettings):
@@ -255,7 +255,7 @@ def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: 
     reported = torch.empty(values.shape, dtype=torch.float32)
     for rows, columns in blocks(len(values), ranges.dimension, values=COORDINATE_BLOCK):  # small: sampling takes several float64 arrays
         block, (center, radius) = (slice(rows.start, rows.stop), columns), ranges.slice(columns.start, columns.stop)
-        reported[block] = law.sample(scaled(values[block], center, radius), source, rows).float()
+        reported[block] = law.sample(scale_to_unit_range(values[block], center, radius), source, rows).float()
     return DenseReports(reported)
 
 
@@ -268,7 +268,7 @@ def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, l
         block = slice(rows.start, rows.stop)
         index[block] = choose_coordinates(uniform(source, rows, count), ranges.dimension)
         columns = torch.from_numpy(index[block])
-        t = scaled(require_finite_sample(values[block].gather(1, columns)), center[columns], radius[columns])
+        t = scale_to_unit_range(require_finite_sample(values[block].gather(1, columns)), center[columns], radius[columns])
         reported[block] = law.sample(t, source, rows).numpy()
     return SampledReports(index, reported, ranges.dimension)
 

@@ -61,7 +61,7 @@ def checked_epsilon(epsilon: float) -> float:
     return float(epsilon)
 
 
-def check_possible(values: Tensor, bound: float) -> None:
+def refuse_values_above(values: Tensor, bound: float) -> None:
     """Refuse received ``values`` if one is larger than ``bound`` in absolute value: no honest client can have sent it.
 
     Raises:
@@ -78,7 +78,7 @@ class ScalarLaw(ABC):
     """The law of a randomised value t* of t in [-1, 1]. Guarantee: t* is ``epsilon``-LDP, for the exact bits that are returned."""
 
     epsilon: float
-    limit: ClassVar[float] = inf
+    epsilon_limit: ClassVar[float] = inf
     """Largest epsilon that the random bits of a draw can express. Above it, the epsilon that is spent is smaller than the stated one."""
 
     def __post_init__(self) -> None:
@@ -144,7 +144,7 @@ class LaplaceLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """e^(-epsilon / 2): t* lies anywhere at least this many times as likely as the noise around 0 does, whatever t in [-1, 1] is."""
+        """e^(-epsilon / 2): at any point, the density of t* is at least this factor times that of the noise around 0, whatever t is."""
         return exp(-self.epsilon / 2)
 
     @property
@@ -170,7 +170,9 @@ class PiecewiseLaw(ScalarLaw):
     the largest multiple of 2^-64 with which a point in it is at most e^epsilon times as likely as one outside.
     """
 
-    limit: ClassVar[float] = 2 * 64 * log(2)  # above it, the probability q / (1 + q) of the rest is below 2^-64, the least that is drawn
+    epsilon_limit: ClassVar[float] = (
+        2 * 64 * log(2)
+    )  # above it, the probability q / (1 + q) of the rest is below 2^-64, the least that is drawn
 
     @property
     def width(self) -> int:
@@ -180,8 +182,8 @@ class PiecewiseLaw(ScalarLaw):
     @property
     def _gain(self) -> float:
         """Change of the mean drawn point if the window close to t moves by one point. Points are divided by it, so that t* is unbiased."""
-        close = _window_probability(self.epsilon, self.width) / 2**64
-        return close - (1 - close) * self.width / (_POINTS - self.width)
+        inside = _window_probability(self.epsilon, self.width) / 2**64  # probability of a point in the window
+        return inside - (1 - inside) * self.width / (_POINTS - self.width)
 
     @property
     def bound(self) -> float:
@@ -190,7 +192,7 @@ class PiecewiseLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """Probability with which t* is drawn uniformly, whatever t: that of a point outside the window over a uniform one's."""
+        """Probability with which t* is drawn uniformly, whatever t: the probability of a point outside the window, over a uniform one."""
         outside: int = 2**64 - _window_probability(self.epsilon, self.width)
         return float(outside / 2**64 * (_POINTS / (_POINTS - self.width)))
 
@@ -200,26 +202,26 @@ class PiecewiseLaw(ScalarLaw):
         return max(exp(-self.epsilon / 2), 1e-300)  # its reciprocal stays finite
 
     @property
-    def _1_minus_q(self) -> float:
+    def _one_minus_q(self) -> float:
         return -expm1(-self.epsilon / 2)  # without cancellation for a small epsilon
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         """Draw a lattice point in the window close to t, or one outside of it, and scale the point to t*, (k, n)."""
         outside_count = _POINTS - self.width
-        start = np.multiply(t.numpy(), outside_count / 2)
-        start += outside_count / 2
-        np.clip(np.rint(start, out=start), 0, outside_count, out=start)  # the window's first point; all here are integers below 2^32
-        close = toss_coins(_window_probability(self.epsilon, self.width), source, rows, t.shape[1])
-        limits = np.multiply(close, float(self.width - outside_count))  # ``width`` if the point is in the window, else ``outside_count``
+        window_start = np.multiply(t.numpy(), outside_count / 2)
+        window_start += outside_count / 2
+        np.clip(np.rint(window_start, out=window_start), 0, outside_count, out=window_start)  # all here are integers below 2^32
+        in_window = toss_coins(_window_probability(self.epsilon, self.width), source, rows, t.shape[1])
+        limits = np.multiply(in_window, float(self.width - outside_count))  # ``width`` in the window, else ``outside_count``
         limits += outside_count
         point = draw_integers_below(limits, source, rows)
         # Both cases are computed for every value, by products and without branches, so that time does not reveal which one was sent:
-        # in the window, the point becomes point + start; outside, it jumps over the window if it does not lie before it.
-        jump = np.multiply(point >= start, float(self.width), out=limits)
-        start -= jump
-        start *= close
+        # in the window, the point becomes point + window_start; outside, it jumps over the window if it does not lie before it.
+        jump = np.multiply(point >= window_start, float(self.width), out=limits)
+        window_start -= jump
+        window_start *= in_window
         point += jump
-        point += start
+        point += window_start
         point *= 2
         point -= _POINTS - 1
         point *= 1 / (self._gain * outside_count)
@@ -229,18 +231,18 @@ class PiecewiseLaw(ScalarLaw):
     @property
     def offset(self) -> float:
         """Variance at t = 0: q (1 + 3 q) / (3 (1 - q)^2)."""
-        return self._q * (1 + 3 * self._q) / (3 * self._1_minus_q**2)
+        return self._q * (1 + 3 * self._q) / (3 * self._one_minus_q**2)
 
     @property
     def slope(self) -> float:
         """Coefficient q / (1 - q) of t^2 in the variance of t*."""
-        return self._q / self._1_minus_q
+        return self._q / self._one_minus_q
 
     def density(self, x: Tensor, t: float) -> Tensor:
         """Return the density of t* at ``x``: one constant where |x (1 - q) - t| <= q = e^(-epsilon / 2), e^-epsilon times it elsewhere."""
-        q, scaled = self._q, x * self._1_minus_q
-        close = self._1_minus_q / (2 * (1 + q)) / q
-        values = torch.where((scaled - t).abs() <= q, torch.full_like(x, close), torch.full_like(x, close * q**2))
+        q, scaled = self._q, x * self._one_minus_q
+        inside = self._one_minus_q / (2 * (1 + q)) / q
+        values = torch.where((scaled - t).abs() <= q, torch.full_like(x, inside), torch.full_like(x, inside * q**2))
         return values * (x.abs() <= self.bound)
 
 
@@ -258,7 +260,7 @@ class HybridLaw(ScalarLaw):
     Source: Wang et al. 2019, section 3.3: each part is epsilon-LDP, and which one is taken does not depend on t.
     """
 
-    limit: ClassVar[float] = BITS * log(2)  # that of the one bit
+    epsilon_limit: ClassVar[float] = BITS * log(2)  # that of the one bit
 
     @property
     def piecewise_share(self) -> float:
@@ -296,7 +298,7 @@ class HybridLaw(ScalarLaw):
         threshold = np.multiply(t.numpy(), half)
         np.clip(np.rint(threshold, out=threshold), -half, half, out=threshold)
         first = np.floor(threshold * 2.0 ** (FIRST_BITS - BITS)).astype(np.int16)
-        plus = compare_random_words(first, lambda row, place: threshold[row, place].astype(np.int64), source, rows)
+        plus = compare_random_words(first, lambda row, column: threshold[row, column].astype(np.int64), source, rows)
         bit = torch.from_numpy(np.multiply(plus, 2 * self.gain)).sub_(self.gain)
         if self.piecewise_share == 0:
             return bit

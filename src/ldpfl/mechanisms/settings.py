@@ -103,8 +103,8 @@ class MechanismSettings(BaseModel):
         return self
 
     @property
-    def unsaid(self) -> str:
-        """Error message about a missing setting that a simulation can compute and a deployment cannot; empty if no setting is missing."""
+    def missing_setting_message(self) -> str:
+        """Error message about a missing setting, which a simulation can compute and a deployment cannot; empty if none is missing."""
         return ""
 
     @property
@@ -113,8 +113,8 @@ class MechanismSettings(BaseModel):
         return None
 
     @property
-    def budgeted(self) -> tuple[float, str] | None:
-        """The configured epsilon, and what it is for: "unit" (each unit of a report) or "client"; None if there is no epsilon."""
+    def epsilon_and_budget(self) -> tuple[float, str] | None:
+        """The configured epsilon, and whether it is for each "unit" of a report or for the "client"; None if there is no epsilon."""
         return None
 
 
@@ -128,7 +128,7 @@ class EpsilonSettings(MechanismSettings):
     client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
 
     def at_strength(self, strength: float) -> EpsilonSettings:
-        return self.model_copy(update={"epsilon": strength})  # the larger, the less noise
+        return self.model_copy(update={"epsilon": strength})  # a larger strength means less noise
 
     @abstractmethod
     def at(self, epsilon: float) -> Mechanism:
@@ -149,10 +149,10 @@ class EpsilonSettings(MechanismSettings):
             raise ConfigError(f"mechanism.epsilon is {self.epsilon:g} for each client, divided over {units:,} units: {error}") from None
 
     @property
-    def budgeted(self) -> tuple[float, str]:
+    def epsilon_and_budget(self) -> tuple[float, str]:
         return self.epsilon, self.budget
 
 
-def as_none(value: Any, word: str) -> Any:
+def none_if_word(value: Any, word: str) -> Any:
     """Return None if ``value`` is the ``word`` that stands for None in a config (TOML has no None), else ``value``."""
     return None if value == word else value

@@ -280,7 +280,7 @@ def _next_norm(ranges: LayerRanges, pool: ReportPool | PartialPool, mechanism: M
     """Return ranges whose radius is the next clipping norm."""
     if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):
         raise TypeError(f"{mechanism.name} does not say how many vectors were clipped")
-    return rule.after(ranges, mechanism.fraction_within([pool.reports], ranges))
+    return rule.ranges_after_round(ranges, mechanism.fraction_within([pool.reports], ranges))
 
 
 def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:

@@ -21,7 +21,7 @@ from torch import Tensor
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
 from ldpfl.mechanisms.base import Mechanism
-from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.mechanisms.dp_sgd import require_dp_sgd
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Release
 from ldpfl.privacy.authors import released
@@ -171,7 +171,7 @@ class ClientEvaluation:
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
         """Evaluate the model with ``weights`` (d,) after round ``number``, and return ``at_clients`` of :class:`RoundMetrics`."""
-        mechanism = of_records(self.mechanism)
+        mechanism = require_dp_sgd(self.mechanism)
 
         def sums_of(batch: range) -> Tensor:
             return client_sums(self.vectors, task, weights, self.units[batch.start : batch.stop], mechanism.steps, self.persons)

@@ -188,8 +188,8 @@ class Federation:
         round_number = state.round + 1
         if not self.own_data:
             return stream(self.seed, Purpose.MIXING, round_number)
-        context = state.weights.numpy().tobytes() + SummedReports.kind_of(reports)
-        return bound_stream(known(self.secret_seed), Purpose.MIXING, (round_number,), SummedReports.total_of(reports), context)
+        context = state.weights.numpy().tobytes() + SummedReports.noise_parameter_bytes(reports)
+        return bound_stream(known(self.secret_seed), Purpose.MIXING, (round_number,), SummedReports.total_without_noise(reports), context)
 
     @property
     def rules(self) -> ServerRules:

@@ -214,7 +214,7 @@ def released_pool(
         values = values_of(batch)
         keys = [] if summed else [(number, client) for client in batch]  # all noise of a sum is drawn where it is mixed
         reports.append(mechanism.encode(values, ranges, SeededStreams.bound(seed, purpose, keys, values, context)))
-    return mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_of(reports), context))
+    return mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_without_noise(reports), context))
 
 
 def noisy_sum(pool: ReportPool | PartialPool, mechanism: DpSgd, size: int) -> NoisySum:

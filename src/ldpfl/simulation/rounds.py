@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.mechanisms import Gaussian, payload_bits
-from ldpfl.mechanisms.dp_sgd import of_records
+from ldpfl.mechanisms.dp_sgd import require_dp_sgd
 from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Release, RoundEvent
@@ -147,7 +147,7 @@ def _solved_round(
     federation: Federation, head: LeastSquares, before: Checkpoint, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> Checkpoint:
     """Return the checkpoint that follows ``before`` when ``cohort`` sends the sums from which a linear head is solved in one round."""
-    began, number, mechanism = time.perf_counter(), before.state.round + 1, of_records(federation.mechanism)
+    began, number, mechanism = time.perf_counter(), before.state.round + 1, require_dp_sgd(federation.mechanism)
     units, task = federation.samples.take(cohort), federation.task
 
     def sums_of(places: range) -> Tensor:

@@ -150,9 +150,9 @@ def _add_reports(reports: list[Reports], batch: Reports) -> None:
     """Add ``batch`` to ``reports``. Bits are reduced to counts and vectors to sums, which is all that a round needs of them."""
     before = reports.pop() if reports and type(batch) in (BitReports, VectorReports) else None
     if type(batch) is BitReports:  # subclasses need each client's bits together
-        reports.append(before.plus(batch) if isinstance(before, BitCounts) else batch.counted())
+        reports.append(before.plus(batch) if isinstance(before, BitCounts) else batch.to_counts())
     elif type(batch) is VectorReports:  # subclasses hold more than values
-        reports.append(before.plus(batch) if isinstance(before, VectorTotal) else batch.summed())
+        reports.append(before.plus(batch) if isinstance(before, VectorTotal) else batch.to_total())
     else:
         reports.append(batch)
 
@@ -271,7 +271,7 @@ class RoundNoise:
 
     def memory(self) -> dict[str, Tensor]:
         """Return what all clients remember after the round, by name; empty for a mechanism whose clients remember nothing."""
-        return self._mechanism.schedule.settle(self._memory) if isinstance(self._mechanism, Gaussian) else {}
+        return self._mechanism.schedule.memory_after_round(self._memory) if isinstance(self._mechanism, Gaussian) else {}
 
     def std(self) -> Tensor | None:
         """Return the standard deviation (L,) of the noise in the mean of all reports; None without a schedule."""

@@ -74,12 +74,12 @@ def test_noise_does_not_even_read_private_data(schedule: PublicSchedule | Sensit
 
 @pytest.mark.parametrize("schedule", SOUND, ids=lambda schedule: schedule.name)
 def test_mu_is_the_largest_distance_of_two_updates_in_units_of_the_noise(schedule: PublicSchedule | SensitiveDP) -> None:
-    assert schedule.reason() == ""
+    assert schedule.why_unproved() == ""
     for public in (public_state(1), public_state(2, step=1e-4)):
         clients = client_state(public, 2, step=100.0)
         far = clients.trained - public.weights
         opposite = ClientState(torch.stack([public.weights + far[0], public.weights - far[0]]), clients.samples, clients.joined, {})
-        bounded = schedule.bounded(public, opposite)
+        bounded = schedule.clipped_updates(public, opposite)
         scaled = ((bounded[0].double() - bounded[1].double()).split_with_sizes(SIZES, dim=-1), schedule.sigma(public, opposite)[0])
         reached = math.sqrt(sum(float((part / sigma).square().sum()) for part, sigma in zip(*scaled, strict=True)))
         mu = schedule.mu(public)
@@ -121,10 +121,10 @@ def test_the_published_noise_scale() -> None:
 def test_without_a_proved_sensitivity_there_is_no_mu(mode: Any) -> None:
     schedule = FullDP(0.2, 0.02, Sensitivity(mode, STEPS, samples=500))
     assert schedule.mu(public_state()) is None
-    assert "not proved" in schedule.reason()
+    assert "not proved" in schedule.why_unproved()
     public = public_state()
     clients = client_state(public)
-    assert torch.equal(schedule.bounded(public, clients), clients.trained - public.weights)
+    assert torch.equal(schedule.clipped_updates(public, clients), clients.trained - public.weights)
 
 
 def test_what_the_paper_charges() -> None:
@@ -169,10 +169,10 @@ def test_nbafl_clips_weights_and_not_their_change() -> None:
     public = public_state()
     clients = client_state(public)
     short = NbAFL(0.5, 0.01, norm=0.25, samples=100)
-    norms = short.bounded(public, clients).double().norm(dim=1)
+    norms = short.clipped_updates(public, clients).double().norm(dim=1)
     assert norms.tolist() == pytest.approx([0.25] * 3, rel=1e-5)
     long = NbAFL(0.5, 0.01, norm=1e3, samples=100)
-    assert torch.equal(long.bounded(public, clients), clients.trained)
+    assert torch.equal(long.clipped_updates(public, clients), clients.trained)
     # The broadcast is taken off what was noised, not off what is.
     assert torch.equal(long.correct(public, clients, clients.trained), clients.trained - public.weights)
 
@@ -287,7 +287,7 @@ def test_weights_that_are_not_finite_do_not_leave(schedule: PublicSchedule, bad:
     clients = client_state(public)
     clients.trained[1, 5] = bad
     with pytest.raises(PrivacyError, match="NaN or infinity") as refusal:
-        schedule.bounded(public, clients)
+        schedule.clipped_updates(public, clients)
     assert "\n" not in str(refusal.value)
 
 
@@ -302,7 +302,9 @@ def test_states_that_do_not_fit_are_refused() -> None:
         lambda: ClientState(torch.zeros(5), one, one, {}),
         lambda: ClientState(torch.zeros(3, 5), one, one, {}),
         lambda: ClientState(torch.zeros(2, 5), one, one, {"moved": torch.zeros(3)}),
-        lambda: FullDP(0.2, 0.02, THEOREM).bounded(PublicState(1, weights, None, (5,)), ClientState(torch.zeros(2, 1), one, one, {})),
+        lambda: FullDP(0.2, 0.02, THEOREM).clipped_updates(
+            PublicState(1, weights, None, (5,)), ClientState(torch.zeros(2, 1), one, one, {})
+        ),
     ):
         with pytest.raises(PrivacyError, match="nothing was sent") as refusal:
             build()
@@ -313,8 +315,8 @@ def test_schedules_without_memory_keep_none() -> None:
     public = public_state()
     clients = client_state(public)
     schedule = FullDP(0.2, 0.02, THEOREM)
-    sent: Tensor = schedule.bounded(public, clients)
+    sent: Tensor = schedule.clipped_updates(public, clients)
     assert schedule.initial_memory(10, 350) == {}
     assert schedule.remember(public, clients, sent) == {}
-    assert schedule.settle({}) == {}
+    assert schedule.memory_after_round({}) == {}
     assert schedule.correct(public, clients, sent) is sent

@@ -112,7 +112,7 @@ def test_vectors_inside_the_norm_are_not_changed_by_a_bit() -> None:
     # One step of the lattice, and the rounding of both to float32.
     assert float((sent.double() - noise.double() - values.double()).abs().max()) < sigma * (2.0**-20 + 8 * 2.0**-23)
     public = PublicState(1, torch.zeros(DIMENSION), None, SIZES)
-    assert torch.equal(FULL.schedule.bounded(public, ClientState(values, torch.ones(3), torch.zeros(3), {})), values)
+    assert torch.equal(FULL.schedule.clipped_updates(public, ClientState(values, torch.ones(3), torch.zeros(3), {})), values)
 
 
 @pytest.mark.parametrize("length", [0.51, 5.0, 1e20, 1e37])
@@ -127,7 +127,7 @@ def test_what_is_noised_is_never_longer_than_the_norm(length: float) -> None:
 class Unclipped(FullDP):
     """Forgets to clip."""
 
-    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+    def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
         return clients.trained.clone()
 
 
@@ -369,10 +369,10 @@ def test_an_unsound_schedule_promises_nothing_and_says_why(schedule: NoiseSchedu
     mechanism = Gaussian(schedule).in_round(public_state(2))
     release = mechanism.release(RANGES)
     claim = (None, None) if isinstance(schedule, TimeVarying) else (schedule.epsilon, 1e-5)  # shared over the run: not the paper's
-    assert release == UnprotectedRelease(schedule.name, schedule.reason(), 1, "vector", *claim)
+    assert release == UnprotectedRelease(schedule.name, schedule.why_unproved(), 1, "vector", *claim)
     assert guarantee_of(mechanism, RANGES).epsilon == math.inf
-    assert guarantee_of(mechanism, RANGES).assumptions == (schedule.reason(),)
-    assert schedule.reason()
+    assert guarantee_of(mechanism, RANGES).assumptions == (schedule.why_unproved(),)
+    assert schedule.why_unproved()
 
 
 def test_the_registry_has_full_dp() -> None:

@@ -24,7 +24,7 @@ def test_sensitive_dp_follows_both_movements() -> None:
     clients = fresh_clients(schedule, first)
     full = FullDP(0.2, 0.02, THEOREM).full_sigma
     assert schedule.sigma(first, clients).flatten().tolist() == pytest.approx([full] * 12, rel=1e-14)
-    memory = schedule.settle(schedule.remember(first, clients, torch.zeros_like(clients.trained)))
+    memory = schedule.memory_after_round(schedule.remember(first, clients, torch.zeros_like(clients.trained)))
     moved = (clients.trained - first.weights).double().norm(dim=1)
     assert memory["moved"].tolist() == pytest.approx(moved.tolist(), rel=1e-12)
 
@@ -54,11 +54,11 @@ def test_a_private_estimate_has_no_guarantee() -> None:
     for schedule in (SensitiveDP(0.2, 0.02, THEOREM), SensitiveDP(0.2, 0.02, CLIPPED, lam=1.0)):
         assert schedule.data_dependent
         assert schedule.mu(public) is None
-        assert "depends on" in schedule.reason()
+        assert "depends on" in schedule.why_unproved()
     global_only = SensitiveDP(0.2, 0.02, THEOREM, lam=0.0)
     assert not global_only.data_dependent
     assert global_only.mu(public) is None, "public, but no bound"
-    assert "follows from what was released before" in global_only.reason()
+    assert "follows from what was released before" in global_only.why_unproved()
 
 
 def test_clipping_to_the_estimate_costs_the_budget_in_every_round() -> None:
@@ -67,7 +67,7 @@ def test_clipping_to_the_estimate_costs_the_budget_in_every_round() -> None:
     for public in (public_state(1), public_state(2), public_state(3, step=0.0)):
         assert schedule.mu(public) == pytest.approx(gaussian_mu(0.2, 1e-5), rel=1e-12)
         estimates.add(schedule.public_sensitivity(public))
-        bounded = schedule.bounded(public, client_state(public, step=10.0))
+        bounded = schedule.clipped_updates(public, client_state(public, step=10.0))
         assert bounded.double().norm(dim=1).tolist() == pytest.approx([schedule.public_sensitivity(public) / 2] * 3, rel=2e-6)
     assert len(estimates) == 3
     assert min(estimates) > 0, "a model that stands still keeps some noise"
@@ -81,7 +81,7 @@ def test_noise_that_follows_from_what_was_released_has_no_guarantee() -> None:
     assert CLIPPED.value / schedule.public_sensitivity(public) > 1.01
     assert schedule.mu(public) is None
     assert not schedule.proved
-    assert "follows from what was released before" in schedule.reason()
+    assert "follows from what was released before" in schedule.why_unproved()
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_adapldp_rescales_delta_by_how_far_the_client_moved() -> None:
 def test_scalers_become_z_scores_of_all_clients() -> None:
     schedule = adap()
     memory = {"scaler": torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64), "sent": torch.ones(4, 2)}
-    settled = schedule.settle(memory)
+    settled = schedule.memory_after_round(memory)
     deviation = math.sqrt((4 + 1 + 0 + 9) / 4)
     assert settled["scaler"].tolist() == pytest.approx([-2 / deviation, -1 / deviation, 0, 3 / deviation], rel=1e-14)
     assert settled["sent"] is memory["sent"]
     for clients in (1, 2, 3, 7, 100):
-        same = schedule.settle(schedule.initial_memory(clients, 2))
+        same = schedule.memory_after_round(schedule.initial_memory(clients, 2))
         assert same["scaler"].tolist() == [0.0] * clients, "all alike: no score, and no division by zero"
 
 
@@ -211,7 +211,7 @@ def test_the_paper_charges_adapldp_in_full_and_there_is_no_guarantee() -> None:
         sigma = torch.rand(3, 4, dtype=torch.float64) + 0.1
         assert schedule.paper_epsilon(public, sigma) == pytest.approx(epsilon, rel=1e-12)
         assert schedule.mu(public) is None
-        assert schedule.reason()
+        assert schedule.why_unproved()
         assert schedule.data_dependent
 
 

@@ -73,7 +73,7 @@ def test_unselected_layers_leave_without_noise() -> None:
     schedule = paper(selection=LayerSelection("abs_l2", 1.0))
     full = paper().paper_epsilon(public, paper().sigma(public, clients))
     assert schedule.paper_epsilon(public, sigma) < full / 3
-    assert torch.equal(schedule.bounded(public, clients), clients.trained - public.weights)
+    assert torch.equal(schedule.clipped_updates(public, clients), clients.trained - public.weights)
 
 
 def test_a_threshold_above_everything_sends_all_without_noise_and_the_ledger_is_told() -> None:
@@ -83,7 +83,7 @@ def test_a_threshold_above_everything_sends_all_without_noise_and_the_ledger_is_
     assert torch.equal(sigma, torch.zeros(3, 4, dtype=torch.float64))
     assert schedule.paper_epsilon(public, sigma) == 0.0
     assert schedule.mu(public) is None
-    assert "without noise" in schedule.reason()
+    assert "without noise" in schedule.why_unproved()
 
 
 @pytest.mark.parametrize("sensitivity", [THEOREM, CLIPPED])
@@ -91,7 +91,7 @@ def test_the_published_form_has_no_guarantee(sensitivity: Any) -> None:
     schedule = paper(sensitivity=sensitivity)
     assert schedule.data_dependent
     assert schedule.mu(public_state()) is None
-    assert "depends on the client's weights" in schedule.reason()
+    assert "depends on the client's weights" in schedule.why_unproved()
 
 
 def test_what_the_paper_charges_is_never_above_full_dp() -> None:
@@ -172,7 +172,7 @@ def test_every_layer_is_clipped_to_its_own_norm() -> None:
     public = public_state()
     clients = client_state(public, step=5.0)
     limits = (0.1, 0.2, 0.3, 0.4)
-    bounded = LadpSound(0.5, 1e-5, limits).bounded(public, clients)
+    bounded = LadpSound(0.5, 1e-5, limits).clipped_updates(public, clients)
     for part, limit in zip(bounded.split_with_sizes(SIZES, dim=-1), limits, strict=True):
         assert bool((part.double().norm(dim=1) <= limit).all())
         assert part.double().norm(dim=1).tolist() == pytest.approx([limit] * 3, rel=2e-6)

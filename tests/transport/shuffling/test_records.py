@@ -175,12 +175,12 @@ def test_units_add_up_to_the_payload_and_to_the_model(name: str) -> None:
     mechanism = MECHANISMS[name]
     units = mechanism.units(RANGES)
     if isinstance(units, Units):
-        bits, weights = units.one_by_one()
+        bits, weights = units.bits_and_weights_per_unit()
         assert bits.sum() == payload_bits(mechanism, RANGES)
         assert weights.sum() == units.dimension == DIMENSION
     else:
         assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
-        assert units == SampledUnits(mechanism.sampled(RANGES) or 0, DIMENSION)
+        assert units == SampledUnits(mechanism.sample_count(RANGES) or 0, DIMENSION)
 
 
 @every_mechanism
@@ -384,7 +384,7 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
     arrived = np.random.default_rng(seed).random((CLIENTS, plan.records)) < share
     units = mechanism.units(RANGES)
     assert isinstance(units, Units)
-    weights = np.add.reduceat(units.one_by_one()[1], np.arange(0, units.count, linked))
+    weights = np.add.reduceat(units.bits_and_weights_per_unit()[1], np.arange(0, units.count, linked))
     expected, counts = mean_by_weight(mechanism, reports, np.repeat(arrived, weights, axis=1))
     joined = plan.join(shuffled(cut(plan, reports)[arrived.ravel()], seed), CLIENTS)
     assert joined.refused == ()
@@ -641,7 +641,7 @@ def test_what_only_one_side_knows_is_not_in_the_fingerprint() -> None:
 
 def test_equal_units_that_are_stated_once_are_those_that_are_stated_one_by_one() -> None:
     stated = Units(np.array([3, 1, 2]), np.array([5, 1, 4]), np.array([2, 0, 1]))
-    bits, weights = stated.one_by_one()
+    bits, weights = stated.bits_and_weights_per_unit()
     assert (bits.tolist(), weights.tolist()) == ([3, 3, 2], [5, 5, 4])
     assert (stated.count, stated.payload_bits, stated.dimension) == (3, 8, 14)
 

@@ -48,17 +48,17 @@ def _softmax_divergence(rows: Floats, base: Floats) -> Floats:
     the second half of it, so no digits cancel. The difference of two logarithms of sums would lose all digits for x below 1e-8.
     """
     if base.max() - base.min() > _MAX_DIFFERENCE:
-        return _wide_softmax_divergence(rows, base)
+        return _softmax_divergence_by_logarithms(rows, base)
     q = softmax(base)
     x = rows - base
     x -= _expectations(x, q)[:, None]
-    wide = x.max(axis=1) > _MAX_DIFFERENCE
-    x[wide] = 0.0
+    overflowing = x.max(axis=1) > _MAX_DIFFERENCE
+    x[overflowing] = 0.0
     growth = np.expm1(x)
     z_minus_1 = _expectations(growth, q)
     growth *= x  # x e^x - x, with the same mean as x e^x
     divergence = _expectations(growth, q) / (1 + z_minus_1) - np.log1p(z_minus_1)
-    divergence[wide] = _wide_softmax_divergence(rows[wide], base)
+    divergence[overflowing] = _softmax_divergence_by_logarithms(rows[overflowing], base)
     return divergence
 
 
@@ -67,7 +67,7 @@ def _expectations(rows: Floats, probabilities: Floats) -> Floats:
     return np.asarray((rows * probabilities).sum(axis=1))
 
 
-def _wide_softmax_divergence(rows: Floats, base: Floats) -> Floats:
+def _softmax_divergence_by_logarithms(rows: Floats, base: Floats) -> Floats:
     """Return the divergence as :func:`_softmax_divergence` does, for weights of any size; less precise for close distributions."""
     logs = log_softmax(rows, axis=1)
     return np.asarray((np.exp(logs) * (logs - log_softmax(base))).sum(axis=1))

@@ -43,7 +43,7 @@ class SensitivitySchedule(NoiseSchedule):
 
     @property
     def proved(self) -> bool:
-        """Whether the sensitivity is proved: two updates of a client are not farther apart than it."""
+        """Whether the sensitivity is proved to bound the distance of any two updates of a client."""
         return self.sensitivity.proved
 
     @property
@@ -56,18 +56,18 @@ class SensitivitySchedule(NoiseSchedule):
         """Standard deviation c D / epsilon, that of Full DP in every layer and round."""
         return self.c * self.sensitivity.value / self.epsilon
 
-    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+    def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
         """Return the updates (K, d), clipped to the norm D / 2 if D is proved. Otherwise a norm is only assumed."""
         if self.sensitivity.proved:
             return clip_rows(raw_update(public, clients), public.sizes, self.sensitivity.value / 2)
-        return super().bounded(public, clients)
+        return super().clipped_updates(public, clients)
 
-    def limits(self, public: PublicState) -> Tensor | None:
+    def clipping_norms(self, public: PublicState) -> Tensor | None:
         """Return the clipping norm D / 2 (1,) if the sensitivity D is proved: then any two updates are at most D apart. Else None."""
         return torch.tensor([self.sensitivity.value / 2], dtype=torch.float64) if self.sensitivity.proved else None
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        return self._charged(self.c * self.sensitivity.value, sigma)  # c D / sigma for each layer
+        return self._mean_cost(self.c * self.sensitivity.value, sigma)  # c D / sigma for each layer
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class UniformSchedule(SensitivitySchedule, PublicSchedule):
         """Return D / sigma of this round if the sensitivity D is proved, else None."""
         return self.sensitivity.value / self.round_sigma(public.round) if self.sensitivity.proved else None
 
-    def reason(self) -> str:
+    def why_unproved(self) -> str:
         return self.sensitivity.reason  # mu is known exactly if the sensitivity is proved
 
 
@@ -167,11 +167,12 @@ class NbAFL(PublicSchedule):
     def public_sigma(self, public: PublicState) -> Tensor:
         return same_for_all_layers(self._sigma, public)
 
-    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+    def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
+        """Return the trained weights, clipped to the norm C. They get the noise, and :meth:`correct` turns them into updates."""
         raw_update(public, clients)  # checks the shapes
         return clip_rows(clients.trained, public.sizes, self.norm)
 
-    def limits(self, public: PublicState) -> Tensor:
+    def clipping_norms(self, public: PublicState) -> Tensor:
         return torch.tensor([self.norm], dtype=torch.float64)
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
@@ -181,11 +182,11 @@ class NbAFL(PublicSchedule):
     def mu(self, public: PublicState) -> float | None:
         return 2 * self.norm / self._sigma  # two clipped vectors of weights are at most 2 C apart
 
-    def reason(self) -> str:
+    def why_unproved(self) -> str:
         return ""  # mu is always known
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        return self._charged(self._c * 2 * self.norm / self.samples, sigma)  # c D / sigma, with the paper's D = 2 C / m
+        return self._mean_cost(self._c * 2 * self.norm / self.samples, sigma)  # c D / sigma, with the paper's D = 2 C / m
 
 
 class NbAFLSettings(GaussianSettings):
@@ -237,20 +238,22 @@ class GeometricSchedule(UniformSchedule):
         require_positive("rounds", self.rounds)
         if self.participations is not None and not 1 <= self.participations <= self.rounds:
             raise ConfigError(f"participations must lie between 1 and the {self.rounds} rounds, got {self.participations}")
-        for round_number in (1, self.rounds):  # those with the most and the least noise
+        for round_number in (1, self.rounds):  # the rounds with the most and the least noise
             require_usable(self.round_sigma(round_number))
 
-    def claim(self) -> float | None:
+    def claimed_epsilon(self) -> float | None:
         return self.epsilon if self.variant == "paper" else None  # no paper shares epsilon over the run in this way
 
     def round_sigma(self, round_number: int) -> float:
-        """Return full_sigma decay^(t - 1) for the variant ``paper``, else sigma_t of the class."""
+        """Return full_sigma decay^(t - 1) in round t for the variant ``paper``, else sigma_t as the class has it."""
         if round_number > self.rounds:
             raise ConfigError(f"round {round_number} was not planned: {self.name} shares its noise over {self.rounds} rounds")
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
-        costs = _series_length(self.decay, self.participations or self.rounds)
-        return self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * costs * _power(self.decay, round_number - self.rounds)
+        series_length = _series_length(self.decay, self.participations or self.rounds)
+        return (
+            self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * series_length * _power(self.decay, round_number - self.rounds)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -283,7 +286,7 @@ class TimeVarying(GeometricSchedule):
     ratio: float = field(default=0.99789, kw_only=True)
 
     def __post_init__(self) -> None:
-        require_share("ratio", self.ratio, one=True)
+        require_share("ratio", self.ratio, one_allowed=True)
         super().__post_init__()
 
     @property
@@ -324,7 +327,7 @@ class Dpa(GeometricSchedule):
     contraction: float = field(default=0.9956, kw_only=True)
 
     def __post_init__(self) -> None:
-        require_share("contraction", self.contraction, one=False)
+        require_share("contraction", self.contraction, one_allowed=False)
         super().__post_init__()
 
     @property

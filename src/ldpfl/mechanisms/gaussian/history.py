@@ -98,15 +98,15 @@ class SensitiveDP(SensitivitySchedule):
             estimates = torch.where(clients.joined > 0, self._clamped_estimate(self.kappa * movement), estimates)
         return (self.c * estimates / self.epsilon)[:, None].repeat(1, len(public.sizes))
 
-    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+    def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
         if self.clip_to_estimate:
             return clip_rows(raw_update(public, clients), public.sizes, self.public_sensitivity(public) / 2)
-        return super().bounded(public, clients)
+        return super().clipped_updates(public, clients)
 
-    def limits(self, public: PublicState) -> Tensor | None:
+    def clipping_norms(self, public: PublicState) -> Tensor | None:
         if self.clip_to_estimate:
             return torch.tensor([self.public_sensitivity(public) / 2], dtype=torch.float64)
-        return super().limits(public)
+        return super().clipping_norms(public)
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
         """Return for each client the norm of its last update, 0 before its first; nothing if the estimate does not use it."""
@@ -121,14 +121,14 @@ class SensitiveDP(SensitivitySchedule):
         # depend on earlier releases, and the accountants here add up only costs that are fixed beforehand.
         return self.epsilon / self.c if self.clip_to_estimate else None
 
-    def reason(self) -> str:
+    def why_unproved(self) -> str:
         if self.data_dependent:
             return "the noise depends on how far the client's own weights moved"
         return "" if self.proved else "how large the noise is follows from what was released before, and no accountant here adds that up"
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         """Return ``epsilon`` for each layer, added up or averaged: the noise sigma is c D / epsilon for the estimated sensitivity D."""
-        return self._charged(self.epsilon * sigma, sigma)
+        return self._mean_cost(self.epsilon * sigma, sigma)
 
     def _clamped_estimate(self, estimate: Tensor) -> Tensor:
         """Keep an ``estimate`` of the sensitivity between D / 1000 and D."""
@@ -197,13 +197,13 @@ class AdapLDP(NoiseSchedule):
 
     def __post_init__(self) -> None:
         gaussian_mu(self.epsilon, self.delta)  # raises if epsilon or delta is out of range
-        require_share("decay", self.decay, one=True)
+        require_share("decay", self.decay, one_allowed=True)
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
         """Return sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon) of each client i, the same for all layers, (K, L)."""
         scalers = self._scalers(public, clients).clamp(_MIN_SCALER, 1 / self.delta)
         constants = (2 * (1.25 / (self.delta * scalers)).log()).sqrt()
-        sensitivities = 2 * self._rates(clients) * self.steps.clip_norm / clients.samples
+        sensitivities = 2 * self._learning_rates(clients) * self.steps.clip_norm / clients.samples
         sigma = constants * sensitivities / self.epsilon
         if not usable_sigma(float(sigma.min())) or not usable_sigma(float(sigma.max())):
             raise PrivacyError("AdapLDP's learning rate has decayed until its noise is too small; nothing was sent (raise decay)")
@@ -214,9 +214,10 @@ class AdapLDP(NoiseSchedule):
         return {"scaler": torch.full((clients,), _INITIAL_SCALER, dtype=torch.float64), "sent": torch.zeros(clients, dimension)}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
+        """Return each client's scaler c_i, and the weights that it sent, for its next round."""
         return {"scaler": self._scalers(public, clients), "sent": public.weights + sent}
 
-    def settle(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def memory_after_round(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Replace the scalers c_i of all clients by their z-scores."""
         scalers = memory["scaler"]
         deviation = scalers.std(correction=0)
@@ -241,14 +242,14 @@ class AdapLDP(NoiseSchedule):
         return corrected
 
     def mu(self, public: PublicState) -> float | None:
-        return None  # see ``reason``
+        return None  # see ``why_unproved``
 
-    def reason(self) -> str:
+    def why_unproved(self) -> str:
         return "the noise depends on how far the client's own weights moved, and the sensitivity is not proved"
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         """Return ``epsilon`` for each layer, added up or averaged: the paper charges it in full, whatever c_i is."""
-        return self._charged(self.epsilon * sigma, sigma)
+        return self._mean_cost(self.epsilon * sigma, sigma)
 
     def _influence(self, u: Tensor) -> Tensor:
         """Return I, the relative change of each weight, from the product ``u`` of both changes, relative to their norms."""
@@ -256,7 +257,7 @@ class AdapLDP(NoiseSchedule):
             return u * _MAX_CORRECTION
         return (u.clamp(-1.0, 1.0).arccos() * _DEGREES_PER_RADIAN).cos() * _MAX_CORRECTION
 
-    def _rates(self, clients: ClientState) -> Tensor:
+    def _learning_rates(self, clients: ClientState) -> Tensor:
         """Return each client's learning rate lr_i at the end of this round, (K,)."""
         batches = (clients.samples + self.steps.batch_size - 1) // self.steps.batch_size
         steps_taken = (clients.joined + 1) * self.steps.epochs * batches
@@ -267,7 +268,7 @@ class AdapLDP(NoiseSchedule):
         if public.round == 1:
             return clients.memory["scaler"]
         moved = row_norms(raw_update(public, clients), public.sizes)
-        return 0.6 * clients.memory["scaler"].abs() + 0.4 * moved / self._rates(clients)
+        return 0.6 * clients.memory["scaler"].abs() + 0.4 * moved / self._learning_rates(clients)
 
 
 class AdapLDPSettings(GaussianSettings):

@@ -52,7 +52,7 @@ class LayerSelection:
 
     def __post_init__(self) -> None:
         if self.rule == "top_fraction":
-            require_share("top_fraction", self.value, one=True)
+            require_share("top_fraction", self.value, one_allowed=True)
         elif self.rule not in ("abs_l2", "rms"):
             raise ConfigError(f"unknown layer selection {self.rule!r}: expected abs_l2, rms or top_fraction")
         elif not self.value >= 0:
@@ -109,9 +109,9 @@ class LadpPaper(SensitivitySchedule):
         return torch.where(selected, self.full_sigma * (self.p_max / estimates), 0.0)
 
     def mu(self, public: PublicState) -> float | None:
-        return None  # see ``reason``
+        return None  # see ``why_unproved``
 
-    def reason(self) -> str:
+    def why_unproved(self) -> str:
         return "layers that are not selected leave without noise, and the noise of the others depends on the client's weights"
 
 
@@ -171,7 +171,7 @@ class LadpSound(PublicSchedule):
             require_usable(2 * require_positive("clip", norm) / self._mu)
         if self.share_rule not in ("kl", "size"):
             raise ConfigError(f"unknown share rule {self.share_rule!r}: expected kl or size")
-        require_share("smallest_share", self.smallest_share, one=False)
+        require_share("smallest_share", self.smallest_share, one_allowed=False)
         _check_estimate_settings(self.p_min, self.p_max, self.normaliser)
 
     @property
@@ -216,21 +216,21 @@ class LadpSound(PublicSchedule):
         """Return sigma_l = 2 S_l / (mu sqrt(a_l)) of each layer, (L,): clipping norm S_l, share a_l of mu^2."""
         return 2 * self.clips(public.sizes) / (self._mu * self.shares(public).sqrt())
 
-    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
+    def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
         return clip_layers(raw_update(public, clients), public.sizes, self.clips(public.sizes))
 
-    def limits(self, public: PublicState) -> Tensor:
+    def clipping_norms(self, public: PublicState) -> Tensor:
         return self.clips(public.sizes)
 
     def mu(self, public: PublicState) -> float | None:
         return self._mu
 
-    def reason(self) -> str:
+    def why_unproved(self) -> str:
         return ""  # mu is always known
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         """Return c D / sigma of the layers, added up or averaged: D is 2 S_l, and c = epsilon / mu."""
-        return self._charged(2 * self.clips(public.sizes) * (self.epsilon / self._mu), sigma)
+        return self._mean_cost(2 * self.clips(public.sizes) * (self.epsilon / self._mu), sigma)
 
 
 class LadpSoundSettings(GaussianSettings):

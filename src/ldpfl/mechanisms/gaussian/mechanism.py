@@ -102,17 +102,17 @@ class Gaussian(VectorMechanism, PerRound):
         """Clip the updates, add noise on each client's lattice, check that norms hold exactly, and apply the schedule's correction."""
         source = as_source(generator)
         public, clients = self._public_state(ranges), self._client_state(require_finite(values, ranges), ranges)
-        sigma, sent = self.schedule.sigma(public, clients), self.schedule.bounded(public, clients)
+        sigma, sent = self.schedule.sigma(public, clients), self.schedule.clipped_updates(public, clients)
         if not bool((torch.isfinite(sigma) & (sigma >= 0)).all()):
             raise PrivacyError(f"{self.name} computed a negative or infinite noise level: check epsilon and clipping; nothing was sent")
-        limits = None if self.schedule.mu(public) is None else self.schedule.limits(public)
-        if limits is not None and not bool((limits < _MAX_POINTS * sigma.amin(dim=0) / STEPS).all()):
+        clipping_norms = None if self.schedule.mu(public) is None else self.schedule.clipping_norms(public)
+        if clipping_norms is not None and not bool((clipping_norms < _MAX_POINTS * sigma.amin(dim=0) / STEPS).all()):
             raise PrivacyError("epsilon is too large: the noise is too fine for updates of this size. Lower epsilon; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
         for rows, columns in blocks(len(sent), ranges.dimension, values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
             noise = draw_rounded_noise(NORMAL, STEPS, source, rows, columns.stop - columns.start)
-            lattice.add(sent[rows.start : rows.stop, columns].numpy(), noise, rows, columns)
-        if limits is not None and not lattice.within(limits.numpy()):
+            lattice.round_and_add(sent[rows.start : rows.stop, columns].numpy(), noise, rows, columns)
+        if clipping_norms is not None and not lattice.norms_within(clipping_norms.numpy()):
             raise PrivacyError("an update is longer than the sensitivity that the noise is computed for; nothing was sent")
         sent = self.schedule.correct(public, clients, sent)
         if not isfinite(sent.sum(dtype=torch.float64)):
@@ -143,11 +143,10 @@ class Gaussian(VectorMechanism, PerRound):
         mu = self.schedule.mu(self._public_state(ranges))
         if mu is not None:
             return GaussianRelease(self.name, mu * _ROUNDED_UP, alike=not self.schedule.data_dependent)
-        claim = self.schedule.claim()
-        delta = None if claim is None else self.schedule.delta
-        return UnprotectedRelease(
-            self.name, self.schedule.reason(), claimed_epsilon=claim, claimed_delta=delta, claim="" if claim is None else _PAPERS_CLAIM
-        )
+        claimed = self.schedule.claimed_epsilon()
+        delta, claim = (None, "") if claimed is None else (self.schedule.delta, _PAPERS_CLAIM)
+        reason = self.schedule.why_unproved()
+        return UnprotectedRelease(self.name, reason, claimed_epsilon=claimed, claimed_delta=delta, claim=claim)
 
     def _public_state(self, ranges: LayerRanges) -> PublicState:
         """Return the public state of the round; by default that of round 1 after the broadcast 0."""
@@ -209,7 +208,7 @@ class _Lattice:
         self._noise_squares, self._squares = np.zeros(steps.shape), np.zeros(steps.shape)
         self._exact_squares = np.zeros(steps.shape, dtype=np.int64)
 
-    def add(self, values: NDArray[np.float32], noise: Floats, rows: range, columns: slice) -> None:
+    def round_and_add(self, values: NDArray[np.float32], noise: Floats, rows: range, columns: slice) -> None:
         """Round ``values`` (k, b) in place, of clients ``rows`` and coordinates ``columns``, and add the whole numbers ``noise`` (k, b)."""
         first, last = np.searchsorted(self._ends, [columns.start, columns.stop - 1], side="right").tolist()
         for layer in range(first, last + 1):
@@ -218,14 +217,14 @@ class _Lattice:
             self._add_in_layer(values[:, part], noise[:, part], slice(rows.start, rows.stop), layer)
 
     def _add_in_layer(self, values: NDArray[np.float32], noise: Floats, rows: slice, layer: int) -> None:
-        """Do as :meth:`add` for coordinates of one ``layer``, and add their squares to the norms."""
+        """Do as :meth:`round_and_add` for coordinates of one ``layer``, and add their squares to the norms."""
         step = self._steps[rows, layer, None]
         with np.errstate(over="ignore", invalid="ignore"):  # too large values are refused before they are sent
             points = values / np.where(step > 0, step, 1.0)
             np.trunc(points, out=points)
             squares = np.square(points).sum(axis=1)
             self._squares[rows, layer] += squares
-            # Sums of integers are exact below 2^53. Where even 63 bits overflow, ``within`` decides without the exact squares.
+            # Sums of integers are exact below 2^53. Where even 63 bits overflow, ``norms_within`` decides without the exact squares.
             exact = squares if squares.max() < 2.0**53 else np.square(points.astype(np.int64)).sum(axis=1)
             self._exact_squares[rows, layer] += exact.astype(np.int64)
             self._noise_squares[rows, layer] += np.square(noise).sum(axis=1)
@@ -237,23 +236,26 @@ class _Lattice:
         """Return the norm of each client's noise, (K,)."""
         return np.asarray(np.sqrt((self._noise_squares * self._steps**2).sum(axis=1)))
 
-    def within(self, limits: Floats) -> bool:
+    def norms_within(self, limits: Floats) -> bool:
         """Whether the norms of all rounded values, without noise, are at most ``limits``: one for each layer or one for all together.
 
         Floating point decides where norms are clearly shorter or longer; exact fractions decide where they are close to a limit.
         """
         squares, squared_limits = self._squares * self._steps**2, limits**2
-        if len(limits) == 1:
+        if len(limits) == 1:  # of all layers together
             squares = squares.sum(axis=1, keepdims=True)
         if not bool((squares < squared_limits * (1 + _NORM_ERROR)).all()):
             return False
         doubtful = np.flatnonzero((squares > squared_limits * (1 - _NORM_ERROR)).any(axis=1))
-        return all(_within(self._exact_squares[row].tolist(), self._steps[row].tolist(), limits.tolist()) for row in doubtful)
+        return all(_client_norms_within(self._exact_squares[row].tolist(), self._steps[row].tolist(), limits.tolist()) for row in doubtful)
 
 
-def _within(points: list[int], steps: list[float], limits: list[float]) -> bool:
-    """Whether a client's norms keep ``limits``, exactly. ``points`` are the squares of its layers' norms, in squares of ``steps``."""
-    squares = [square * _exact_square(step) for square, step in zip(points, steps, strict=True)]
+def _client_norms_within(squares_in_steps: list[int], steps: list[float], limits: list[float]) -> bool:
+    """Whether a client's norms are at most ``limits``, in exact arithmetic.
+
+    ``squares_in_steps`` are the squares of the norms of its layers, each in squares of the layer's step.
+    """
+    squares = [square * _exact_square(step) for square, step in zip(squares_in_steps, steps, strict=True)]
     if len(limits) == 1:
         squares = [sum(squares, Fraction())]
     return all(square <= _exact_square(limit) for square, limit in zip(squares, limits, strict=True))

@@ -87,18 +87,18 @@ class NoiseSchedule(ABC):
             PrivacyError: weights that are NaN or infinite.
         """
 
-    def bounded(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return the updates (K, d) float32 with respect to the broadcast, to which noise is added.
+    def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
+        """Return the clients' updates (K, d) float32, changes since the broadcast, to which noise will be added.
 
-        A schedule whose guarantee needs a limit overrides this, and clips them to :meth:`limits`. Here nothing is clipped.
+        Here nothing is clipped. A schedule whose guarantee needs clipping overrides this, and clips to :meth:`clipping_norms`.
 
         Raises:
             PrivacyError: weights that are NaN or infinite.
         """
         return require_finite(raw_update(public, clients))
 
-    def limits(self, public: PublicState) -> Tensor | None:
-        """Return the norm (1,), or the norms of layers (L,), float64, that :meth:`bounded` clips to. None if no guarantee needs one."""
+    def clipping_norms(self, public: PublicState) -> Tensor | None:
+        """Return the norm (1,), or each layer's norm (L,), float64, to which updates are clipped. None if no guarantee needs one."""
         return None
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
@@ -109,12 +109,15 @@ class NoiseSchedule(ABC):
         """Return the new memory rows of these clients, which sent the noised update ``sent`` (K, d). Private."""
         return dict(clients.memory)
 
-    def settle(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def memory_after_round(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the ``memory`` of all clients at the end of a round. It has rows also for clients that did not take part."""
         return dict(memory)
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
-        """Return the updates (K, d) that are sent, computed from the noised updates ``sent``. Without private inputs: post-processing."""
+        """Return the updates (K, d) that are sent, computed from the noised updates ``sent``.
+
+        A schedule with a guarantee uses nothing private here, so the guarantee holds as it is (post-processing).
+        """
         return sent
 
     @abstractmethod
@@ -122,10 +125,10 @@ class NoiseSchedule(ABC):
         """Return the exact Gaussian-DP parameter of a client's whole message when its data are replaced; None if none is known."""
 
     @abstractmethod
-    def reason(self) -> str:
-        """Return the reason why :meth:`mu` is None, in a few words; empty if ``mu`` is a number."""
+    def why_unproved(self) -> str:
+        """Return the reason why no guarantee is proved, :meth:`mu` being None, in a few words; empty if ``mu`` is a number."""
 
-    def claim(self) -> float | None:
+    def claimed_epsilon(self) -> float | None:
         """Return the epsilon that the paper claims for one round at ``delta``; None if the paper does not cover these settings."""
         return self.epsilon
 
@@ -138,8 +141,11 @@ class NoiseSchedule(ABC):
         Confidence: medium; low for which c is meant, and for what is counted separately.
         """
 
-    def _charged(self, numerator: float | Tensor, sigma: Tensor) -> float:
-        """Return the cost ``numerator`` / ``sigma`` of layers with noise, 0 for others: added up or averaged, then the clients' mean."""
+    def _mean_cost(self, numerator: float | Tensor, sigma: Tensor) -> float:
+        """Return the mean over clients of a round's cost. A layer costs ``numerator`` / ``sigma``, or 0 if it gets no noise.
+
+        The costs of a client's layers are added up if ``layers_separately``, else averaged.
+        """
         costs = torch.where(sigma > 0, numerator / sigma, 0.0)
         return float((costs.sum(dim=1) if self.layers_separately else costs.mean(dim=1)).mean())
 

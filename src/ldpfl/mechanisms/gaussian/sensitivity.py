@@ -130,14 +130,14 @@ def require_positive(name: str, value: float) -> float:
     return value
 
 
-def require_share(name: str, value: float, *, one: bool) -> float:
+def require_share(name: str, value: float, *, one_allowed: bool) -> float:
     """Return ``value`` after checking that it lies in (0, 1), or in (0, 1] if ``one`` is allowed.
 
     Raises:
         ConfigError: ``value`` lies outside.
     """
-    if not (0 < value < 1 or (one and value == 1)):
-        raise ConfigError(f"{name} must lie in (0, 1{']' if one else ')'}, got {value}")
+    if not (0 < value < 1 or (one_allowed and value == 1)):
+        raise ConfigError(f"{name} must lie in (0, 1{']' if one_allowed else ')'}, got {value}")
     return value
 
 

@@ -9,7 +9,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.mechanisms.gaussian.sensitivity import Constant, LocalSteps, Sensitivity, SensitivityMode
-from ldpfl.mechanisms.settings import Facts, MechanismSettings, as_none
+from ldpfl.mechanisms.settings import Facts, MechanismSettings, none_if_word
 from ldpfl.util.quantities import Positive, Repeats, Share
 
 Variant = Literal["equal_budget", "paper"]
@@ -38,13 +38,13 @@ class GaussianSettings(MechanismSettings):
         """Return the schedule, which decides the noise of each round, client and layer. It raises as :meth:`build` does."""
 
     def at_strength(self, strength: float) -> GaussianSettings:
-        return self.model_copy(update={"epsilon": strength})  # the larger, the less noise
+        return self.model_copy(update={"epsilon": strength})  # a larger strength means less noise
 
     def build(self, facts: Facts) -> Gaussian:
         return Gaussian(self.schedule(facts))
 
     @property
-    def budgeted(self) -> tuple[float, str]:
+    def epsilon_and_budget(self) -> tuple[float, str]:
         return self.epsilon, self.budget
 
 
@@ -64,7 +64,7 @@ class SensitivitySettings(GaussianSettings):
             "epsilon": self.epsilon,
             "delta": self.delta,
             "sensitivity": self._sensitivity(facts),
-            "constant": as_none(self.constant, "auto"),
+            "constant": none_if_word(self.constant, "auto"),
             "layers_separately": self.layers_separately,
         }
 
@@ -86,7 +86,7 @@ class GeometricSettings(SensitivitySettings):
     needs_training: ClassVar[bool] = True
 
     def shared(self, facts: Facts) -> dict[str, Any]:
-        rounds = {"rounds": facts.rounds, "participations": as_none(self.participations, "all"), "variant": self.variant}
+        rounds = {"rounds": facts.rounds, "participations": none_if_word(self.participations, "all"), "variant": self.variant}
         return {**super().shared(facts), **rounds}
 
 

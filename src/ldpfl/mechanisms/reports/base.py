@@ -53,8 +53,8 @@ class Reports(Protocol):
     def mix(cls, batches: Sequence[Any], generator: np.random.Generator) -> Reports:
         """Return all reports of ``batches``, at least one, in a uniformly random order, which says nothing about clients.
 
-        A unit is a part of a report that has a guarantee of its own, such as one weight. It stays together; different units of a report are
-        reordered independently.
+        A unit is a part of a report that has a guarantee of its own, such as one weight. A unit stays together. Different units of a report
+        are reordered independently.
 
         Raises:
             PrivacyError: reports of different shapes, or none.

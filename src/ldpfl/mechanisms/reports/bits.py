@@ -39,12 +39,12 @@ class BitReports:
             raise ProtocolError(f"packed reports have shape {self.packed.shape}, expected (clients, {packed_size(self.dimension)}) uint8")
 
     @classmethod
-    def of(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 8 * COORDINATE_BLOCK) -> Self:
+    def from_encoder(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 8 * COORDINATE_BLOCK) -> Self:
         """Draw, pack and count the bits of ``clients`` reports about ``dimension`` weights, block by block, so that each stays in a cache.
 
         Args:
             encoder: returns the encoder of a block of coordinates.
-            values: number of bits to draw at a time. A draw takes some 70 microseconds at least.
+            values: number of bits to draw at a time. Fewer would be slower: a draw takes some 70 microseconds at least.
         """
         packed, ones = np.empty((clients, packed_size(dimension)), dtype=np.uint8), np.zeros(dimension, dtype=np.int32)
         for columns in coordinate_blocks(dimension):
@@ -96,21 +96,21 @@ class BitReports:
 
     @classmethod
     def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
-        """Return only how many reports set each bit. The bits of each weight are in random order, so the count determines their law."""
+        """Return reports that know only how many bits of each weight are set: each weight's bits are in random order, so this is enough."""
         clients = sum(batch.clients for batch in batches)
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
     def addends(self) -> NDArray[np.uint8]:
-        """Return the numbers (clients, d) whose sum over clients :meth:`of_sum` takes: the bits."""
+        """Return the numbers (clients, d) whose sum over clients :meth:`from_sum` takes: the bits."""
         return self.unpack()
 
     @classmethod
-    def of_sum(cls, total: NDArray[Any], clients: int) -> BitReports:
+    def from_sum(cls, total: NDArray[Any], clients: int) -> BitReports:
         """Return the reports of ``clients`` clients if only the sum ``total`` (d,) of their bits is known."""
         return BitCounts(total.astype(np.int32), clients)
 
-    def counted(self) -> BitCounts:
-        """Return only the number of reports that set each bit, which is all that mixing keeps."""
+    def to_counts(self) -> BitCounts:
+        """Return these reports without their order: only the number of reports that set each bit, which is all that mixing keeps."""
         return BitCounts(self.ones, self.clients)
 
     def unpack(self) -> NDArray[np.uint8]:
@@ -164,7 +164,8 @@ class ShuffledBits(BitCounts):
         ones_left = self.ones.astype(np.uint32)
         packed = np.empty((self.clients, self.bytes_per_client), dtype=np.uint8)
         for row in range(self.clients):
-            bits = self._generator.integers(0, self.clients - row, size=ones_left.size, dtype=np.uint32) < ones_left
+            rows_left = self.clients - row
+            bits = self._generator.integers(0, rows_left, size=ones_left.size, dtype=np.uint32) < ones_left
             ones_left -= bits
             packed[row] = np.packbits(bits, bitorder="little")
         return packed
@@ -184,10 +185,10 @@ def count_ones(reports: Sequence[BitReports]) -> Tensor:
 
 
 def _add_sum(bits: NDArray[np.uint8], ones: NDArray[np.int32]) -> None:
-    """Add the sum of ``bits`` (k, b), which are 0 or 1, to ``ones`` (b,)."""
+    """Add the sum of ``bits`` (k, b), which are 0 or 1, to ``ones`` (b,). As many rows at a time as a uint8 can count, which is fast."""
     for row in range(0, len(bits), _MAX_UINT8):
         ones += bits[row : row + _MAX_UINT8].sum(axis=0, dtype=np.uint8)
 
 
 _MAX_UINT8 = 255
-"""Largest sum of bits that a uint8 holds: adding up in uint8 is fast."""
+"""Largest sum of bits that a uint8 holds."""

@@ -40,11 +40,11 @@ class DenseReports:
         return (row.numpy().tobytes() for row in self.values)
 
     def addends(self) -> NDArray[np.float32]:
-        """Return the numbers (clients, d) whose sum over clients :meth:`of_sum` takes."""
+        """Return the numbers (clients, d) whose sum over clients :meth:`from_sum` takes."""
         return np.asarray(self.values.numpy())
 
     @classmethod
-    def of_sum(cls, total: NDArray[np.float64], clients: int) -> DenseReports:
+    def from_sum(cls, total: NDArray[np.float64], clients: int) -> DenseReports:
         """Return the reports of ``clients`` clients if only their sum ``total`` (d,) is known."""
         return DenseSum(total, clients)
 

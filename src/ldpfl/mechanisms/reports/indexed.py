@@ -135,7 +135,10 @@ def _row_blocks(clients: int, lengths: NDArray[np.int64]) -> Iterator[slice]:
 
 
 def _bit_columns(lengths: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (bit number, groups whose ``lengths`` are larger than it, position of this bit of each of these groups on the wire)."""
+    """Yield, for each bit number, the groups that have this bit, and the bit's position on the wire in each of them.
+
+    A group has the bits 0 to its length - 1, and its number stands on the wire behind those of the groups before it.
+    """
     starts = np.cumsum(lengths) - lengths
     for bit in range(int(lengths.max())):
         groups = np.flatnonzero(lengths > bit)

@@ -111,9 +111,9 @@ class SampledReports:
 
 
 def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray[np.int64]:
-    """Turn rows of k uniform numbers (n, k) into k of ``dimension`` indices each, ascending; all sets are equally likely (to d / 2**52).
+    """Turn each row of k uniform numbers (n, k) into k different indices below d = ``dimension``, ascending.
 
-    Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``. Step j picks one of the
+    All sets of indices are equally likely, up to a relative error of d / 2^52. Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``. Step j picks one of the
     indices up to ``last`` = d - k + j. If the set has this index already, ``last`` joins the set instead. The set has it if an earlier step
     picked the same index, or if the index is the ``last`` of an earlier step, which joined instead of that step's pick. Chains of such
     steps are followed for all rows at once, twice as far each time.
@@ -123,7 +123,7 @@ def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray
     picks = np.minimum(np.floor(uniforms * (lasts + 1)).astype(np.int64), lasts)  # rounding may have turned a uniform number into 1
     order = np.argsort(picks, axis=1, kind="stable")
     ordered = np.take_along_axis(picks, order, axis=1)
-    in_set = np.zeros(picks.shape, dtype=np.bool_)  # whether the set has a step's pick already
+    in_set = np.zeros(picks.shape, dtype=np.bool_)  # whether the set has the step's pick already
     np.put_along_axis(in_set, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
     step_with_last = np.where(picks >= lasts[0], picks - lasts[0], np.arange(count))  # the step whose ``last`` was picked, or itself
     for _ in range(count.bit_length()):

@@ -76,14 +76,14 @@ class SummedReports:
         return self.dimension, self.noise, self.scale, self.bits, self.mixed
 
     @staticmethod
-    def total_of(reports: Sequence[object]) -> Tensor:
-        """Return the sum (d,) to which :meth:`mix` adds noise; empty for reports of other classes, whose noise the clients added."""
+    def total_without_noise(reports: Sequence[object]) -> Tensor:
+        """Return the sum (d,) to which :meth:`mix` will add noise. Empty for reports of other classes, to which clients added noise."""
         totals = [batch.total for batch in reports if isinstance(batch, SummedReports)]
         return torch.stack(totals).sum(dim=0) if totals else torch.empty(0, dtype=torch.int64)
 
     @staticmethod
-    def kind_of(reports: Sequence[object]) -> bytes:
-        """Return bytes that differ if the size of the noise differs: they contain the number of clients and the lattice's parameters."""
+    def noise_parameter_bytes(reports: Sequence[object]) -> bytes:
+        """Return all that determines the size of the noise, as bytes: the number of clients, and the lattice's parameters."""
         sums = [batch for batch in reports if isinstance(batch, SummedReports)]
         return repr((sum(batch.clients for batch in sums), sorted({(batch.noise, batch.scale) for batch in sums}))).encode()
 

@@ -36,8 +36,8 @@ class MixedCoordinates:
 
 
 @dataclass(frozen=True, eq=False)
-class Apart:
-    """How units are read without the other units of their report.
+class SeparateUnits:
+    """Units of a report that are read without its other units.
 
     Attributes:
         reader: returns a mechanism that reads reports of some whole units, given the part of the ranges that these are about. None if the
@@ -48,18 +48,18 @@ class Apart:
     reader: Callable[[LayerRanges], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
     mixed: MixedCoordinates | None = field(default=None, kw_only=True, repr=False, compare=False)
 
-    def read_by(self, mechanism: ReaderT, part: LayerRanges) -> ReaderT:
-        """Return the mechanism that reads the units about ``part`` of the coordinates, in a report of ``mechanism``."""
+    def reader_of_part(self, mechanism: ReaderT, part: LayerRanges) -> ReaderT:
+        """Return the mechanism that reads the units about the coordinates in ``part``, from a report of ``mechanism``."""
         reader: ReaderT = mechanism if self.reader is None else self.reader(part)
         return reader
 
-    def about(self, ranges: LayerRanges) -> LayerRanges:
+    def unit_ranges(self, ranges: LayerRanges) -> LayerRanges:
         """Return the ranges of the coordinates that units are about: ``ranges`` of the weights, unless the mechanism transforms them."""
         return ranges if self.mixed is None else self.mixed.ranges
 
 
 @dataclass(frozen=True, eq=False)
-class Units(Apart):
+class Units(SeparateUnits):
     """Consecutive units on the wire, each about its own consecutive weights.
 
     Runs of equal units are stored once, so that a very large model takes no memory here.
@@ -108,13 +108,13 @@ class Units(Apart):
         """Number of coordinates that all units together are about."""
         return int((self.weights * self.repeats).sum())
 
-    def one_by_one(self) -> tuple[Numbers, Numbers]:
+    def bits_and_weights_per_unit(self) -> tuple[Numbers, Numbers]:
         """Return the number of bits and the number of weights of each unit, (U,) both."""
         return np.repeat(self.bits, self.repeats), np.repeat(self.weights, self.repeats)
 
 
 @dataclass(frozen=True)
-class SampledUnits(Apart):
+class SampledUnits(SeparateUnits):
     """Units about weights that each client samples for itself. A unit carries the index of its weight, and a float32.
 
     Units are read one by one: a reader gets reports of one unit each, and its part of the ranges covers all weights.

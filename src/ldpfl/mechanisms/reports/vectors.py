@@ -41,11 +41,11 @@ class VectorReports(DenseReports):
         return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
     @classmethod
-    def of_sum(cls, total: NDArray[np.float64], clients: int) -> VectorTotal:
+    def from_sum(cls, total: NDArray[np.float64], clients: int) -> VectorTotal:
         return VectorTotal(total, clients)
 
-    def summed(self) -> VectorTotal:
-        """Return only the sum of these reports, which is all that a mean needs."""
+    def to_total(self) -> VectorTotal:
+        """Return these reports without the single vectors: only their sum, which is all that a mean needs."""
         return VectorTotal(np.zeros(self.dimension), 0).plus(self)
 
 

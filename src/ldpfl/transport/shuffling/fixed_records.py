@@ -59,7 +59,7 @@ class FixedRecords:
 
     def __init__(self, units: Units, per_record: int) -> None:
         self._units, self._per_record = units, per_record
-        self._unit_bits, self._unit_weights = units.one_by_one()
+        self._unit_bits, self._unit_weights = units.bits_and_weights_per_unit()
         first = np.arange(0, units.count, per_record)
         self._bits = np.add.reduceat(self._unit_bits, first)
         self.weights = np.add.reduceat(self._unit_weights, first)
@@ -98,9 +98,11 @@ class FixedRecords:
             columns_by_shape.setdefault(shape, []).append(column)
         layouts = []
         for columns in columns_by_shape.values():
-            part = self._units.about(ranges).part(self.about(np.array(columns[:1])))
+            part = self._units.unit_ranges(ranges).part(self.about(np.array(columns[:1])))
             size = packed_size(int(self._bits[columns[0]]))
-            layouts.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.read_by(mechanism, part), part))
+            layouts.append(
+                Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.reader_of_part(mechanism, part), part)
+            )
         return layouts
 
     def join(
@@ -139,8 +141,8 @@ class FixedRecords:
             if columns.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
             weights = self.about(columns)
-            part_ranges = self._units.about(ranges).part(weights)
-            parts.append(Part(self._units.read_by(mechanism, part_ranges).read(payloads, part_ranges), weights, len(rows)))
+            part_ranges = self._units.unit_ranges(ranges).part(weights)
+            parts.append(Part(self._units.reader_of_part(mechanism, part_ranges).read(payloads, part_ranges), weights, len(rows)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
     def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, accepted: Kept) -> NDArray[np.bool_]:

@@ -28,7 +28,7 @@ class Part:
     """Reports about some of the weights, in whole units. The units of a row may come from different clients.
 
     Attributes:
-        reports: reports for the mechanism that :meth:`Units.read_by` returns.
+        reports: reports for the mechanism that :meth:`Units.reader_of_part` returns.
         weights: (d,) bool, the weights that they are about.
         clients: number of clients that reported each of these weights.
     """
@@ -70,7 +70,7 @@ class PartialPool:
             PrivacyError: no weight was reported, or reports of another mechanism or model.
         """
         units = mechanism.units(ranges)
-        coordinates = units.about(ranges)
+        coordinates = units.unit_ranges(ranges)
         if self.reported.shape != (coordinates.dimension,):
             raise PrivacyError(
                 f"the reports cover {self.reported.numel()} weights, the ranges cover {coordinates.dimension}: both must be of one model"
@@ -80,7 +80,7 @@ class PartialPool:
         mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)
         for part in self.parts:
             part_ranges = coordinates.part(part.weights)
-            part_mechanism = units.read_by(mechanism, part_ranges)
+            part_mechanism = units.reader_of_part(mechanism, part_ranges)
             mean[part.weights] = values = part_mechanism.aggregate([part.reports], part_ranges)
             variance[part.weights] = part_mechanism.noise(part_ranges).mean_variance(values, part.reports.clients)
         if units.mixed is not None:  # every coordinate depends on all weights

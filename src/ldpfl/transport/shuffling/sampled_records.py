@@ -79,7 +79,7 @@ class SampledRecords:
         """
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
-        pair_mechanism = self._units.read_by(mechanism, ranges)
+        pair_mechanism = self._units.reader_of_part(mechanism, ranges)
         pairs_by_size = [self._pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sorted(set(self._sizes))]
         index, values = (np.concatenate(column) for column in zip(*pairs_by_size, strict=True))
         if not index.size:

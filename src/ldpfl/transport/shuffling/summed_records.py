@@ -69,11 +69,11 @@ class SummedRecords:
         if self._kind is None or not counts.any():
             return None, refused
         if counts.min() == counts.max():
-            return ReportPool(self._kind.of_sum(self._flat(np.arange(counts.size)), int(counts[0]))), refused
+            return ReportPool(self._kind.from_sum(self._flat(np.arange(counts.size)), int(counts[0]))), refused
         parts = []
         for count in np.unique(counts[counts > 0]).tolist():
             columns = np.flatnonzero(counts == count)
-            parts.append(Part(self._kind.of_sum(self._flat(columns), count), self._cut.about(columns), count))
+            parts.append(Part(self._kind.from_sum(self._flat(columns), count), self._cut.about(columns), count))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)), refused
 
     def _add_with_layout(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
