@@ -14,7 +14,7 @@ from ldpfl import ConfigError
 from ldpfl.experiments.emphasis import emphasis_of, weighted_shares
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.report.page import page
-from ldpfl.tasks import EVEN, Emphasis
+from ldpfl.tasks import NO_EMPHASIS, Emphasis
 
 
 def emphasis(*settings: str, outputs: int = 2, shares: tuple[float, ...] = ()) -> Emphasis:
@@ -22,7 +22,7 @@ def emphasis(*settings: str, outputs: int = 2, shares: tuple[float, ...] = ()) -
 
 
 def test_weights_are_given_or_balance_the_stated_or_measured_shares() -> None:
-    assert emphasis() == EVEN
+    assert emphasis() == NO_EMPHASIS
     assert emphasis("task.class_weights=[1, 3.5]") == Emphasis((1.0, 3.5))
     assert emphasis("task.class_weights=balanced", "data.class_shares=[0.8, 0.2]") == Emphasis((0.25, 1.0))
     assert emphasis("task.class_weights=balanced", "task.focusing=2", shares=(0.5, 0.25, 0.25), outputs=3) == Emphasis((0.5, 1.0, 1.0), 2.0)
@@ -31,7 +31,7 @@ def test_weights_are_given_or_balance_the_stated_or_measured_shares() -> None:
 def test_balanced_classes_have_equal_shares_in_the_loss() -> None:
     shares, mean = weighted_shares([0.9, 0.1], Emphasis((1 / 9, 1.0)))
     assert (shares, mean) == (pytest.approx([0.5, 0.5]), pytest.approx(0.2))  # type: ignore[comparison-overlap]
-    assert weighted_shares([0.9, 0.1], EVEN) == ([0.9, 0.1], 1.0)
+    assert weighted_shares([0.9, 0.1], NO_EMPHASIS) == ([0.9, 0.1], 1.0)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.table_rules import clip_norm_for, start_on_table
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
-from ldpfl.tasks.outcomes import class_chances
+from ldpfl.tasks.outcomes import class_probabilities
 
 FRAME = pd.DataFrame(
     {"age": np.arange(20.0), "y": np.arange(20) % 4, "died": np.arange(20) % 2, "well": 1 - np.arange(20) % 2, "ward": ["a", "b"] * 10}
@@ -58,7 +58,7 @@ def test_training_begins_at_what_was_measured(model: str) -> None:
     expected = torch.tensor(shares).expand(30, 4)
     close: Any = {"rtol": 0.0, "atol": 1e-5}
     torch.testing.assert_close(begun("classification", model, shares).softmax(dim=1), expected, **close)
-    torch.testing.assert_close(class_chances(begun("ordinal", model, shares)), expected, **close)
+    torch.testing.assert_close(class_probabilities(begun("ordinal", model, shares)), expected, **close)
     labels = begun("multilabel", model, [0.1, 0.2], ["died", "well"]).sigmoid()
     torch.testing.assert_close(labels, torch.tensor([0.1, 0.2]).expand(30, 2), **close)
     torch.testing.assert_close(begun("poisson", model, [0.7]), torch.full((30, 1), log(0.7)), **close)

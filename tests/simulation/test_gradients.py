@@ -238,7 +238,7 @@ def test_a_record_without_an_answer_adds_nothing(name: str) -> None:
         targets = targets.float() if one_number else nn.functional.one_hot(targets, outputs).float()
     absent = targets.clone()
     absent[3] = tasks.ABSENT[task.targets]
-    assert tasks.without_answer(absent).tolist() == [place == 3 for place in range(8)]
+    assert tasks.absent_targets(absent).tolist() == [place == 3 for place in range(8)]
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({key: value.detach() for key, value in module.named_parameters()})
 

@@ -65,17 +65,17 @@ def test_ordered_residuals_are_bounded_and_chances_add_up() -> None:
     residuals = gradient(outcomes.ordered_losses, logits, classes)
     torch.testing.assert_close(residuals, (logits.sigmoid() - above) / 3)
     assert float(residuals.sum(dim=1).abs().max()) <= 1
-    chances = outcomes.class_chances(logits)
+    chances = outcomes.class_probabilities(logits)
     assert float(chances.min()) >= 0
     torch.testing.assert_close(chances.sum(dim=1), torch.ones(40))
     in_order = logits.sort(dim=1, descending=True).values
-    torch.testing.assert_close(outcomes.class_chances(in_order)[:, 1:].cumsum(dim=1)[:, -1], in_order[:, 0].sigmoid())
-    assert torch.equal(outcomes.middle_class(in_order), (outcomes.class_chances(in_order).cumsum(dim=1) < 0.5).sum(dim=1))
+    torch.testing.assert_close(outcomes.class_probabilities(in_order)[:, 1:].cumsum(dim=1)[:, -1], in_order[:, 0].sigmoid())
+    assert torch.equal(outcomes.median_class(in_order), (outcomes.class_probabilities(in_order).cumsum(dim=1) < 0.5).sum(dim=1))
 
 
 def test_ordinal_figures() -> None:
     task, logits, classes = tasks.create("ordinal", 3), drawn(60, 3), torch.arange(60) % 4
-    found, told = task.measured(iter([(logits[:30], classes[:30]), (logits[30:], classes[30:])]), every=True), outcomes.middle_class(logits)
+    found, told = task.measured(iter([(logits[:30], classes[:30]), (logits[30:], classes[30:])]), every=True), outcomes.median_class(logits)
     assert found["quadratic kappa"] == pytest.approx(metrics.cohen_kappa_score(classes, told, weights="quadratic"), abs=1e-5)
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(classes, told))
     assert found["mean class error"] == pytest.approx(metrics.mean_absolute_error(classes, told))
@@ -118,7 +118,7 @@ CUTS = torch.tensor([10.0, 20.0, 30.0])
     ],
 )
 def test_a_time_counts_for_the_intervals_that_it_saw(time: float, event: int, expected: list[float]) -> None:
-    (found,) = outcomes.by_interval(torch.tensor([time]), torch.tensor([float(event)]), CUTS)
+    (found,) = outcomes.interval_targets(torch.tensor([time]), torch.tensor([float(event)]), CUTS)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32), equal_nan=True)
 
 
@@ -129,7 +129,7 @@ def test_a_hazard_s_gradient_is_0_where_nothing_was_seen() -> None:
     torch.testing.assert_close(gradient(outcomes.hazard_losses, logits, targets), expected)
     likelihood = (1 - hazards[0, 0]) * hazards[0, 1]
     torch.testing.assert_close(outcomes.hazard_losses(logits, targets)[0], -likelihood.log())
-    torch.testing.assert_close(outcomes.survival(logits)[:, 2], (1 - hazards).prod(dim=1))
+    torch.testing.assert_close(outcomes.survival_probabilities(logits)[:, 2], (1 - hazards).prod(dim=1))
 
 
 def test_hazards_of_no_column_are_kaplan_meier_s() -> None:
@@ -139,16 +139,16 @@ def test_hazards_of_no_column_are_kaplan_meier_s() -> None:
     generator = np.random.default_rng(2)
     times, events = generator.integers(1, 5, 200) * 10.0, generator.integers(0, 2, 200)
     logits = torch.zeros(1, 3, requires_grad=True)
-    targets = outcomes.by_interval(torch.from_numpy(times).float(), torch.from_numpy(events).float(), CUTS)
+    targets = outcomes.interval_targets(torch.from_numpy(times).float(), torch.from_numpy(events).float(), CUTS)
     fitted(outcomes.hazard_losses, [logits], lambda: logits.expand(200, 3), targets)
     expected = SurvfuncRight(times, events)
-    found = outcomes.survival(logits.detach())[0]
+    found = outcomes.survival_probabilities(logits.detach())[0]
     assert found.tolist() == pytest.approx(list(expected.surv_prob[np.isin(expected.surv_times, CUTS.numpy())]), abs=1e-3)
 
 
 def survivors() -> tuple[Tensor, Tensor]:
     times, events = 20 + 12 * drawn(300), (drawn(300, seed=4) > -0.3).float()
-    return drawn(300, 3, seed=5) - times[:, None] / 15, outcomes.by_interval(times, events, CUTS)
+    return drawn(300, 3, seed=5) - times[:, None] / 15, outcomes.interval_targets(times, events, CUTS)
 
 
 def harrell(times: Tensor, events: Tensor, lasting: Tensor) -> float:
@@ -164,10 +164,10 @@ def test_concordance_is_harrell_s_on_the_times_themselves() -> None:
     """Pairs within an interval count, and so do two rows at one time of which one left without an event; tied survival is a half."""
     times, events = (25 + 10 * drawn(300)).clamp_min(0).round(), (drawn(300, seed=4) > -0.5).float()
     logits = (drawn(300, 3, seed=5) - times[:, None] / 15).round(decimals=1)
-    targets = outcomes.with_times(outcomes.by_interval(times, events, CUTS), times, events)
+    targets = outcomes.with_times(outcomes.interval_targets(times, events, CUTS), times, events)
     task = tasks.create("survival", 3)
     found = task.measured(iter([(logits[:100], targets[:100]), (logits[100:], targets[100:])]), every=True)
-    expected = harrell(times, events, outcomes.survival(logits.double()).sum(dim=1))
+    expected = harrell(times, events, outcomes.survival_probabilities(logits.double()).sum(dim=1))
     assert found == {"concordance": pytest.approx(expected, abs=1e-12)}
     assert 0.5 < expected < 0.95
     assert task.measured(iter([(torch.zeros(300, 3), targets)]), every=True) == {"concordance": 0.5}
@@ -189,7 +189,7 @@ def test_a_sample_without_an_answer_teaches_nothing(name: str) -> None:
     absent = torch.full(shape, ABSENT[task.targets], dtype=kind)
     assert task.losses(outputs, absent).tolist() == [0.0, 0.0]
     assert not gradient(task.losses, outputs, absent).any()
-    assert tasks.without_answer(absent).all()
+    assert tasks.absent_targets(absent).all()
 
 
 def test_no_pair_and_no_count_has_no_figure() -> None:

@@ -27,7 +27,7 @@ def test_two_classes_have_scikit_learn_s_figures() -> None:
     from sklearn.linear_model import LogisticRegression
 
     logits, events = drawn()
-    found, risks = weighted_metrics.point(weighted_metrics.of_two_classes(logits, events), ROWS), 1 / (1 + np.exp(-logits))
+    found, risks = weighted_metrics.figures_of_all_rows(weighted_metrics.two_class_figures(logits, events), ROWS), 1 / (1 + np.exp(-logits))
     expected = {
         "AUROC": metrics.roc_auc_score(events, risks),
         "average precision": metrics.average_precision_score(events, risks),
@@ -55,7 +55,7 @@ def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() ->
     logits, classes = random.normal(size=(ROWS, 4)), random.integers(4, size=ROWS)
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     told = logits.argmax(axis=1)
-    found = weighted_metrics.point(weighted_metrics.of_several_classes(logits, classes), ROWS)
+    found = weighted_metrics.figures_of_all_rows(weighted_metrics.several_class_figures(logits, classes), ROWS)
     assert abs(found.pop("calibration slope")) < 0.2  # classes that have nothing to do with the logits
     assert found == pytest.approx(
         {
@@ -67,7 +67,7 @@ def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() ->
         }
     )
     labels = random.random((ROWS, 4)) < 0.3
-    assert weighted_metrics.point(weighted_metrics.of_labels(logits, labels), ROWS) == pytest.approx(
+    assert weighted_metrics.figures_of_all_rows(weighted_metrics.label_figures(logits, labels), ROWS) == pytest.approx(
         {
             "AUROC": metrics.roc_auc_score(labels, logits),
             "macro F1": metrics.f1_score(labels, logits > 0, average="macro"),
@@ -75,7 +75,7 @@ def test_several_classes_and_labels_and_numbers_have_scikit_learn_s_figures() ->
         }
     )
     numbers, targets = logits[:, 0] + 20, logits[:, 0] + logits[:, 1] / 2 + 20
-    assert weighted_metrics.point(weighted_metrics.of_numbers(numbers, targets), ROWS) == pytest.approx(
+    assert weighted_metrics.figures_of_all_rows(weighted_metrics.number_figures(numbers, targets), ROWS) == pytest.approx(
         {
             "R2": metrics.r2_score(targets, numbers),
             "MAE": metrics.mean_absolute_error(targets, numbers),
@@ -92,7 +92,7 @@ def test_counts_and_ordered_classes_have_scikit_learn_s_figures() -> None:
     random = np.random.default_rng(2)
     expected = np.exp(random.normal(size=ROWS))
     counts = random.poisson(expected).astype(np.float64)
-    found = weighted_metrics.point(weighted_metrics.of_counts(expected, counts), ROWS)
+    found = weighted_metrics.figures_of_all_rows(weighted_metrics.count_figures(expected, counts), ROWS)
     assert found == pytest.approx(
         {
             "deviance explained": metrics.d2_tweedie_score(counts, expected, power=1),
@@ -102,7 +102,7 @@ def test_counts_and_ordered_classes_have_scikit_learn_s_figures() -> None:
         }
     )
     told, classes = random.integers(4, size=ROWS).astype(np.float64), random.integers(4, size=ROWS)
-    assert weighted_metrics.point(weighted_metrics.of_ordered(told, classes), ROWS) == pytest.approx(
+    assert weighted_metrics.figures_of_all_rows(weighted_metrics.ordered_class_figures(told, classes), ROWS) == pytest.approx(
         {
             "quadratic kappa": metrics.cohen_kappa_score(classes, told, weights="quadratic"),
             "accuracy": metrics.accuracy_score(classes, told),
@@ -112,20 +112,20 @@ def test_counts_and_ordered_classes_have_scikit_learn_s_figures() -> None:
 
 
 def test_equal_counts_leave_no_deviance_to_explain() -> None:
-    alike = weighted_metrics.of_counts(np.linspace(1, 2, ROWS), np.full(ROWS, 3.0))
-    assert np.isnan(weighted_metrics.point(alike, ROWS)["deviance explained"])
-    alike = weighted_metrics.of_numbers(np.linspace(1, 2, ROWS), np.full(ROWS, 0.1))
-    assert np.isnan(weighted_metrics.point(alike, ROWS)["R2"])
+    alike = weighted_metrics.count_figures(np.linspace(1, 2, ROWS), np.full(ROWS, 3.0))
+    assert np.isnan(weighted_metrics.figures_of_all_rows(alike, ROWS)["deviance explained"])
+    alike = weighted_metrics.number_figures(np.linspace(1, 2, ROWS), np.full(ROWS, 0.1))
+    assert np.isnan(weighted_metrics.figures_of_all_rows(alike, ROWS)["R2"])
 
 
 def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:
     """Ends of 500 resamples, beside those of 300 others: a tenth of the interval's width, or a little more, apart."""
     logits, events = drawn()
-    found = weighted_metrics.intervals(weighted_metrics.of_two_classes(logits, events), ROWS, seed=0)
+    found = weighted_metrics.bootstrap_intervals(weighted_metrics.two_class_figures(logits, events), ROWS, seed=0)
     random, each = np.random.default_rng(7), dict[str, list[float]]()
     for _ in range(300):
         own = random.integers(ROWS, size=ROWS)
-        figures = weighted_metrics.point(weighted_metrics.of_two_classes(logits[own], events[own]), ROWS)
+        figures = weighted_metrics.figures_of_all_rows(weighted_metrics.two_class_figures(logits[own], events[own]), ROWS)
         for name in ("AUROC", "average precision", "Brier score", "calibration slope", "accuracy", "sensitivity at 0.5"):
             each.setdefault(name, []).append(figures[name])
     for name, values in each.items():
@@ -138,18 +138,20 @@ def test_rows_of_one_person_are_drawn_together() -> None:
     random = np.random.default_rng(4)
     told, seen = random.normal(size=200), random.random(200) < 0.3
     whose = np.repeat(np.arange(200), 10)
-    once, alike = weighted_metrics.of_two_classes(told, seen), weighted_metrics.of_two_classes(told[whose], seen[whose])
-    for name, (low, high) in weighted_metrics.intervals(once, 200, seed=1).items():
-        assert weighted_metrics.intervals(alike, 2000, seed=1, whose=whose)[name] == pytest.approx((low, high), abs=1e-9), name
-    narrow, wide = (np.ptp(weighted_metrics.intervals(alike, 2000, seed=1, whose=of)["AUROC"]) for of in (None, whose))
+    once, alike = weighted_metrics.two_class_figures(told, seen), weighted_metrics.two_class_figures(told[whose], seen[whose])
+    for name, (low, high) in weighted_metrics.bootstrap_intervals(once, 200, seed=1).items():
+        assert weighted_metrics.bootstrap_intervals(alike, 2000, seed=1, person_of_row=whose)[name] == pytest.approx(
+            (low, high), abs=1e-9
+        ), name
+    narrow, wide = (np.ptp(weighted_metrics.bootstrap_intervals(alike, 2000, seed=1, person_of_row=of)["AUROC"]) for of in (None, whose))
     assert wide > 2 * narrow
 
 
 def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:
     """Of ten equal classes the largest share of a resample is larger than a tenth, always."""
     random = np.random.default_rng(5)
-    figures = weighted_metrics.of_several_classes(random.normal(size=(ROWS, 10)), np.arange(ROWS) % 10)
-    low, high = weighted_metrics.intervals(figures, ROWS, seed=0)["accuracy of the commonest class"]
+    figures = weighted_metrics.several_class_figures(random.normal(size=(ROWS, 10)), np.arange(ROWS) % 10)
+    low, high = weighted_metrics.bootstrap_intervals(figures, ROWS, seed=0)["accuracy of the commonest class"]
     assert low < 0.1 < high
 
 
@@ -157,8 +159,11 @@ def test_macro_f1_is_of_the_same_classes_in_each_resample() -> None:
     """A class of two rows that is never told: where neither is drawn, the mean of the two other classes would be half as much again."""
     classes = np.concatenate([np.arange(ROWS - 2) % 2, [2, 2]])
     logits = np.eye(3)[np.where(np.arange(ROWS) % 5 == 0, 1 - classes % 2, classes % 2)]
-    figures = weighted_metrics.of_several_classes(logits, classes)
-    point, (low, high) = weighted_metrics.point(figures, ROWS)["macro F1"], weighted_metrics.intervals(figures, ROWS, seed=0)["macro F1"]
+    figures = weighted_metrics.several_class_figures(logits, classes)
+    point, (low, high) = (
+        weighted_metrics.figures_of_all_rows(figures, ROWS)["macro F1"],
+        weighted_metrics.bootstrap_intervals(figures, ROWS, seed=0)["macro F1"],
+    )
     assert low < point < high < 1.2 * point
 
 
@@ -166,8 +171,8 @@ def test_a_count_is_a_row_that_is_there_so_often() -> None:
     logits, events = drawn(30)
     often = np.random.default_rng(2).integers(3, size=30)
     own = np.repeat(np.arange(30), often)
-    whole, parts = weighted_metrics.of_two_classes(logits, events), weighted_metrics.of_two_classes(logits[own], events[own])
-    expected = weighted_metrics.point(parts, own.size)
+    whole, parts = weighted_metrics.two_class_figures(logits, events), weighted_metrics.two_class_figures(logits[own], events[own])
+    expected = weighted_metrics.figures_of_all_rows(parts, own.size)
     for name, value in whole(often[None].astype(np.float64)).items():
         if name not in ("calibration slope", "accuracy of the commonest class") and "base rate" not in name:  # of all rows
             assert value[0] == pytest.approx(expected[name]), name
@@ -176,8 +181,8 @@ def test_a_count_is_a_row_that_is_there_so_often() -> None:
 def test_what_has_no_value_is_nan_and_has_no_interval() -> None:
     """A model that flags nobody, and that tells nobody apart."""
     events = np.arange(40) % 8 == 0
-    figures = weighted_metrics.of_two_classes(np.full(40, -2.0), events)
-    found, ends = weighted_metrics.point(figures, 40), weighted_metrics.intervals(figures, 40, seed=0)
+    figures = weighted_metrics.two_class_figures(np.full(40, -2.0), events)
+    found, ends = weighted_metrics.figures_of_all_rows(figures, 40), weighted_metrics.bootstrap_intervals(figures, 40, seed=0)
     assert (found["AUROC"], found["sensitivity at 0.5"], found["accuracy"]) == (0.5, 0.0, 0.875)
     for name in ("calibration slope", "positive predictive value at 0.5"):
         assert np.isnan(found[name])
@@ -187,14 +192,14 @@ def test_what_has_no_value_is_nan_and_has_no_interval() -> None:
 def test_tenths_are_of_those_alike_and_have_wilson_s_interval() -> None:
     logits, events = drawn()
     risks = 1 / (1 + np.exp(-logits))
-    tenths = weighted_metrics.calibration(risks, events.astype(np.float64), shares=True)
+    tenths = weighted_metrics.calibration_groups(risks, events.astype(np.float64), shares=True)
     assert [own["rows"] for own in tenths] == [40] * 10
     assert [own["predicted"] for own in tenths] == sorted(own["predicted"] for own in tenths)
     assert np.mean([own["observed"] for own in tenths]) == pytest.approx(events.mean())
     share, z, n = tenths[4]["observed"], 1.959964, 40
     middle, half = share + z**2 / (2 * n), z * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
     assert [tenths[4]["low"], tenths[4]["high"]] == pytest.approx([(middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)])
-    numbers = weighted_metrics.calibration(np.arange(100.0), np.arange(100.0) ** 2, shares=False)
+    numbers = weighted_metrics.calibration_groups(np.arange(100.0), np.arange(100.0) ** 2, shares=False)
     assert (numbers[0]["low"], numbers[0]["high"]) == pytest.approx((0.9, 65.7))
 
 
@@ -203,7 +208,7 @@ def test_tenths_are_of_those_alike_and_have_wilson_s_interval() -> None:
 def test_ten_thousand_rows_take_less_than_two_seconds() -> None:
     logits, events = drawn(10_000)
     began = time.process_time()
-    weighted_metrics.intervals(weighted_metrics.of_two_classes(logits, events), 10_000, seed=0)
+    weighted_metrics.bootstrap_intervals(weighted_metrics.two_class_figures(logits, events), 10_000, seed=0)
     assert time.process_time() - began < 2
 
 
@@ -233,25 +238,25 @@ def test_the_integrated_brier_score_is_graf_s_on_the_times_themselves() -> None:
         for when, event, own in zip(times, events, chance, strict=True):
             errors.append((1 - own) ** 2 / stays(cut + 0.5) if when > cut else own**2 / stays(when) if event else 0.0)
         by_cut.append(float(np.mean(errors)))
-    found = weighted_metrics.point(weighted_metrics.of_times(lasting, seen, cuts), ROWS)
+    found = weighted_metrics.figures_of_all_rows(weighted_metrics.survival_figures(lasting, seen, cuts), ROWS)
     assert found["integrated Brier"] == pytest.approx(np.trapezoid(by_cut, [0.0, *cuts]) / cuts[-1], rel=1e-9)
 
 
 def test_intervals_of_concordance_are_those_of_resamples_drawn_one_by_one() -> None:
     lasting, seen, cuts = timed()
-    figures, random = weighted_metrics.of_times(lasting, seen, cuts), np.random.default_rng(3)
-    low, high = weighted_metrics.intervals(figures, ROWS, seed=1)["concordance"]
+    figures, random = weighted_metrics.survival_figures(lasting, seen, cuts), np.random.default_rng(3)
+    low, high = weighted_metrics.bootstrap_intervals(figures, ROWS, seed=1)["concordance"]
     found = []
     for _ in range(300):
         own = random.integers(ROWS, size=ROWS)
         found.append(concordance(seen[own, 0], seen[own, 1] > 0, lasting[own].sum(axis=1)))
     assert (low, high) == pytest.approx(tuple(np.quantile(found, (0.025, 0.975))), abs=0.008)
-    assert low < weighted_metrics.point(figures, ROWS)["concordance"] < high
+    assert low < weighted_metrics.figures_of_all_rows(figures, ROWS)["concordance"] < high
 
 
 def test_times_that_nobody_stayed_to_see_have_no_brier_score() -> None:
     seen = np.array([[1.0, 0.0], [2.0, 0.0]])
-    found = weighted_metrics.point(weighted_metrics.of_times(np.full((2, 1), 0.5), seen, np.array([3.0])), 2)
+    found = weighted_metrics.figures_of_all_rows(weighted_metrics.survival_figures(np.full((2, 1), 0.5), seen, np.array([3.0])), 2)
     assert np.isnan(found["integrated Brier"])
     assert np.isnan(found["concordance"])
 
@@ -264,10 +269,12 @@ def test_the_calibration_slope_of_several_classes_is_the_factor_by_which_they_ar
     random = np.random.default_rng(3)
     logits = 5 * random.normal(size=(2000, 4))
     classes = np.array([random.choice(4, p=own) for own in np.exp(log_softmax(logits / 5, axis=1))])
-    found = weighted_metrics.point(weighted_metrics.of_several_classes(logits, classes), 2000)["calibration slope"]
+    found = weighted_metrics.figures_of_all_rows(weighted_metrics.several_class_figures(logits, classes), 2000)["calibration slope"]
     best = minimize_scalar(lambda factor: -log_softmax(factor * logits, axis=1)[np.arange(2000), classes].sum(), bounds=(0, 2)).x
     assert found == pytest.approx(best, abs=1e-4)
-    low, high = weighted_metrics.intervals(weighted_metrics.of_several_classes(logits, classes), 2000, seed=0)["calibration slope"]
+    low, high = weighted_metrics.bootstrap_intervals(weighted_metrics.several_class_figures(logits, classes), 2000, seed=0)[
+        "calibration slope"
+    ]
     assert low < 0.2 < high < 0.25
-    told_apart = weighted_metrics.point(weighted_metrics.of_several_classes(10 * np.eye(4)[classes], classes), 2000)
+    told_apart = weighted_metrics.figures_of_all_rows(weighted_metrics.several_class_figures(10 * np.eye(4)[classes], classes), 2000)
     assert np.isnan(told_apart["calibration slope"])  # no factor is the best

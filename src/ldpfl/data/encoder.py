@@ -15,7 +15,7 @@ from ldpfl.data.columns import width_of
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import Targets
-from ldpfl.tasks.outcomes import class_chances, expected_count, middle_class, survival
+from ldpfl.tasks.outcomes import class_probabilities, expected_count, median_class, survival_probabilities
 from ldpfl.util.user_code import public_name
 
 if TYPE_CHECKING:
@@ -146,11 +146,11 @@ class Encoder(BaseModel):
             counts = expected_count(outputs.reshape(len(outputs)).double()) * self.target_spread
             return pandas.DataFrame({printable(str(self.data.target)): counts.numpy()})
         if self.targets == "survival":
-            time, beyond = printable(self.data.target[0]), survival(outputs.double()).numpy()
+            time, beyond = printable(self.data.target[0]), survival_probabilities(outputs.double()).numpy()
             return pandas.DataFrame({f"probability of {time} beyond {cut:.6g}": beyond[:, place] for place, cut in enumerate(self.cuts)})
         if self.targets == "ordered":
             logits = outputs.double()
-            return predicted_classes(str(self.data.target), self.classes, class_chances(logits), middle_class(logits))
+            return predicted_classes(str(self.data.target), self.classes, class_probabilities(logits), median_class(logits))
         if self.targets == "class":
             chances = outputs.double().softmax(dim=1)
             return predicted_classes(str(self.data.target), self.classes, chances, likeliest(chances, threshold))

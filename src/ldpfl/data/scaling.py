@@ -28,8 +28,8 @@ from ldpfl.data.encoder import Encoder, Knots, scaled_by
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
-from ldpfl.tasks import Targets, without_answer
-from ldpfl.tasks.outcomes import LINEAR_FROM, by_interval, with_times
+from ldpfl.tasks import Targets, absent_targets
+from ldpfl.tasks.outcomes import LINEAR_FROM, interval_targets, with_times
 
 Floats = NDArray[np.float64]
 
@@ -264,7 +264,7 @@ class TargetScale:
         """
         if self.cuts:
             times, events = targets.unbind(dim=1)
-            intervals = by_interval(times, events, torch.tensor(self.cuts))
+            intervals = interval_targets(times, events, torch.tensor(self.cuts))
             return with_times(intervals, times, events) if for_evaluation else intervals
         reach = float("inf") if for_evaluation else self.reach
         return ((targets.double() - self.center) / self.spread).clamp(-reach, reach).float()
@@ -380,7 +380,7 @@ def _values(samples: Samples, column: Unscaled) -> Floats:
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
-    return targets.double().where(~without_answer(samples.targets), torch.nan).numpy()
+    return targets.double().where(~absent_targets(samples.targets), torch.nan).numpy()
 
 
 def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:

@@ -57,7 +57,7 @@ from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluat
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
 from ldpfl.simulation.measuring import Measuring, charged
 from ldpfl.simulation.record_sums import ranges_of
-from ldpfl.tasks import Targets, without_answer
+from ldpfl.tasks import Targets, absent_targets
 from ldpfl.util.randomness import Purpose, known, stream
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_cache import Warn
@@ -404,7 +404,7 @@ def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
             f"data.person is {config.data.person!r}, but the data have no such column: give a table that has this column, "
             "or leave data.person out"
         )
-    has_answer = ~without_answer(data.train.targets).numpy()
+    has_answer = ~absent_targets(data.train.targets).numpy()
     return Persons.of(data.persons.tolist(), config.data.person_rows, clients=data.clients, answered=has_answer)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.tasks import EVEN, Emphasis
+from ldpfl.tasks import NO_EMPHASIS, Emphasis
 
 
 def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emphasis:
@@ -21,7 +21,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
     """
     task = config.task
     if task.class_weights == "off" and not task.focusing:
-        return EVEN
+        return NO_EMPHASIS
     if task.name != "classification" or config.training.method != "gradient":
         raise ConfigError(
             "task.class_weights and task.focusing change the loss of a classification that is trained by gradients, and this run has "

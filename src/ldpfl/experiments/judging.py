@@ -15,8 +15,8 @@ from torch import Tensor
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured
 from ldpfl.tasks import unusable, weighted_metrics
-from ldpfl.tasks.outcomes import LEAST_COUNT, expected_count, middle_class, survival, times_in
-from ldpfl.tasks.weighted_metrics import Counted, Floats
+from ldpfl.tasks.outcomes import MIN_COUNT, appended_times, expected_count, median_class, survival_probabilities
+from ldpfl.tasks.weighted_metrics import FiguresOfCounts, Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,23 +36,23 @@ class Judged:
     scores: dict[str, float]
     predicted: Floats = field(default_factory=lambda: np.empty(0))
     observed: NDArray[Any] = field(default_factory=lambda: np.empty(0))
-    kind: Callable[[Floats, Any], Counted] | None = None
-    figures: Counted | None = None
+    kind: Callable[[Floats, Any], FiguresOfCounts] | None = None
+    figures: FiguresOfCounts | None = None
     unusable: bool = False
     constant: bool = False
     classes: NDArray[np.int64] | None = None
 
     @property
     def is_of_two_classes(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_two_classes
+        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.two_class_figures
 
     @property
     def is_of_times(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_times
+        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.survival_figures
 
     @property
     def is_of_numbers(self) -> bool:
-        return self.kind in (weighted_metrics.of_numbers, weighted_metrics.of_counts)
+        return self.kind in (weighted_metrics.number_figures, weighted_metrics.count_figures)
 
 
 def judged_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> Judged:
@@ -87,11 +87,11 @@ def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: 
     figures, equality = kind(predicted, observed), _EqualOutputs()
     equality.update(outputs)
     classes = _CLASSES[name](outputs).numpy() if name in _CLASSES else None
-    all_scores = {**weighted_metrics.point(figures, len(observed)), **scores}
+    all_scores = {**weighted_metrics.figures_of_all_rows(figures, len(observed)), **scores}
     return Judged(all_scores, predicted, observed, kind, figures, constant=equality.holds, classes=classes)
 
 
-_CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {"classification": lambda logits: logits.argmax(dim=1), "ordinal": middle_class}
+_CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {"classification": lambda logits: logits.argmax(dim=1), "ordinal": median_class}
 """Function from outputs (N, ...) to the predicted class (N,), for tasks that predict one."""
 
 
@@ -122,7 +122,7 @@ _TOLERANCE = 1e-6
 """Difference between outputs, as a fraction of the largest one, up to which it counts as rounding."""
 
 
-_MetricsInput = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
+_MetricsInput = tuple[Callable[[Floats, Any], FiguresOfCounts], Floats, NDArray[Any]]
 """Function that computes weighted metrics, and its two arguments: outputs and observed targets, in the form that it takes."""
 
 
@@ -130,14 +130,14 @@ def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Me
     """Return the metrics of classes, with the difference of two logits, or the logits (n, k) of more classes, and the observed classes."""
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
-        figures = partial(weighted_metrics.of_two_classes, threshold=federation.evaluation.threshold)
+        figures = partial(weighted_metrics.two_class_figures, threshold=federation.evaluation.threshold)
         return figures, logits[:, 1] - logits[:, 0], classes == 1
-    return weighted_metrics.of_several_classes, logits, classes
+    return weighted_metrics.several_class_figures, logits, classes
 
 
 def _label_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
     """Return the metrics of labels, with their logits (n, k), and which labels each row has."""
-    return weighted_metrics.of_labels, outputs.double().numpy(), targets.numpy() > 0
+    return weighted_metrics.label_figures, outputs.double().numpy(), targets.numpy() > 0
 
 
 def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
@@ -145,16 +145,16 @@ def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _M
     encoder = federation.encoder
     center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
     predicted, observed = (values.reshape(len(targets)).double().numpy() * unit + center for values in (outputs, targets))
-    return weighted_metrics.of_numbers, predicted, observed
+    return weighted_metrics.number_figures, predicted, observed
 
 
 def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
     """Return the metrics of times, with the probability (n, k) to survive each interval, and times with events (n, 2)."""
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
-    times, events = times_in(targets, outputs.shape[1])
+    times, events = appended_times(targets, outputs.shape[1])
     return (
-        partial(weighted_metrics.of_times, cuts=cuts.astype(np.float64)),
-        survival(outputs.double()).numpy(),
+        partial(weighted_metrics.survival_figures, cuts=cuts.astype(np.float64)),
+        survival_probabilities(outputs.double()).numpy(),
         np.stack([times, events], axis=1),
     )
 
@@ -162,13 +162,13 @@ def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Met
 def _count_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
     """Return the metrics of counts, with the expected and the observed count of each row, in the unit of the data."""
     unit = 1.0 if federation.encoder is None else federation.encoder.target_spread
-    expected = expected_count(outputs.reshape(len(targets)).double()).clamp_min(LEAST_COUNT)
-    return weighted_metrics.of_counts, expected.numpy() * unit, targets.double().numpy() * unit
+    expected = expected_count(outputs.reshape(len(targets)).double()).clamp_min(MIN_COUNT)
+    return weighted_metrics.count_figures, expected.numpy() * unit, targets.double().numpy() * unit
 
 
 def _ordered_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
     """Return the metrics of ordered classes, with the middle class that is predicted for each row, and the observed class."""
-    return weighted_metrics.of_ordered, middle_class(outputs).double().numpy(), targets.numpy()
+    return weighted_metrics.ordered_class_figures, median_class(outputs).double().numpy(), targets.numpy()
 
 
 _FORMS: Mapping[str, Callable[[Tensor, Tensor, Federation], _MetricsInput]] = {

@@ -85,7 +85,7 @@ def quality(
     row_count = len(judged.observed)
     persons = _person_numbers(federation, np.arange(row_count))
     unsure_metrics, entries["intervals_note"] = _unsure_metrics(judged, judged.observed, persons)
-    all_intervals = weighted_metrics.intervals(judged.figures, row_count, seed, whose=persons)
+    all_intervals = weighted_metrics.bootstrap_intervals(judged.figures, row_count, seed, person_of_row=persons)
     if persons is not None:
         entries["resampled"] = "persons"
     if intervals := {name: all_intervals[name] for name in judged.scores if name in all_intervals and name not in unsure_metrics}:
@@ -99,12 +99,14 @@ def quality(
         risks = expit(judged.predicted)
         entries["threshold"] = _threshold_for_share(risks, float(judged.observed.mean())) if entries["one_class"] else ""
         entries["event"] = printable(class_names[1]) if class_names else "1"
-        entries["calibration"] = weighted_metrics.calibration(risks, judged.observed.astype(np.float64), shares=True, whose=persons)
+        entries["calibration"] = weighted_metrics.calibration_groups(
+            risks, judged.observed.astype(np.float64), shares=True, person_of_row=persons
+        )
         # The bars end at the largest risk, rounded up to a twentieth.
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
         entries["risks"] = {"edges": edges.tolist(), "rows": counts.tolist()}
     elif judged.is_of_numbers:
-        entries["calibration"] = weighted_metrics.calibration(judged.predicted, judged.observed, shares=False)
+        entries["calibration"] = weighted_metrics.calibration_groups(judged.predicted, judged.observed, shares=False)
     return entries
 
 
@@ -237,8 +239,8 @@ def _site_entry(federation: Federation, judged: Judged, client: int, seed: int) 
     if judged.kind is None:
         return {**entry, "note": note}
     figures = judged.kind(predicted, observed)
-    scores = {name: value for name, value in weighted_metrics.point(figures, rows.size).items() if name not in unsure_metrics}
-    intervals = weighted_metrics.intervals(figures, rows.size, seed, whose=persons) if scores else {}
+    scores = {name: value for name, value in weighted_metrics.figures_of_all_rows(figures, rows.size).items() if name not in unsure_metrics}
+    intervals = weighted_metrics.bootstrap_intervals(figures, rows.size, seed, person_of_row=persons) if scores else {}
     entry["scores"] |= scores
     entry["intervals"] |= {name: intervals[name] for name in scores if name in intervals}
     return {**entry, "note": note}
@@ -283,17 +285,17 @@ def _rare_outcome(judged: Judged, targets: NDArray[Any]) -> _Outcome | None:
         return _Outcome(targets[:, None] > 0, "the event", frozenset(judged.scores))
     if judged.is_of_times:
         return _Outcome(targets[:, 1:] > 0, "the event", frozenset(judged.scores), and_without=False)
-    if judged.kind is weighted_metrics.of_several_classes:
+    if judged.kind is weighted_metrics.several_class_figures:
         unsure = frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
         return _Outcome(targets[:, None] == np.unique(targets), "one of the classes", unsure)
-    if judged.kind is weighted_metrics.of_labels:
+    if judged.kind is weighted_metrics.label_figures:
         return _Outcome(
             targets[:, targets.any(axis=0)], "one of the labels", frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
         )
-    if judged.kind is weighted_metrics.of_counts:
+    if judged.kind is weighted_metrics.count_figures:
         unsure = frozenset((weighted_metrics.DEVIANCE, weighted_metrics.MEAN_PREDICTION, weighted_metrics.OBSERVED_MEAN))
         return _Outcome(targets[:, None] > 0, "a count above 0", unsure, and_without=False)
-    if judged.kind is weighted_metrics.of_ordered:
+    if judged.kind is weighted_metrics.ordered_class_figures:
         is_other_class = targets[:, None] != np.bincount(targets).argmax()
         return _Outcome(is_other_class, "another class than the commonest", frozenset((weighted_metrics.KAPPA,)), and_without=False)
     return None

@@ -57,7 +57,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.adapters import is_of_transformers
 from ldpfl.models.layout import ParameterLayout, answers_of
 from ldpfl.models.mending import copied
-from ldpfl.tasks import EVEN, PARALLEL, Emphasis, Targets
+from ldpfl.tasks import NO_EMPHASIS, PARALLEL, Emphasis, Targets
 
 _SYNTHETIC_ROWS = 64
 """Number of synthetic rows on which gradient norms are estimated."""
@@ -143,7 +143,7 @@ def start_on_table(
     mechanism: Mechanism,
     clients: int,
     shares: Sequence[float],
-    emphasis: Emphasis = EVEN,
+    emphasis: Emphasis = NO_EMPHASIS,
 ) -> TableStart:
     """Choose the initial weights and the server's settings that are ``auto``. Without any ``auto``, nothing changes.
 

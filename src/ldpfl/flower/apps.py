@@ -43,7 +43,7 @@ from ldpfl.simulation.evaluating_clients import WholeClientEvaluation
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.measuring import point_of, taken_off
 from ldpfl.simulation.record_sums import RecordVectors, client_sums
-from ldpfl.tasks import without_answer
+from ldpfl.tasks import absent_targets
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
@@ -103,7 +103,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
 
 def _log_unusable_rows(data: Dataset) -> None:
     """Log on this node that none or few of its rows can be used, which its report hides. Depends on the data: for its operator alone."""
-    usable = (~without_answer(data.train.targets)).float().mean()
+    usable = (~absent_targets(data.train.targets)).float().mean()
     if not usable >= _FEW:
         LOGGER.warning(
             "%s%s of this node's rows can be used: a row is left out if it lacks a value that the app needs, or has one that it does not "

@@ -39,7 +39,7 @@ from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel, GaussianRelease, Release
 from ldpfl.privacy.guarantee import least_protected
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Transport
-from ldpfl.tasks import without_answer
+from ldpfl.tasks import absent_targets
 from ldpfl.transport.shuffling.sealing import read_public
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import cohort_size
@@ -153,7 +153,7 @@ def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
     try:
         check_at_node(config.data, targets, table)
     except DataError as error:
-        return len(answers), int(without_answer(answers).sum()), str(error)
+        return len(answers), int(absent_targets(answers).sum()), str(error)
     return len(answers), 0, ""
 
 

@@ -181,9 +181,9 @@ class _DirectionNoise(Noise):
 
         It is (V / m^2 + (V - N^2) u_j^2) / n in weight j, for the law's scale m = gamma and V, the mean square of the noisy length. If
         lengths are not sent, it is norm^2 / (m^2 n), exact except for zero vectors. Otherwise u is the direction of the mean, and N is
-        the length that explains the length of the mean, noise included: E|mean - c|^2 = N^2 + (V (d / m^2 + 1) - N^2) / n, where V is
-        linear in N. The estimate is consistent where all clients hold the same vector. It is too large near 0. Where updates cancel, it is
-        too small, by the factor (A^2 + 3) / (A^2 - 1) at most.
+        the length that explains the length of the mean, noise included: E|mean - center|^2 = N^2 + (V (d / m^2 + 1) - N^2) / n for d
+        weights, where V is linear in N. The estimate is consistent where all clients hold the same vector. It is too large near 0. Where
+        updates cancel, it is too small, by the factor (A^2 + 3) / (A^2 - 1) at most, with the gain A of the length's bit.
         """
         scale = self.mechanism.law.scale
         if not self.mechanism.magnitude_share:

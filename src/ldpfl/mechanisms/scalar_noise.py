@@ -170,9 +170,8 @@ class PiecewiseLaw(ScalarLaw):
     the largest multiple of 2^-64 with which a point in it is at most e^epsilon times as likely as one outside.
     """
 
-    epsilon_limit: ClassVar[float] = (
-        2 * 64 * log(2)
-    )  # above it, the probability q / (1 + q) of the rest is below 2^-64, the least that is drawn
+    # Above it, the probability q / (1 + q) of a point outside the window is below 2^-64, the smallest that is drawn.
+    epsilon_limit: ClassVar[float] = 2 * 64 * log(2)
 
     @property
     def width(self) -> int:

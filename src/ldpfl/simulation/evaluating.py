@@ -28,7 +28,7 @@ from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
-from ldpfl.tasks import ACCURACY, Targets, unusable, without_answer
+from ldpfl.tasks import ACCURACY, Targets, absent_targets, unusable
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.randomness import Purpose
 
@@ -117,7 +117,7 @@ class RecordScores:
         The score is the probability of the second of two classes, or of the predicted class of several. It is observed if the target is
         that class. A record without a target has zeros. So has one with unusable outputs, except for its loss and the wrong prediction.
         """
-        has_target, is_usable = ~without_answer(targets), ~unusable(outputs, self.kind)
+        has_target, is_usable = ~absent_targets(targets), ~unusable(outputs, self.kind)
         weights, rows = self.weights, torch.arange(len(targets))
         losses = task.losses(outputs, targets).double().nan_to_num(nan=self.loss_bound, posinf=self.loss_bound)
         vectors = torch.zeros(len(targets), self.size, dtype=torch.float64)

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.record_sums import APART, NoisySum, ranges_of
-from ldpfl.tasks import without_answer
+from ldpfl.tasks import absent_targets
 from ldpfl.tasks.weighted_metrics import Floats
 
 _INSIDE = 1 - 2.0**-40
@@ -92,7 +92,7 @@ class LeastSquares:
         products = features[:, first] * features[:, second] * self._weights
         crossed = (features[:, :, None] * scaled_targets[:, None, :]).flatten(1) * self._target_weight
         vectors = torch.cat([products, crossed], dim=1)
-        return vectors.where(~without_answer(targets)[:, None], 0.0)
+        return vectors.where(~absent_targets(targets)[:, None], 0.0)
 
     def solved(self, total: NoisySum, records: float) -> Tensor:
         """Return the weights (d,) float32 of the head from the ``total`` over ``records`` records, in the order of the model's layers.

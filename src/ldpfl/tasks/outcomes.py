@@ -17,65 +17,71 @@ from ldpfl.tasks.survival import concordance
 LINEAR_FROM = 4.0
 """Output above which the expected count, in units of its spread, grows linearly instead of exponentially."""
 
-LEAST_COUNT = 1e-12
+MIN_COUNT = 1e-12
 """Expected count that a smaller one is taken for, since the deviance takes its logarithm."""
 
 
 def expected_count(outputs: Tensor) -> Tensor:
-    """Return the expected count of each output: its exponential, continued by the tangent above an output of 4."""
+    """Return the expected count of each output: its exponential, and above an output of 4 the tangent, so that no count explodes."""
     below = outputs.clamp(max=LINEAR_FROM)
     return below.exp() * (1 + outputs - below)
 
 
 def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return half the Poisson deviance of counts (B,); its gradient is the exponential less the count.
+    """Return half the Poisson deviance of counts (B,). Its gradient is the expected count less the count, for outputs up to 4.
 
-    It is the negative log-likelihood less the least one that any output has, so it is not negative.
+    The deviance is the negative log-likelihood less the smallest value that it has for any output, so it is not negative.
     """
-    least = targets - torch.xlogy(targets, targets)
-    return expected_count(outputs) - targets * outputs - least
+    smallest = targets - torch.xlogy(targets, targets)
+    return expected_count(outputs) - targets * outputs - smallest
 
 
 def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:
     """Return each sample's cross-entropy (B,), averaged over the thresholds between ordered classes.
 
-    ``logits`` (B, k - 1) are the log odds that the class is above each threshold. The likelihood of a class would be the difference of two
-    such probabilities, and its gradient has no bound where they come close. The sum over thresholds has the same slopes at its optimum
-    (proportional odds). Its residuals lie within [-1, 1], and the thresholds need no order.
+    ``logits`` (B, k - 1) are the log odds that the class is above each threshold. The likelihood of a class would be the difference of the
+    probabilities at two thresholds. It is not used, because its gradient has no bound where the two come close. The mean over thresholds
+    has the same slopes at its optimum (proportional odds). Its residuals lie within [-1, 1], and the thresholds need no order.
     """
     above = classes[:, None] > torch.arange(logits.shape[1], device=logits.device)
     return F.binary_cross_entropy_with_logits(logits, above.to(logits.dtype), reduction="none").mean(dim=-1)
 
 
-def class_chances(logits: Tensor) -> Tensor:
-    """Return the probability (N, k) of each ordered class. A threshold's probability is capped by those of the thresholds below it."""
+def class_probabilities(logits: Tensor) -> Tensor:
+    """Return the probability (N, k) of each ordered class, from the log odds ``logits`` (N, k - 1) of being above each threshold.
+
+    To be above a threshold is at most as probable as to be above a lower one, so larger probabilities are cut to that.
+    """
     above = logits.sigmoid().cummin(dim=1).values
-    ends = above.new_ones(len(above), 1)
-    return torch.cat([ends, above], dim=1) - torch.cat([above, 1 - ends], dim=1)
+    one = above.new_ones(len(above), 1)
+    return torch.cat([one, above], dim=1) - torch.cat([above, 1 - one], dim=1)
 
 
-def middle_class(logits: Tensor) -> Tensor:
+def median_class(logits: Tensor) -> Tensor:
     """Return the median class (N,), which has the least expected distance from the true one."""
     return (logits.cummin(dim=1).values > 0).sum(dim=1)
 
 
 def hazard_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the negative log-likelihood (B,) of discrete hazards: ``targets`` (B, K) are 1 in the interval of the event, 0 in the
-    intervals before, and NaN in all that were not seen. Columns after these, see :func:`with_times`, are left alone."""
+    """Return the negative log-likelihood (B,) of discrete hazards, whose log odds are ``logits`` (B, K).
+
+    ``targets`` (B, K) are 1 in the interval of the event, 0 in the intervals before it, and NaN in intervals that were not observed.
+    Further columns of ``targets``, which :func:`with_times` appends, are ignored.
+    """
     targets = targets[..., : logits.shape[-1]]
     by_interval = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
     return torch.where(targets.isnan(), torch.zeros_like(by_interval), by_interval).sum(dim=-1)
 
 
-def survival(logits: Tensor) -> Tensor:
-    """Return the probability (N, K) that there was no event by the end of each interval."""
+def survival_probabilities(logits: Tensor) -> Tensor:
+    """Return the probability (N, K) that there was no event by the end of each interval, from the log odds of the hazards."""
     return (-F.softplus(logits).cumsum(dim=1)).exp()
 
 
-def by_interval(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
+def interval_targets(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
     """Return the targets (N, K) of :func:`hazard_losses`, for intervals that end at ``cuts`` (K,).
 
-    A time that ended without the event counts for an interval of which it saw at least a half.
+    A row that was observed until ``times`` without an event has no event in the intervals of which it was observed for at least half.
     """
     starts = torch.cat([cuts.new_zeros(1), cuts[:-1]])
     times, events = times[:, None], events[:, None] > 0
@@ -88,12 +94,12 @@ def by_interval(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
 
 
 def with_times(targets: Tensor, times: Tensor, events: Tensor) -> Tensor:
-    """Return ``targets`` (N, K) of :func:`hazard_losses` with time and event behind them (N, K + 2), as rows to measure on have them."""
+    """Append the columns time and event to the ``targets`` (N, K) of :func:`hazard_losses`, (N, K + 2). Metrics of test rows need them."""
     return torch.cat([targets, times[:, None], events[:, None]], dim=1)
 
 
-def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the times (N,) and the events (N,) that :func:`with_times` appended to the targets of this number of ``intervals``.
+def appended_times(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the times (N,) and the events (N,) that :func:`with_times` appended to targets of as many ``intervals``.
 
     Raises:
         ConfigError: the targets have no such columns.
@@ -106,7 +112,7 @@ def times_in(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDAr
     return targets[:, -2].double().numpy(), targets[:, -1].numpy() > 0
 
 
-class Collected:
+class CollectingMetric:
     """Collects outputs and targets, for metrics that need all of them together."""
 
     def __init__(self) -> None:
@@ -123,21 +129,21 @@ class Collected:
         return torch.cat(self._outputs), torch.cat(self._targets)
 
 
-class DevianceExplained(Collected):
+class DevianceExplained(CollectingMetric):
     """Share of the Poisson deviance around the mean that a model explains (D2, as R2 is of squares)."""
 
     def compute(self) -> float:
         """Return 1 less the deviance of the model over that of the mean count; NaN if all counts are equal."""
         outputs, targets = self.collected()
         counts = targets.double()
-        expected, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(LEAST_COUNT), counts.mean().clamp_min(LEAST_COUNT)
+        expected, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(MIN_COUNT), counts.mean().clamp_min(MIN_COUNT)
         # The terms that both deviances share: they depend on the counts alone.
-        count_terms = torch.special.xlogy(counts, counts.clamp_min(LEAST_COUNT)) - counts
+        count_terms = torch.special.xlogy(counts, counts.clamp_min(MIN_COUNT)) - counts
         explained, around_mean = (count_terms - torch.special.xlogy(counts, prediction) + prediction for prediction in (expected, mean))
         return 1 - float(explained.sum() / around_mean.sum()) if bool((counts != counts[0]).any()) else float("nan")
 
 
-class R2(Collected):
+class R2(CollectingMetric):
     """Share of the squared distance from the mean that a model explains."""
 
     def compute(self) -> float:
@@ -148,18 +154,18 @@ class R2(Collected):
         return 1 - float(errors.square().sum() / around_mean.square().sum()) if bool((numbers != numbers[0]).any()) else float("nan")
 
 
-class MeanClassError(Collected):
+class MeanClassError(CollectingMetric):
     """Mean distance of the median class from the true one, in classes."""
 
     def compute(self) -> float:
         logits, classes = self.collected()
-        return float((middle_class(logits) - classes).abs().double().mean())
+        return float((median_class(logits) - classes).abs().double().mean())
 
 
-class Concordance(Collected):
+class Concordance(CollectingMetric):
     """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
 
     def compute(self) -> float:
         logits, targets = self.collected()
-        times, events = times_in(targets, logits.shape[1])
-        return concordance(times, events, survival(logits).sum(dim=1).numpy())
+        times, events = appended_times(targets, logits.shape[1])
+        return concordance(times, events, survival_probabilities(logits).sum(dim=1).numpy())

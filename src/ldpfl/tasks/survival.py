@@ -11,50 +11,51 @@ Floats = NDArray[np.float64]
 _Places = NDArray[np.intp]
 
 
-def compared(times: Floats, events: NDArray[np.bool_], lasting: Floats) -> tuple[Floats, Floats]:
-    """Return for each row the number of comparable pairs with it (n,), and the number of those that are predicted in the right order (n,).
+def count_comparable_pairs(times: Floats, events: NDArray[np.bool_], predicted_times: Floats) -> tuple[Floats, Floats]:
+    """Return for each row the number of comparable pairs with it (n,), and how many of them are predicted in the right order (n,).
 
     A pair is comparable if one row had its event before the other's time, or at the time at which the other one left without an event
-    (Harrell et al. 1982). It is right if the row with the earlier event has the smaller ``lasting`` (n,); equal ones count a half.
+    (Harrell et al. 1982). It is right if the row with the earlier event has the smaller predicted time; equal ones count a half.
     """
-    order = np.lexsort((~events, times))  # at one time events come first, so that those who left then are among the later rows
-    times, events, ranks = times[order], events[order], np.unique(lasting[order], return_inverse=True)[1]
+    order = np.lexsort((~events, times))  # at the same time, events come first: rows that left then count as later
+    times, events, ranks = times[order], events[order], np.unique(predicted_times[order], return_inverse=True)[1]
     rows = len(times)
     first_later = np.searchsorted(times, times) + _tied_events(times, events)
     with_event = np.flatnonzero(events)
     later_rows = (rows - first_later)[with_event]
     pairs, right = np.zeros(rows), np.zeros(rows)
-    pairs[with_event], right[with_event] = later_rows, later_rows - _ranked_below(ranks[::-1], later_rows, ranks[with_event])
+    pairs[with_event], right[with_event] = later_rows, later_rows - _count_ranked_below(ranks[::-1], later_rows, ranks[with_event])
     earlier_events = np.searchsorted(first_later[with_event], np.arange(rows), side="right")
     pairs += earlier_events
-    right += _ranked_below(ranks[with_event], earlier_events, ranks)
+    right += _count_ranked_below(ranks[with_event], earlier_events, ranks)
     original_order = np.empty_like(order)
     original_order[order] = np.arange(rows)
     return pairs[original_order], right[original_order]
 
 
-def concordance(times: Floats, events: NDArray[np.bool_], lasting: Floats) -> float:
+def concordance(times: Floats, events: NDArray[np.bool_], predicted_times: Floats) -> float:
     """Return Harrell's C: the share of comparable pairs whose order is predicted right; NaN where no pair is comparable."""
-    pairs, right = compared(times, events, lasting)
+    pairs, right = count_comparable_pairs(times, events, predicted_times)
     return float(right.sum() / pairs.sum()) if pairs.any() else float("nan")
 
 
-def brier_errors(times: Floats, events: NDArray[np.bool_], lasting: Floats, cuts: Floats) -> Floats:
+def brier_errors(times: Floats, events: NDArray[np.bool_], survival: Floats, cuts: Floats) -> Floats:
     """Return each row's weighted squared error (n,), integrated over time from 0 to the last of ``cuts`` (K,) and divided by that time.
 
-    Its mean is the integrated Brier score (Graf et al. 1999). ``lasting`` (n, K) is the predicted probability that a row's time lies
-    beyond each cut. A row counts by the inverse of the probability (Kaplan-Meier) of not having left before. Cuts that no row reached are
-    left out. If none remains, the errors are NaN.
+    The mean of these errors is the integrated Brier score (Graf et al. 1999). ``survival`` (n, K) is the predicted probability that a
+    row's time lies beyond each cut. An error is weighted by the inverse of the probability (Kaplan-Meier) of not having left before. Cuts
+    that no row reached are left out. If no cut remains, the errors are NaN.
     """
     distinct_times, stay_probability = _stay_probability(times, events)
-    at_cut = stay_probability[np.searchsorted(distinct_times, cuts, side="right")]
-    cuts, lasting, at_cut = cuts[at_cut > 0], lasting[:, at_cut > 0], at_cut[at_cut > 0]
+    stay_at_cut = stay_probability[np.searchsorted(distinct_times, cuts, side="right")]
+    reached = stay_at_cut > 0
+    cuts, survival, stay_at_cut = cuts[reached], survival[:, reached], stay_at_cut[reached]
     if not cuts.size:
         return np.full(len(times), np.nan)
     stay_before_own_time = stay_probability[np.searchsorted(distinct_times, times)]  # above 0, for the row itself has not left before
     beyond = times[:, None] > cuts
     had_event = events[:, None] & ~beyond
-    errors = np.where(beyond, (1 - lasting) ** 2 / at_cut, np.where(had_event, lasting**2 / stay_before_own_time[:, None], 0.0))
+    errors = np.where(beyond, (1 - survival) ** 2 / stay_at_cut, np.where(had_event, survival**2 / stay_before_own_time[:, None], 0.0))
     at_zero = np.zeros((len(times), 1))  # everybody is predicted to last longer than no time
     integrated: Floats = np.trapezoid(np.hstack([at_zero, errors]), np.concatenate([[0.0], cuts]), axis=1) / cuts[-1]
     return integrated
@@ -63,8 +64,8 @@ def brier_errors(times: Floats, events: NDArray[np.bool_], lasting: Floats, cuts
 def _stay_probability(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return the distinct times (k,), and the probability (k + 1,) of not having left without an event (Kaplan-Meier).
 
-    The first probability is that before all times, and the others are those by each time. A row with an event at a time can no longer
-    leave at that time.
+    The first probability is 1, before all times. The others are for the moment after each distinct time. A row with an event at a time can
+    no longer leave at that time.
     """
     distinct_times, places = np.unique(times, return_inverse=True)
     leaving, event_counts = np.bincount(places, weights=~events), np.bincount(places, weights=events)
@@ -78,8 +79,8 @@ def _tied_events(times: Floats, events: NDArray[np.bool_]) -> _Places:
     return np.bincount(places, weights=events).astype(np.intp)[places]
 
 
-def _ranked_below(ranks: NDArray[Any], firsts: _Places, limits: NDArray[Any]) -> Floats:
-    """Return for each ``limits`` (m,) how many of the first ``firsts`` (m,) of ``ranks`` (n,) lie below it; equal ones count a half.
+def _count_ranked_below(ranks: NDArray[Any], prefix_lengths: _Places, limits: NDArray[Any]) -> Floats:
+    """Count, for each of ``limits`` (m,), the ranks below it among the first ``prefix_lengths`` (m,) of ``ranks`` (n,); equal ones half.
 
     The first 6 ranks, for example, are a block of 4 and a block of 2. All blocks of one width are sorted together, so that n log(n)^2
     steps suffice.
@@ -88,8 +89,8 @@ def _ranked_below(ranks: NDArray[Any], firsts: _Places, limits: NDArray[Any]) ->
     for bit in range(len(ranks).bit_length()):
         blocks = np.arange(len(ranks)) >> bit
         values = np.sort(blocks * block_offset + ranks)
-        rows = np.flatnonzero(firsts >> bit & 1)
-        block = (firsts[rows] >> bit) - 1
+        rows = np.flatnonzero(prefix_lengths >> bit & 1)
+        block = (prefix_lengths[rows] >> bit) - 1
         wanted = block * block_offset + limits[rows]
         below[rows] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)
     return below

@@ -99,11 +99,11 @@ class Task:
         undefined: set[str] = set()
         for outputs, targets in batches:
             if bool(unusable(outputs, self.targets).any()):
-                undefined |= {name for name, metric in chosen.items() if isinstance(metric, _Transformed | outcomes.Collected)}
+                undefined |= {name for name, metric in chosen.items() if isinstance(metric, _Transformed | outcomes.CollectingMetric)}
             for name, metric in chosen.items():
                 if name not in undefined:
                     metric.update(outputs, targets)
-        return {name: nan if name in undefined else _value(metric) for name, metric in chosen.items()}
+        return {name: nan if name in undefined else _value_or_nan(metric) for name, metric in chosen.items()}
 
 
 def unusable(outputs: Tensor, targets: Targets) -> Tensor:
@@ -112,7 +112,7 @@ def unusable(outputs: Tensor, targets: Targets) -> Tensor:
     return ~predicted.isfinite().reshape(len(predicted), -1).all(dim=1)
 
 
-def without_answer(targets: Tensor) -> Tensor:
+def absent_targets(targets: Tensor) -> Tensor:
     """Return a mask (N,) of the ``targets`` (N, ...) that are :data:`ABSENT`."""
     absent = targets.isnan() if targets.is_floating_point() else targets == NO_TOKEN
     return absent.flatten(1).all(dim=1) if absent.dim() > 1 else absent
@@ -140,21 +140,21 @@ class Emphasis:
         """Return the losses (B,) for ``logits`` (B, C) and classes ``targets`` (B,)."""
         losses = _cross_entropy(logits, targets)
         if self.focusing:
-            wrong = -torch.expm1(-losses)
-            losses = losses * wrong.clamp_min(_LEAST_WRONG) ** self.focusing
+            wrong = -torch.expm1(-losses)  # 1 - p, since a loss is -log p
+            losses = losses * wrong.clamp_min(_MIN_WRONG) ** self.focusing
         if self.class_weights:
             losses = losses * logits.new_tensor(self.class_weights)[targets.clamp_min(0)]  # the loss of an absent target is 0 already
         return losses
 
 
-EVEN = Emphasis()
+NO_EMPHASIS = Emphasis()
 """All samples count alike."""
 
-_LEAST_WRONG = 1e-12
+_MIN_WRONG = 1e-12
 """Smallest 1 - p whose power is taken: the derivative of a power below 1 is infinite at 0."""
 
 
-def create(name: str, outputs: int, *, scale: float = 1.0, emphasis: Emphasis = EVEN) -> Task:
+def create(name: str, outputs: int, *, scale: float = 1.0, emphasis: Emphasis = NO_EMPHASIS) -> Task:
     """Return the task called ``name`` for models with ``outputs`` outputs.
 
     ``"package.module:function"`` is called with ``outputs`` and returns a :class:`Task`. ``scale`` is the size of one unit of the scaled
@@ -164,26 +164,26 @@ def create(name: str, outputs: int, *, scale: float = 1.0, emphasis: Emphasis = 
         ConfigError: the name is unknown, or the path does not give a task.
     """
     task = _task_by_name(name, outputs, scale)
-    return task if emphasis == EVEN else replace(task, losses=emphasis.losses)
+    return task if emphasis == NO_EMPHASIS else replace(task, losses=emphasis.losses)
 
 
 def _task_by_name(name: str, outputs: int, scale: float) -> Task:
     """Return the built-in task called ``name``, or the task that an import path gives."""
     if is_code(name):
-        return _imported(name, outputs)
+        return _call_users_function(name, outputs)
     if name not in _REGISTRY:
         raise ConfigError(f"unknown task {name!r}: {did_you_mean(name, _REGISTRY)}, or give an import path package.module:function")
     return _REGISTRY[name](outputs, scale)
 
 
-def _imported(path: str, outputs: int) -> Task:
-    """Call the user's function at ``path``, and return its task."""
+def _call_users_function(path: str, outputs: int) -> Task:
+    """Call the user's function at the import path ``path``, and return its task after checking it."""
     task = called("task", path, outputs)
     if not isinstance(task, Task):
         raise ConfigError(f"task {path!r} returned a {type(task).__name__}, expected an ldpfl.tasks.Task")
     if not task.metrics:
         raise ConfigError(f"task {path!r} returned a Task without metrics, expected at least one")
-    if task.name in _REGISTRY:  # it would be judged by that task's figures
+    if task.name in _REGISTRY:  # its model would be judged by the metrics of the built-in task
         raise ConfigError(f"task {path!r} returned a Task named {task.name!r}, as a built-in one is: give it another name")
     if unknown := [name for name in task.lower_is_better if name not in task.metrics]:
         raise ConfigError(f"task {path!r}: lower_is_better names {unknown[0]!r}, but the metrics are {', '.join(task.metrics)}")
@@ -210,21 +210,21 @@ class _Accuracy:
 
 
 class _Transformed:
-    """A metric of torchmetrics, with ``form`` to convert outputs and targets for it, and a ``factor`` on its result."""
+    """A metric of torchmetrics. ``convert`` brings outputs and targets into its form; the result is multiplied by ``factor``."""
 
-    def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], factor: float = 1.0) -> None:
-        self._metric, self._form, self._factor = metric, form, factor
+    def __init__(self, metric: Any, convert: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], factor: float = 1.0) -> None:
+        self._metric, self._convert, self._factor = metric, convert, factor
 
-    def figure(self) -> Any:
+    def raw_result(self) -> Any:
         return self._metric.compute()
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self._metric.update(*(part.detach().cpu() for part in self._form(outputs, targets)))
+        self._metric.update(*(part.detach().cpu() for part in self._convert(outputs, targets)))
 
     def compute(self) -> float:
-        with warnings.catch_warnings():  # of classes that the samples lack, see _MeanOverPresentClasses
+        with warnings.catch_warnings():  # torchmetrics warns of classes without samples, see _MeanOverPresentClasses
             warnings.simplefilter("ignore")
-            return float(self.figure()) * self._factor
+            return float(self.raw_result()) * self._factor
 
 
 class _MeanOverPresentClasses(_Transformed):
@@ -233,8 +233,8 @@ class _MeanOverPresentClasses(_Transformed):
     torchmetrics would count the other classes, for which the metric is not defined, as 0.
     """
 
-    def __init__(self, metric: Any, form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], classes: int) -> None:
-        super().__init__(metric, form)
+    def __init__(self, metric: Any, convert: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], classes: int) -> None:
+        super().__init__(metric, convert)
         self._classes, self._class_counts, self._samples = classes, torch.zeros(classes), 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -243,12 +243,12 @@ class _MeanOverPresentClasses(_Transformed):
         has_class = targets.detach().cpu() if is_multilabel else F.one_hot(targets.detach().cpu(), self._classes)
         self._class_counts, self._samples = self._class_counts + has_class.sum(dim=0), self._samples + len(has_class)
 
-    def figure(self) -> Any:
+    def raw_result(self) -> Any:
         return self._metric.compute()[(self._class_counts > 0) & (self._class_counts < self._samples)].mean()
 
 
-def _value(metric: Metric) -> float:
-    """Return the result of ``metric``; NaN if it has none."""
+def _value_or_nan(metric: Metric) -> float:
+    """Return the result of ``metric``; NaN if it cannot be computed."""
     try:
         return float(metric.compute())
     except ValueError:  # such as R2 of a single sample
@@ -256,15 +256,16 @@ def _value(metric: Metric) -> float:
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss (B,) of each sample; 0 if its class is unknown."""
     return F.cross_entropy(logits, targets, reduction="none", ignore_index=NO_TOKEN)
 
 
-def _where_present(losses: Tensor, targets: Tensor) -> Tensor:
+def _zero_where_absent(losses: Tensor, targets: Tensor) -> Tensor:
     """Return ``losses`` with 0 in place of the losses of targets that are NaN."""
     return torch.where(targets.isnan(), torch.zeros_like(losses), losses)
 
 
-def _rank_preserving(logits: Tensor) -> Tensor:
+def _to_unit_interval(logits: Tensor) -> Tensor:
     """Map ``logits`` to (0, 1) without changing their order, 0 to 1/2. A sigmoid would round large logits to 1 and create ties."""
     exact = logits.double()
     return (exact / (1 + exact.abs()) + 1) / 2
@@ -273,22 +274,22 @@ def _rank_preserving(logits: Tensor) -> Tensor:
 def _classification(outputs: int, scale: float) -> Task:
     """Return the task of predicting one of ``outputs`` classes."""
 
-    def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the classes' probabilities and the targets, in the form of torchmetrics."""
         if outputs != 2:
             return logits.double().softmax(dim=1), targets
-        second = _rank_preserving(logits[:, 1] - logits[:, 0])
+        second = _to_unit_interval(logits[:, 1] - logits[:, 0])
         return torch.stack([1 - second, second], dim=1), targets
 
     def f1() -> Metric:
         from torchmetrics.classification import MulticlassF1Score  # takes a second to import
 
-        return _Transformed(MulticlassF1Score(num_classes=outputs, average="macro"), form)
+        return _Transformed(MulticlassF1Score(num_classes=outputs, average="macro"), convert)
 
     def auroc() -> Metric:
         from torchmetrics.classification import MulticlassAUROC
 
-        return _MeanOverPresentClasses(MulticlassAUROC(num_classes=outputs, average=None), form, outputs)
+        return _MeanOverPresentClasses(MulticlassAUROC(num_classes=outputs, average=None), convert, outputs)
 
     metrics: dict[str, Callable[[], Metric]] = {ACCURACY: _Accuracy, "macro F1": f1, "AUROC": auroc}
     if outputs == 2:  # for a rare outcome, a model that always predicts "no" has a high accuracy
@@ -299,22 +300,22 @@ def _classification(outputs: int, scale: float) -> Task:
 def _multilabel(outputs: int, scale: float) -> Task:
     """Return the task of predicting each of ``outputs`` labels, which a sample has or has not."""
 
-    def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return _rank_preserving(logits), targets.long()
+    def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return _to_unit_interval(logits), targets.long()
 
     def f1() -> Metric:
         from torchmetrics.classification import MultilabelF1Score
 
-        return _MeanOverPresentClasses(MultilabelF1Score(num_labels=outputs, average=None), form, outputs)
+        return _MeanOverPresentClasses(MultilabelF1Score(num_labels=outputs, average=None), convert, outputs)
 
     def auroc() -> Metric:
         from torchmetrics.classification import MultilabelAUROC
 
-        return _MeanOverPresentClasses(MultilabelAUROC(num_labels=outputs, average=None), form, outputs)
+        return _MeanOverPresentClasses(MultilabelAUROC(num_labels=outputs, average=None), convert, outputs)
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
         by_label = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
-        return _where_present(by_label, targets).mean(dim=-1)
+        return _zero_where_absent(by_label, targets).mean(dim=-1)
 
     def exact_match() -> Metric:
         return _Accuracy(lambda logits, labels: ((logits > 0) == (labels > 0)).all(dim=1), "classes")
@@ -335,7 +336,7 @@ def _regression(outputs: int, scale: float) -> Task:
         return make
 
     def losses(predictions: Tensor, targets: Tensor) -> Tensor:
-        return _where_present(F.mse_loss(predictions.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
+        return _zero_where_absent(F.mse_loss(predictions.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
 
     return Task("regression", "number", losses, {"R2": outcomes.R2, "MAE": metric("MeanAbsoluteError", scale)})
 
@@ -344,8 +345,8 @@ def _language_model(outputs: int, scale: float) -> Task:
     """Return the task of predicting each next token of a text."""
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
-        by_place = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none", ignore_index=NO_TOKEN)
-        return by_place.sum(dim=-1) / (targets != NO_TOKEN).sum(dim=-1).clamp_min(1)
+        by_token = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none", ignore_index=NO_TOKEN)
+        return by_token.sum(dim=-1) / (targets != NO_TOKEN).sum(dim=-1).clamp_min(1)
 
     def perplexity() -> Metric:
         from torchmetrics.text import Perplexity
@@ -359,15 +360,15 @@ def _poisson(outputs: int, scale: float) -> Task:
     """Return the task of predicting a count; ``scale`` converts errors to its original unit."""
 
     def losses(predictions: Tensor, targets: Tensor) -> Tensor:
-        return _where_present(outcomes.count_losses(predictions.reshape(targets.shape), targets.nan_to_num()), targets)
+        return _zero_where_absent(outcomes.count_losses(predictions.reshape(targets.shape), targets.nan_to_num()), targets)
 
     def mae() -> Metric:
         from torchmetrics import MeanAbsoluteError
 
-        def form(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        def convert(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             return outcomes.expected_count(predictions.reshape(targets.shape)), targets
 
-        return _Transformed(MeanAbsoluteError(), form, scale)
+        return _Transformed(MeanAbsoluteError(), convert, scale)
 
     return Task("poisson", "count", losses, {"deviance explained": outcomes.DevianceExplained, "MAE": mae})
 
@@ -379,16 +380,16 @@ def _ordinal(outputs: int, scale: float) -> Task:
         by_sample = outcomes.ordered_losses(logits, targets)
         return torch.where(targets == NO_TOKEN, torch.zeros_like(by_sample), by_sample)
 
-    def form(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return outcomes.middle_class(logits), targets
+    def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return outcomes.median_class(logits), targets
 
     def kappa() -> Metric:
         from torchmetrics.classification import MulticlassCohenKappa
 
-        return _Transformed(MulticlassCohenKappa(num_classes=outputs + 1, weights="quadratic"), form)
+        return _Transformed(MulticlassCohenKappa(num_classes=outputs + 1, weights="quadratic"), convert)
 
     def accuracy() -> Metric:
-        return _Accuracy(lambda logits, classes: outcomes.middle_class(logits) == classes, "ordered")
+        return _Accuracy(lambda logits, classes: outcomes.median_class(logits) == classes, "ordered")
 
     return Task("ordinal", "ordered", losses, {"quadratic kappa": kappa, ACCURACY: accuracy, "mean class error": outcomes.MeanClassError})
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax, xlogy
 
 from ldpfl.tasks import ACCURACY
-from ldpfl.tasks.survival import brier_errors, compared
+from ldpfl.tasks.survival import brier_errors, count_comparable_pairs
 
 Floats = NDArray[np.float64]
-Counted = Callable[[Floats], dict[str, Floats]]
+FiguresOfCounts = Callable[[Floats], dict[str, Floats]]
 """Function from the number of times that each row counts (B, n) to each figure (B,), by name; NaN if a figure has no value."""
 
 AUROC, PRECISION, BRIER = "AUROC", "average precision", "Brier score"
@@ -39,16 +39,16 @@ _MOST_RANKED = 5
 """Largest number of classes or labels for which the AUROC has an interval: each of them is ranked on its own."""
 
 
-def at(figure: str, threshold: str) -> str:
+def name_at_threshold(figure: str, threshold: str) -> str:
     """Return the name of ``figure`` (sensitivity, ...) at a ``threshold``."""
     return f"{figure} at {threshold}"
 
 
-def of_two_classes(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> Counted:
-    """Return the figures of risks whose log odds are ``logits`` (n,), for ``events`` (n,); also those at a given ``threshold``.
+def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> FiguresOfCounts:
+    """Return the figures of risks whose log odds are ``logits`` (n,), for ``events`` (n,); also the figures at a given ``threshold``.
 
-    The calibration slope is that of the logistic regression of events on log odds; in a resample it is one Newton step from that of all
-    rows, which is what the resample's own slope is to first order.
+    The calibration slope is that of the logistic regression of events on log odds. In a resample it is approximated by one Newton step from
+    the slope of all rows, which is right to first order and spares a regression for each resample.
     """
     risks, observed = expit(logits), events.astype(np.float64)
     flagged = {AT_HALF: risks >= 0.5, AT_BASE_RATE: risks >= observed.mean()}
@@ -57,13 +57,14 @@ def of_two_classes(logits: Floats, events: NDArray[np.bool_], threshold: float |
     correct = (risks > 0.5) == events
     parts = [np.ones_like(observed), observed, risks, (risks - observed) ** 2, correct, observed * correct]
     parts += [part for flags in flagged.values() for part in (flags * observed, flags)]
-    is_common = observed.mean() > 0.5  # of all rows: the larger share of a resample is larger than either on average
+    # Decided from all rows: in a resample, the larger of the two shares would on average be too large.
+    is_common = observed.mean() > 0.5
     sums_of, ranked, slope = np.stack(parts, axis=1).astype(np.float64), _ranking_figures(logits, observed), _slope_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name, for row counts (B, n). The sums are over the rows, by their counts."""
         rows, hits, mean, brier, right, found_events, *at_thresholds = (counts @ sums_of).T
-        predicted_events = rows - right - hits + 2 * found_events  # as events: those found, and the wrong ones among the others
+        predicted_events = rows - right - hits + 2 * found_events  # events that were found, and other rows that were predicted wrongly
         auroc, precision = ranked(counts)
         f1 = (2 * found_events / (predicted_events + hits), 2 * (right - found_events) / (2 * rows - predicted_events - hits))
         values = {
@@ -79,19 +80,19 @@ def of_two_classes(logits: Floats, events: NDArray[np.bool_], threshold: float |
         }
         for place, name in enumerate(flagged):
             true, positive = at_thresholds[2 * place : 2 * place + 2]
-            values[at(SENSITIVITY, name)] = true / hits
-            values[at(SPECIFICITY, name)] = 1 - (positive - true) / (rows - hits)
-            values[at(PPV, name)] = true / positive
+            values[name_at_threshold(SENSITIVITY, name)] = true / hits
+            values[name_at_threshold(SPECIFICITY, name)] = 1 - (positive - true) / (rows - hits)
+            values[name_at_threshold(PPV, name)] = true / positive
         return values
 
     return figures
 
 
-def of_several_classes(logits: Floats, classes: NDArray[np.int64]) -> Counted:
+def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
     """Return the figures of a classifier with ``logits`` (n, K) of ``classes`` (n,); the Brier score adds up over the classes.
 
-    The calibration slope is the factor on all logits that makes ``classes`` most likely; in a resample it is one Newton step from that of
-    all rows.
+    The calibration slope is the factor on all logits that makes ``classes`` most likely. In a resample it is approximated by one Newton
+    step from the factor of all rows.
     """
     identity = np.eye(logits.shape[1])
     chances, predicted, observed = softmax(logits, axis=1), identity[logits.argmax(axis=1)], identity[classes]
@@ -110,12 +111,12 @@ def of_several_classes(logits: Floats, classes: NDArray[np.int64]) -> Counted:
     return figures
 
 
-def of_labels(logits: Floats, labels: NDArray[np.bool_]) -> Counted:
+def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
     """Return the figures of a model with ``logits`` (n, L) of ``labels`` (n, L); a label counts where some rows have it and some do not."""
     observed, predicted = labels.astype(np.float64), (logits > 0).astype(np.float64)
     exact = (predicted == observed).all(axis=1, keepdims=True)
     sums_of = np.concatenate([predicted * observed, predicted, observed, exact], axis=1)
-    auroc, counted_labels = _mean_auroc_figure(logits, observed), _has_both(observed)
+    auroc, counted_labels = _mean_auroc_figure(logits, observed), _columns_with_both_values(observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         *by_label, right = (counts @ sums_of).T
@@ -128,9 +129,9 @@ def of_labels(logits: Floats, labels: NDArray[np.bool_]) -> Counted:
     return figures
 
 
-def of_numbers(predictions: Floats, targets: Floats) -> Counted:
-    """Return the figures of numbers ``predictions`` (n,) in the place of ``targets`` (n,), in their unit."""
-    error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))  # else rounding would vary
+def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
+    """Return the figures of ``predictions`` (n,) of the numbers ``targets`` (n,), in their unit. R2 is NaN if all targets are equal."""
+    error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))
     sums_of = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
@@ -142,32 +143,35 @@ def of_numbers(predictions: Floats, targets: Floats) -> Counted:
     return figures
 
 
-def of_counts(expected: Floats, counts: Floats) -> Counted:
-    """Return the figures of ``expected`` counts (n,) above 0 for observed ``counts`` (n,), in their unit: the share of the Poisson deviance
-    around the mean that is explained, the mean error, and both means."""
+def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
+    """Return the figures of ``expected`` counts (n,) above 0, for observed ``counts`` (n,), in their unit.
+
+    They are the share of the Poisson deviance around the mean that is explained, the mean error, and both means.
+    """
     count_terms = xlogy(counts, counts)
     deviance = count_terms - xlogy(counts, expected) - counts + expected
     sums_of = np.stack([np.ones_like(counts), counts, count_terms, deviance, np.abs(expected - counts), expected], axis=1)
     varies = float(np.ptp(counts)) > 0
 
-    def figures(drawn: Floats) -> dict[str, Floats]:
-        rows, total, count_terms, deviance, error, predicted = (drawn @ sums_of).T
+    def figures(row_counts: Floats) -> dict[str, Floats]:
+        rows, total, count_terms, deviance, error, predicted = (row_counts @ sums_of).T
         around_mean = count_terms - xlogy(total, total / rows)
-        explained = 1 - deviance / around_mean if varies else np.full(len(drawn), np.nan)
+        explained = 1 - deviance / around_mean if varies else np.full(len(row_counts), np.nan)
         return {DEVIANCE: explained, "MAE": error / rows, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: total / rows}
 
     return figures
 
 
-def of_ordered(told: Floats, classes: NDArray[np.int64]) -> Counted:
-    """Return the figures of predicted ordered classes ``told`` (n,) for observed ``classes`` (n,).
+def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
+    """Return the figures of ``predicted`` ordered classes (n,), for observed ``classes`` (n,).
 
-    Cohen's kappa with quadratic weights is 1 less the mean squared distance over the one that independent draws of both would have.
+    Cohen's kappa with quadratic weights is 1 - s / s0. s is the mean squared distance of predicted and observed classes. s0 is that of
+    independent draws from both.
     """
     observed = classes.astype(np.float64)
-    distance = told - observed
-    squares_of_both = told**2 + observed**2
-    sums_of = np.stack([np.ones_like(observed), distance**2, told, observed, squares_of_both, distance == 0, np.abs(distance)], axis=1)
+    distance = predicted - observed
+    squares_of_both = predicted**2 + observed**2
+    sums_of = np.stack([np.ones_like(observed), distance**2, predicted, observed, squares_of_both, distance == 0, np.abs(distance)], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         rows, squares, predicted_sum, observed, squares_sum, right, error = (counts @ sums_of).T
@@ -176,15 +180,16 @@ def of_ordered(told: Floats, classes: NDArray[np.int64]) -> Counted:
     return figures
 
 
-def of_times(lasting: Floats, seen: Floats, cuts: Floats) -> Counted:
-    """Return the figures of predicted survival ``lasting`` (n, K) beyond each of ``cuts`` (K,), for times and events ``seen`` (n, 2).
+def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> FiguresOfCounts:
+    """Return the figures of the predicted probabilities ``survival`` (n, K) of a time beyond each of ``cuts`` (K,).
 
-    Harrell's C is a ratio of sums over pairs. In a resample each sum is taken by what each row adds to it, which is what it is to first
-    order. The integrated Brier score of a resample has the weights of all rows.
+    ``times_and_events`` (n, 2) are the observed times, and 1 for an event. Harrell's C is a ratio of sums over pairs. In a resample each
+    sum is approximated by the rows' contributions to it among all rows, which is right to first order. The integrated Brier score of a
+    resample has the weights of all rows.
     """
-    times, events = seen[:, 0], seen[:, 1] > 0
-    pairs, right = compared(times, events, lasting.sum(axis=1))
-    sums_of = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, lasting, cuts)], axis=1)
+    times, events = times_and_events[:, 0], times_and_events[:, 1] > 0
+    pairs, right = count_comparable_pairs(times, events, survival.sum(axis=1))
+    sums_of = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, survival, cuts)], axis=1)
     all_pairs, all_right = pairs.sum() / 2, right.sum() / 2
 
     def figures(counts: Floats) -> dict[str, Floats]:
@@ -194,27 +199,27 @@ def of_times(lasting: Floats, seen: Floats, cuts: Floats) -> Counted:
     return figures
 
 
-def point(figures: Counted, rows: int) -> dict[str, float]:
+def figures_of_all_rows(figures: FiguresOfCounts, rows: int) -> dict[str, float]:
     """Return each figure of all ``rows``."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return {name: float(value[0]) for name, value in figures(np.ones((1, rows))).items()}
 
 
-def intervals(
-    figures: Counted, rows: int, seed: int, resamples: int = RESAMPLES, whose: NDArray[np.int64] | None = None
+def bootstrap_intervals(
+    figures: FiguresOfCounts, rows: int, seed: int, resamples: int = RESAMPLES, person_of_row: NDArray[np.int64] | None = None
 ) -> dict[str, tuple[float, float]]:
     """Return the 95 % bootstrap interval of each figure, over ``rows`` drawn with replacement; resamples without a value are left out.
 
-    With ``whose`` (rows,), a number from 0 for each row's person, persons are drawn, each with all its rows: those of one are alike.
+    With ``person_of_row`` (rows,), numbers from 0, persons are drawn, each with all its rows: the rows of one person resemble each other.
     """
-    generator, units = np.random.default_rng(seed), rows if whose is None else int(whose.max()) + 1
+    generator, units = np.random.default_rng(seed), rows if person_of_row is None else int(person_of_row.max()) + 1
     by_name: dict[str, list[Floats]] = {}
     at_once = max(1, _AT_ONCE // rows)
     for first in range(0, resamples, at_once):
         batch = min(at_once, resamples - first)
         drawn = generator.integers(units, size=(batch, units)) + units * np.arange(batch)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=batch * units).reshape(batch, units).astype(np.float64)
-        counts = counts if whose is None else counts[:, whose]
+        counts = counts if person_of_row is None else counts[:, person_of_row]
         with np.errstate(divide="ignore", invalid="ignore"):
             for name, values in figures(counts).items():
                 by_name.setdefault(name, []).append(values)
@@ -228,18 +233,19 @@ def intervals(
     return ends
 
 
-def calibration(
-    predicted: Floats, observed: Floats, *, shares: bool, bins: int = 10, whose: NDArray[np.int64] | None = None
+def calibration_groups(
+    predicted: Floats, observed: Floats, *, shares: bool, bins: int = 10, person_of_row: NDArray[np.int64] | None = None
 ) -> list[dict[str, float]]:
-    """Return, for each tenth of the rows by what was ``predicted`` (n,), the mean of that and of what was ``observed`` (n,).
+    """Sort the rows by ``predicted`` (n,), cut them into tenths, and return for each the means of ``predicted`` and ``observed`` (n,).
 
-    The interval is a 95 % one of the mean (Wilson's) where observations are events, so ``shares``; of numbers it holds the middle 80 %.
-    Where rows have persons, ``whose`` (n,), it is as wide as that of as many rows as there are persons: those of one person are alike.
+    An interval comes with each tenth. If observations are events (``shares``), it is the 95 % interval (Wilson's) of the observed share. If
+    they are numbers, it holds the middle 80 % of them.
+    With persons, ``person_of_row`` (n,), it is as wide as for one row a person, since the rows of one person resemble each other.
     """
     groups = []
     for group in np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(predicted))):
         if shares:
-            units = group.size if whose is None else np.unique(whose[group]).size
+            units = group.size if person_of_row is None else np.unique(person_of_row[group]).size
             low, high = share_interval(observed[group], units)
         else:
             low, high = (float(end) for end in np.quantile(observed[group], (0.1, 0.9)))
@@ -248,11 +254,11 @@ def calibration(
     return groups
 
 
-def share_interval(seen: NDArray[Any], units: int) -> tuple[float, float]:
-    """Return the 95 % interval (Wilson's) of the share of events among ``seen`` (n,), as wide as that of so many rows as ``units``."""
+def share_interval(events: NDArray[Any], units: int) -> tuple[float, float]:
+    """Return the 95 % interval (Wilson's) of the share of ones among ``events`` (n,), as wide as if there were ``units`` rows."""
     from scipy.stats import binomtest  # slow to import
 
-    ends = binomtest(round(float(seen.mean()) * units), units).proportion_ci(method="wilson")
+    ends = binomtest(round(float(events.mean()) * units), units).proportion_ci(method="wilson")
     return float(ends.low), float(ends.high)
 
 
@@ -279,7 +285,7 @@ def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], 
     """Return a function from row counts (B, n) to the mean AUROC over columns, by name; empty for many columns, which would take long."""
     if scores.shape[1] > _MOST_RANKED:
         return lambda counts: {}
-    both = _has_both(has_class)
+    both = _columns_with_both_values(has_class)
     columns = [_ranking_figures(*scores_and_events) for scores_and_events in zip(scores.T[both], has_class.T[both], strict=True)]
 
     def figure(counts: Floats) -> dict[str, Floats]:
@@ -290,7 +296,7 @@ def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], 
     return figure
 
 
-def _has_both(has_class: Floats) -> NDArray[np.bool_]:
+def _columns_with_both_values(has_class: Floats) -> NDArray[np.bool_]:
     """Return the columns (K,) of ``has_class`` (n, K) that are positive in some rows and 0 in others."""
     return np.asarray((has_class > 0).any(axis=0) & (has_class == 0).any(axis=0))
 
@@ -298,7 +304,7 @@ def _has_both(has_class: Floats) -> NDArray[np.bool_]:
 def _mean_over_classes(values: Floats) -> Floats:
     """Return the mean (B,) of ``values`` (K, B) over the K classes. NaN for a resample in which a class has no value.
 
-    Otherwise the figure would be a mean over fewer classes in some resamples.
+    Without NaN, the figure would be a mean over fewer classes in some resamples.
     """
     return np.asarray(values.sum(axis=0) / (len(values) or np.nan))
 
@@ -342,14 +348,20 @@ _MAX_STEPS, _TOLERANCE = 50, 1e-9
 
 
 def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> tuple[Floats, Floats]:
-    """Return each row's part of the gradient (n, 2), and of the curvature (n, 4), of the logistic regression's log-likelihood."""
+    """Return each row's contribution to the gradient (n, 2) and the curvature (n, 4) of the logistic regression's log-likelihood.
+
+    ``design`` (n, 2) has the columns 1 and log odds; ``fitted`` (2,) are the intercept and the slope.
+    """
     chance = expit(design @ fitted)
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, 4)
     return design * (events - chance)[:, None], squares * (chance * (1 - chance))[:, None]
 
 
 def _slope_after_step(counts: Floats, fitted: Floats, residual: Floats, curvature: Floats) -> Floats:
-    """Return the slope (B,) after one Newton step from ``fitted``, for each resample."""
+    """Return the slope (B,) of each resample after one Newton step from ``fitted``: intercept and slope for all rows.
+
+    ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives at ``fitted``.
+    """
     (g0, g1), (h00, h01, _, h11) = (counts @ residual).T, (counts @ curvature).T
     slope: Floats = fitted[1] + (h00 * g1 - h01 * g0) / (h00 * h11 - h01**2)
     return slope

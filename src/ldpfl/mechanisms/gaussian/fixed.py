@@ -251,9 +251,8 @@ class GeometricSchedule(UniformSchedule):
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
         series_length = _series_length(self.decay, self.participations or self.rounds)
-        return (
-            self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * series_length * _power(self.decay, round_number - self.rounds)
-        )
+        last_sigma = self.sensitivity.value / gaussian_mu(self.epsilon, self.delta) * series_length
+        return last_sigma * _power(self.decay, round_number - self.rounds)
 
 
 @lru_cache(maxsize=64)

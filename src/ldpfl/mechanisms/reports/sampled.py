@@ -113,7 +113,9 @@ class SampledReports:
 def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray[np.int64]:
     """Turn each row of k uniform numbers (n, k) into k different indices below d = ``dimension``, ascending.
 
-    All sets of indices are equally likely, up to a relative error of d / 2^52. Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``. Step j picks one of the
+    All sets of indices are equally likely, up to a relative error of d / 2^52.
+
+    Source: Floyd's algorithm (Bentley & Floyd 1987): no rejection, and no memory of the size of ``dimension``. Step j picks one of the
     indices up to ``last`` = d - k + j. If the set has this index already, ``last`` joins the set instead. The set has it if an earlier step
     picked the same index, or if the index is the ``last`` of an earlier step, which joined instead of that step's pick. Chains of such
     steps are followed for all rows at once, twice as far each time.
