@@ -40,7 +40,7 @@ def test_a_run_gives_typed_figures_a_plain_module_and_no_file(tiny_data: Path, t
     assert result.accuracy == seen[-1].score
     assert result.baseline is not None
     assert len(result.baseline) == 2
-    assert result.config.mechanism.budgeted == (2.0, "unit")
+    assert result.config.mechanism.epsilon_and_budget == (2.0, "unit")
     assert result.privacy == ldpfl.account(result)
     assert result.ledger.events[0].release.parameter == 2.0
     module = result.module()

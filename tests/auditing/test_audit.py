@@ -47,9 +47,9 @@ from ldpfl.auditing.bounds import (
     epsilon_lower_bound,
     mean_bound,
     mean_bound_empirical,
-    telling_bins,
-    worst_lag,
-    worst_pair,
+    most_correlated_lag,
+    most_correlated_pair,
+    most_distinguishing_bins,
 )
 from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY
 from ldpfl.mechanisms import Identity, Mechanism
@@ -395,7 +395,7 @@ def test_the_bins_that_tell_most_are_chosen() -> None:
         ([100, 100, 100, 300], [100, 100, 300, 100], [3]),
     ):
         counts = np.array(first), np.array(second)
-        assert np.flatnonzero(telling_bins(counts, counts, 0.01)).tolist() == expected
+        assert np.flatnonzero(most_distinguishing_bins(counts, counts, 0.01)).tolist() == expected
 
 
 def test_chance_does_not_hide_a_plateau() -> None:
@@ -403,7 +403,7 @@ def test_chance_does_not_hide_a_plateau() -> None:
     generator = np.random.default_rng(7)
     rate = np.where(np.arange(4096) < 2048, 10.0, 10.0 * math.e)
     first, second = [generator.poisson(rate, (2, 4096)), generator.poisson(rate[::-1], (2, 4096))]
-    chosen = telling_bins((first[0], second[0]), (first[1], second[1]), 1e-6)
+    chosen = most_distinguishing_bins((first[0], second[0]), (first[1], second[1]), 1e-6)
     assert not chosen[:2048].any()
     assert chosen[2048:].sum() > 2000
 
@@ -424,19 +424,19 @@ def test_the_bounds_on_means_hold_for_rare_large_values_too(p: float) -> None:
 
 def test_correlations_are_found_where_they_are() -> None:
     noise = np.random.default_rng(5).choice([-1.0, 1.0], size=(4, 3000))
-    assert worst_lag(noise, 1e-4).accepted
-    assert worst_pair(noise, None, 1e-4).accepted
+    assert most_correlated_lag(noise, 1e-4).accepted
+    assert most_correlated_pair(noise, None, 1e-4).accepted
     lagged = noise.copy()
     lagged[:, 1234:] = noise[:, :-1234]
-    found = worst_lag(lagged, 1e-4)
+    found = most_correlated_lag(lagged, 1e-4)
     assert not found.accepted
     assert found.place == 1234
     alike = noise.copy()
     alike[3] = -noise[1]
-    found = worst_pair(alike, None, 1e-4)
+    found = most_correlated_pair(alike, None, 1e-4)
     assert not found.accepted
     assert found.place == 1 * 4 + 3
-    found = worst_pair(noise, np.roll(noise, 1, axis=0), 1e-4)
+    found = most_correlated_pair(noise, np.roll(noise, 1, axis=0), 1e-4)
     assert not found.accepted
     assert found.figure == pytest.approx(math.sqrt(3000))
 

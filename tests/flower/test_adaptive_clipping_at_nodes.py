@@ -61,7 +61,7 @@ def expected(config: RunConfig, rounds: int) -> tuple[torch.Tensor, list[float]]
         points = [mechanism.points(update, ranges, source)[0] for update, source in zip(updates, sources, strict=True)]
         total = mechanism.reports_from_sum(np.sum(points, axis=0), CLIENTS)
         weights = weights + mechanism.aggregate([total], ranges)
-        ranges = rule.after(ranges, mechanism.fraction_within([total], ranges))
+        ranges = rule.ranges_after_round(ranges, mechanism.fraction_within([total], ranges))
         norms.append(float(ranges.radii[0]))
     return weights, norms
 

@@ -101,12 +101,13 @@ def audit_mechanism(
 
 
 def default_trials(mechanism: Mechanism) -> int:
-    """Return a number of trials that takes some seconds. A trial is one weight, or a client's whole row if the unit is larger."""
+    """Return a number of trials that takes some seconds. A trial is one weight, or a client's whole row if the protected unit is larger."""
     unit = guarantee_of(mechanism, LayerRanges(torch.tensor([0.0]), torch.tensor([1.0]), (2,))).unit
     return 1_000_000 if unit == "weight" else 20_000
 
 
 def _check_arguments(trials: int, seed: int | None, error_rate: float) -> None:
+    """Raise a ConfigError unless the arguments of :func:`audit_mechanism` are valid."""
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1000:
         raise ConfigError(f"an audit needs a whole number of trials, at least 1000, got {trials!r}")
     if isinstance(error_rate, bool) or not isinstance(error_rate, int | float) or not 0 < error_rate < 0.5:

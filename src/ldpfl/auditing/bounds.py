@@ -51,18 +51,18 @@ def epsilon_lower_bound(hits: tuple[int, int], trials: tuple[int, int], delta: f
     return log(first / second) if first > 0 else -inf
 
 
-def telling_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Counts], error: float) -> Mask:
+def most_distinguishing_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Counts], error: float) -> Mask:
     """Choose the bins (B,) whose union best distinguishes the first input from the second.
 
     Both arguments are counts (B,) under the first and under the second input. The bins are sorted in several orders: from the left, from
     the right, and by likelihood ratio, of single bins or with their neighbours. So half-lines, intervals and single values are all found.
-    Among the first n bins of each order, for every n, the set with the largest lower bound of epsilon is chosen. Orders and choice use
-    different trials; otherwise bins that differ by chance would be chosen.
+    Candidates are the first n bins of each order, for every n. The candidate with the largest lower bound of epsilon is chosen. Orders and
+    choice use different trials; otherwise bins that differ by chance would be chosen.
     """
     best, chosen = -inf, np.zeros(ordered_by[0].size, dtype=np.bool_)
-    for order in _orders(*ordered_by):
-        low = wilson(np.cumsum(chosen_by[0][order]), int(chosen_by[0].sum()), error)[0]
-        high = wilson(np.cumsum(chosen_by[1][order]), int(chosen_by[1].sum()), error)[1]
+    for order in _bin_orders(*ordered_by):
+        low = wilson_limits(np.cumsum(chosen_by[0][order]), int(chosen_by[0].sum()), error)[0]
+        high = wilson_limits(np.cumsum(chosen_by[1][order]), int(chosen_by[1].sum()), error)[1]
         end = int(np.argmax(low / high))
         if low[end] / high[end] > best:
             best = float(low[end] / high[end])
@@ -71,17 +71,17 @@ def telling_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Cou
     return chosen
 
 
-def event_epsilon(first: Counts, second: Counts, tested: int, delta: float, error: float) -> float:
+def event_epsilon(first: Counts, second: Counts, test_row: int, delta: float, error: float) -> float:
     """Return a lower bound of epsilon from the event that best distinguishes two inputs with counts (3, B) of their outcomes.
 
-    Rows 0 and 1 of the counts choose the event. Row ``tested`` gives the bound, which is valid only for row 2.
+    Rows 0 and 1 of the counts choose the event, and ``test_row`` gives the bound. It is valid only for row 2; with row 1 it is a guess.
     """
-    event = telling_bins((first[0], second[0]), (first[1], second[1]), error)
-    hits = int(first[tested][event].sum()), int(second[tested][event].sum())
-    return epsilon_lower_bound(hits, (int(first[tested].sum()), int(second[tested].sum())), delta, error)
+    event = most_distinguishing_bins((first[0], second[0]), (first[1], second[1]), error)
+    hits = int(first[test_row][event].sum()), int(second[test_row][event].sum())
+    return epsilon_lower_bound(hits, (int(first[test_row].sum()), int(second[test_row].sum())), delta, error)
 
 
-def _orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
+def _bin_orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
     """Yield orders of the bins: from the left, from the right, and by falling likelihood ratio of single bins or of neighbours together."""
     yield np.arange(first.size)
     yield np.arange(first.size)[::-1]
@@ -91,11 +91,11 @@ def _orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
         yield np.argsort(-np.repeat(ratio, width)[: first.size], kind="stable")
 
 
-def wilson(hits: Any, trials: int, error: float) -> tuple[Floats, Floats]:
+def wilson_limits(hits: Any, trials: int, error: float) -> tuple[Floats, Floats]:
     """Return approximate confidence limits of probabilities (Wilson's). They are fast, and used only for choosing events."""
-    z2 = float(special.ndtri(error / 2)) ** 2
-    center = (hits + z2 / 2) / (trials + z2)
-    spread = np.sqrt(z2 * (hits * (trials - hits) / trials + z2 / 4)) / (trials + z2)
+    z_squared = float(special.ndtri(error / 2)) ** 2
+    center = (hits + z_squared / 2) / (trials + z_squared)
+    spread = np.sqrt(z_squared * (hits * (trials - hits) / trials + z_squared / 4)) / (trials + z_squared)
     return center - spread, center + spread
 
 
@@ -110,7 +110,7 @@ class Bins:
 
     @classmethod
     def covering(cls, samples: list[Floats], levels: int) -> Bins:
-        """Put the edges at ``levels`` quantiles of each sample: any value with more than 1 / levels of one becomes an edge."""
+        """Put the edges at ``levels`` quantiles of each sample. So any value that is more than 1 / ``levels`` of a sample is an edge."""
         edges = []
         for sample in samples:
             ordered = np.sort(sample)
@@ -168,7 +168,7 @@ class Correlation:
         return self.figure <= self.bound  # False for NaN
 
 
-def worst_pair(first: Floats, second: Floats | None, error: float) -> Correlation:
+def most_correlated_pair(first: Floats, second: Floats | None, error: float) -> Correlation:
     """Correlate every row of ``first`` with every row of ``second``, (K, n) each; with ``None``, all pairs within ``first``.
 
     Rows are standardised: mean 0 and variance 1. ``place`` is the flat index (row of first) * K + row of second.
@@ -183,10 +183,10 @@ def worst_pair(first: Floats, second: Floats | None, error: float) -> Correlatio
     return Correlation(float(np.abs(products).flat[place]) / sqrt(count), bound, place)
 
 
-def worst_lag(rows: Floats, error: float) -> Correlation:
-    """Correlate each of the standardised rows (K, n) with itself, shifted by every lag from 1 to 3 n / 4; rows add up.
+def most_correlated_lag(rows: Floats, error: float) -> Correlation:
+    """Correlate the standardised rows (K, n) with themselves, shifted by every lag from 1 to 3 n / 4. The correlations of all rows add up.
 
-    ``place`` is the lag. All lags at once by the Fourier transform.
+    ``place`` of the result is the lag. The Fourier transform computes all lags at once.
     """
     count, length = rows.shape
     padded = 1 << ceil(log(2 * length, 2))
@@ -203,42 +203,42 @@ def worst_lag(rows: Floats, error: float) -> Correlation:
 
 
 def _largest_product(first: Floats, second: Floats | None) -> float:
-    """Return an upper bound of the size of a product of one value of each array."""
+    """Return an upper bound of the absolute value of a product of two values, one of each array; both of ``first`` if the other is None."""
     return float(np.abs(first).max()) * float(np.abs(first if second is None else second).max())
 
 
-def threshold_epsilon(chosen_by: tuple[Floats, Floats], judged_by: tuple[Floats, Floats], delta: float, error: float) -> float:
-    """Return a lower bound on epsilon from one threshold, above and not above it; 0 where nothing was shown.
+def threshold_epsilon(choosing: tuple[Floats, Floats], testing: tuple[Floats, Floats], delta: float, error: float) -> float:
+    """Return a lower bound on epsilon from the events that a statistic lies above, or below, a threshold; 0 if nothing was shown.
 
-    Both arguments are samples of a statistic: under the input that makes it large, and under the one that makes it
-    small. Thresholds are chosen on the first two, the bound is computed from the last two.
+    Both arguments are pairs of samples of the statistic: under the input that makes it large, and under the input that makes it small.
+    Thresholds are chosen on ``choosing``, and the bound is computed from ``testing``.
     """
-    high, low = judged_by
-    above = _telling_threshold(*chosen_by, error / 2)
-    below = -_telling_threshold(-chosen_by[1], -chosen_by[0], error / 2)
-    upper = epsilon_lower_bound((int((high > above).sum()), int((low > above).sum())), (high.size, low.size), delta, error / 2)
-    lower = epsilon_lower_bound((int((low < below).sum()), int((high < below).sum())), (low.size, high.size), delta, error / 2)
-    return max(0.0, upper, lower)
+    high, low = testing
+    above = _most_distinguishing_threshold(*choosing, error / 2)
+    below = -_most_distinguishing_threshold(-choosing[1], -choosing[0], error / 2)
+    from_above = epsilon_lower_bound((int((high > above).sum()), int((low > above).sum())), (high.size, low.size), delta, error / 2)
+    from_below = epsilon_lower_bound((int((low < below).sum()), int((high < below).sum())), (low.size, high.size), delta, error / 2)
+    return max(0.0, from_above, from_below)
 
 
-def _telling_threshold(high: Floats, low: Floats, error: float) -> float:
-    """Return the threshold above which ``high`` is most surely more likely than ``low``."""
-    cuts = _cuts(np.concatenate([high, low]))[:-1]
-    above_high = high.size - np.searchsorted(np.sort(high), cuts, side="right")
-    above_low = low.size - np.searchsorted(np.sort(low), cuts, side="right")
-    surely, at_most = wilson(above_high, high.size, error)[0], wilson(above_low, low.size, error)[1]
-    return float(cuts[int(np.argmax(surely / at_most))])
+def _most_distinguishing_threshold(high: Floats, low: Floats, error: float) -> float:
+    """Return the threshold with the largest ratio of confidence limits: of ``high`` above it (lower limit) to ``low`` above it (upper)."""
+    thresholds = _candidate_thresholds(np.concatenate([high, low]))[:-1]
+    above_high = high.size - np.searchsorted(np.sort(high), thresholds, side="right")
+    above_low = low.size - np.searchsorted(np.sort(low), thresholds, side="right")
+    at_least, at_most = wilson_limits(above_high, high.size, error)[0], wilson_limits(above_low, low.size, error)[1]
+    return float(thresholds[int(np.argmax(at_least / at_most))])
 
 
 def best_threshold(high: Floats, low: Floats) -> float:
-    """Return the threshold t for which "above t means the first sample" is right most often."""
-    cuts = _cuts(np.concatenate([high, low]))
-    wrong = np.searchsorted(np.sort(high), cuts, side="right") - np.searchsorted(np.sort(low), cuts, side="right")
-    return float(cuts[int(np.argmin(wrong))])
+    """Return the threshold t for which "a value above t is from the sample ``high``, others are from ``low``" is right most often."""
+    thresholds = _candidate_thresholds(np.concatenate([high, low]))
+    high_below, low_below = (np.searchsorted(np.sort(sample), thresholds, side="right") for sample in (high, low))
+    return float(thresholds[int(np.argmin(high_below - low_below))])  # wrong values, less a constant
 
 
-def _cuts(values: Floats) -> Floats:
-    """Return a point below all distinct values, one half-way between any two neighbours, and one above all."""
+def _candidate_thresholds(values: Floats) -> Floats:
+    """Return a threshold below all ``values``, one half-way between any two neighbouring values, and one above all."""
     distinct = np.unique(values)
     return np.concatenate([[distinct[0] - 1.0], (distinct[1:] + distinct[:-1]) / 2, [distinct[-1] + 1.0]])
 

@@ -17,13 +17,13 @@ from ldpfl.auditing.bounds import (
     event_epsilon,
     mean_bound,
     mean_bound_empirical,
-    worst_lag,
-    worst_pair,
+    most_correlated_lag,
+    most_correlated_pair,
 )
-from ldpfl.auditing.claims import ClaimResult, blanket_of_units, claims_blanket, computed, experiments
+from ldpfl.auditing.claims import ClaimResult, check_unit_blanket, claims_blanket, results_by_computation, tests_by_experiment
 from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
-from ldpfl.auditing.report_bits import PAIRS as RAW_PAIRS
-from ldpfl.auditing.report_bits import RawBench, epsilon_of_bits
+from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS
+from ldpfl.auditing.report_bits import BitBench, epsilon_of_bits
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStreams
@@ -43,7 +43,7 @@ _WIDE = 3 * COORDINATE_BLOCK // 2
 
 _TALL_ROWS = 256
 _VECTOR_ROWS = 1 << 13
-_RAW_ROWS = 1 << 10
+_BIT_ROWS = 1 << 10
 _NEIGHBOUR_DRAWS = 6
 """Number of calls of ``encode`` for each of two rows: one orders events, one chooses an event, the others test it."""
 _VECTOR_WIDTH = 4
@@ -82,7 +82,7 @@ class Check:
     sentence: str
 
 
-def _raw_clients(trials: int) -> int:
+def _bit_bench_clients(trials: int) -> int:
     """Return the number of clients whose bits on the wire are counted."""
     return max(1000, min(20_000, trials // 50))
 
@@ -108,61 +108,62 @@ def _position_name(position: float) -> str:
 
 
 class Examination:
-    """One audit: its benches, the statistics of their trials, and the checks of these."""
+    """One audit: the benches that run the mechanism, the statistics of their trials, and the checks of these statistics."""
 
     def __init__(self, mechanism: Mechanism, trials: int, seed: int | None, error_rate: float) -> None:
-        self.mechanism, self.half = mechanism, ceil(trials / 2)
-        probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())
+        self.mechanism, self.trials_per_half = mechanism, ceil(trials / 2)
+        probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())  # for facts that do not depend on the number of clients and weights
         guarantee = guarantee_of(mechanism, probe.ranges)
         self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
-        # Where units are no weights but mixtures of them, a row is the least that can be changed, and may change all units.
+        # Where units are mixtures of weights, a trial replaces a client's whole row, which may change all units.
         self.epsilon_of_trial = guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1)
-        # Without a claim there is nothing that clamping would protect, so nobody promises to clamp.
+        # A mechanism that claims no privacy need not clamp, so it is not tested with inputs beyond the range.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
-        self.claims = experiments(mechanism, _whole_reports(trials), seed)
-        raw = len(RAW_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
-        self.share = error_rate / (len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2) + raw)
-        self.raw = RawBench(mechanism, _raw_clients(trials), _source(seed, _RAW_ROWS), STREAM_KEY)
+        self.claims = tests_by_experiment(mechanism, _whole_reports(trials), seed)
+        estimate_checks = len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2)  # the last are those of independence
+        wire_and_claim_checks = len(BIT_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
+        self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
+        self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
         if probe.by_weight:
             self._source = _source(seed, _TALL_ROWS)
-            self.blocks = ceil(self.half / _BLOCK)
-            self.bench, self.tall = self._wide_bench(), self._tall_bench()
+            self.blocks_per_half = ceil(self.trials_per_half / _BLOCK)
+            self.bench, self.tall_bench = self._make_wide_bench(), self._make_tall_bench()
         else:
-            self.blocks = ceil(self.half / _VECTOR_ROWS)
-            rows = ceil(self.half / self.blocks)
-            self.bench = self.tall = Bench(mechanism, rows, _VECTOR_WIDTH, _source(seed, rows))
+            self.blocks_per_half = ceil(self.trials_per_half / _VECTOR_ROWS)
+            rows = ceil(self.trials_per_half / self.blocks_per_half)
+            self.bench = self.tall_bench = Bench(mechanism, rows, _VECTOR_WIDTH, _source(seed, rows))
         self.tallies = {position: Tally(self.bench.expected(position)) for position in (*INSIDE, *OUTSIDE)}
 
-    def _wide_bench(self) -> Bench:
+    def _make_wide_bench(self) -> Bench:
         """Return the bench of few clients with many weights each, which finds bits that are reused within a client."""
-        values = ceil(self.half / self.blocks)
-        return self._bench(max(2, min(_WIDE_ROWS, values // _WIDE)), values)
+        values = ceil(self.trials_per_half / self.blocks_per_half)
+        return self._make_bench(max(2, min(_WIDE_ROWS, values // _WIDE)), values)
 
-    def _tall_bench(self) -> Bench:
+    def _make_tall_bench(self) -> Bench:
         """Return the bench of many clients with few weights each, which finds noise that clients share."""
-        values = min(self.half, _BLOCK)
-        return self._bench(max(2, min(_TALL_ROWS, values // _TALL_ROWS)), values)
+        values = min(self.trials_per_half, _BLOCK)
+        return self._make_bench(max(2, min(_TALL_ROWS, values // _TALL_ROWS)), values)
 
-    def _bench(self, rows: int, values: int) -> Bench:
+    def _make_bench(self, rows: int, values: int) -> Bench:
         """Return a bench of ``rows`` clients that have some ``values`` weights together."""
         return Bench(self.mechanism, rows, ceil(values / (rows * len(RADII))), self._source)
 
     @property
     def trials(self) -> int:
-        """Number of randomised units for each input: those that choose events, and as many that test them."""
-        return 2 * self.blocks * self.bench.trials * (self.bench.groups if self.bench.by_weight else 1)
+        """Number of randomised units for each input. Half of them choose the events that the other half tests."""
+        return 2 * self.blocks_per_half * self.bench.trials * (self.bench.groups if self.bench.by_weight else 1)
 
     @cached_property
     def epsilon_checks(self) -> tuple[Check, ...]:
-        """The privacy loss; draws all samples, so the checks of bias and variance come after it."""
+        """Checks of the privacy loss. They draw all samples, on which the checks of bias and variance rely, so they come first."""
         return tuple(self._epsilon_checks())
 
     def checks(self) -> tuple[Check, ...]:
         """Run all checks, and return their results."""
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
-        return (*privacy, *self._claim_checks(), *self._raw_checks(), *estimates, self._agreement_check(), *self._wire_checks())
+        return (*privacy, *self._claim_checks(), *self._bit_checks(), *estimates, self._agreement_check(), *self._wire_checks())
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class Examination:
         """Yield a check of the privacy loss of one trial for each of ``PAIRS``."""
         counts = self.counts
         for first, second in PAIRS:
-            lower = self._epsilon_lower(counts, (first, second))
+            lower = self._epsilon_lower_bound(counts, (first, second))
             pair = f"{_position_name(first)} against {_position_name(second)}"
             if isinf(self.epsilon):
                 passed, sentence = None, f"nothing is protected: {pair} can be distinguished, which costs epsilon {lower:.4g} at least"
@@ -179,16 +180,16 @@ class Examination:
                 claim = "no more than" if passed else "more than"
                 shown = f"the best test found for {pair} shows that epsilon is at least {lower:.4g}"
                 sentence = f"{shown}, {claim} the claimed {self.epsilon_of_trial:g}"
-            yield Check(f"epsilon, {pair}", lower, self.epsilon_of_trial, self.share, passed, sentence)
+            yield Check(f"epsilon, {pair}", lower, self.epsilon_of_trial, self.error_per_check, passed, sentence)
 
     def _claim_checks(self) -> Iterator[Check]:
-        """Yield a check of each number of the release that accountants use: by experiments on whole reports, or by computing it again."""
+        """Yield a check of each number of the release that accountants use. It is tested by experiments, or computed again."""
         if claims_blanket(self.release):
             counts = [position_counts.sum(axis=1) for position_counts in self.counts.values()]
-            yield self._claim_check(blanket_of_units(counts, self.release, self.share), self.share)
+            yield self._claim_check(check_unit_blanket(counts, self.release, self.error_per_check), self.error_per_check)
         for test in self.claims:
-            yield self._claim_check(test(self.share), self.share)
-        for result in computed(self.mechanism):
+            yield self._claim_check(test(self.error_per_check), self.error_per_check)
+        for result in results_by_computation(self.mechanism):
             yield self._claim_check(result, 0.0)
 
     def _claim_check(self, result: ClaimResult, error: float) -> Check:
@@ -197,38 +198,38 @@ class Examination:
 
     @cached_property
     def counts(self) -> dict[float, Counts]:
-        """Histograms of all samples, as :meth:`_counts` returns them."""
-        return self._counts()
+        """Histograms of all samples, as :meth:`_draw_and_count` returns them."""
+        return self._draw_and_count()
 
-    def _counts(self) -> dict[float, Counts]:
+    def _draw_and_count(self) -> dict[float, Counts]:
         """Draw all samples, and return (3, G, B) counts for each position: for ordering, choosing and testing events.
 
         G is the number of groups, B the number of bins. Ordering and choosing share the first half of the trials; testing has the second.
         """
-        samples = self._draw()
-        # Bins are fixed by samples of the first half, before any of the second one is drawn.
+        samples = self._draw_samples()
+        # Samples of the first half fix the bins, before any sample of the second half is drawn.
         bins = Bins.covering([sample.statistic[:_PILOT].ravel() for sample in samples.values()], _LEVELS)
         counts = {position: np.zeros((3, self.bench.groups, bins.count), dtype=np.int64) for position in samples}
-        for block in range(2 * self.blocks):
-            for position, sample in (samples if block == 0 else self._draw()).items():
-                if block < self.blocks:
+        for block in range(2 * self.blocks_per_half):
+            for position, sample in (samples if block == 0 else self._draw_samples()).items():
+                if block < self.blocks_per_half:
                     counts[position][0] += histograms(bins, sample.statistic[::2])
                     counts[position][1] += histograms(bins, sample.statistic[1::2])
                 else:
                     counts[position][2] += histograms(bins, sample.statistic)
         return counts
 
-    def _draw(self) -> dict[float, Sample]:
+    def _draw_samples(self) -> dict[float, Sample]:
         """Draw one sample at each position, and add it to the position's tally."""
         samples = {position: self.bench.draw(position) for position in self.tallies}
         for position, sample in samples.items():
             self.tallies[position].add(sample)
         return samples
 
-    def _epsilon_lower(self, counts: dict[float, Counts], pair: tuple[float, float]) -> float:
-        """Return the largest lower bound of epsilon for a ``pair`` of inputs, over both directions, all groups and their sum."""
+    def _epsilon_lower_bound(self, counts: dict[float, Counts], pair: tuple[float, float]) -> float:
+        """Return the largest lower bound of epsilon for a ``pair`` of inputs, over both directions, all groups, and all groups together."""
         groups = counts[pair[0]].shape[1]
-        error = self.share / (2 * (groups + (groups > 1)))
+        error = self.error_per_check / (2 * (groups + (groups > 1)))
         best = 0.0
         for first, second in (pair, pair[::-1]):
             for first_counts, second_counts in zip(_with_total(counts[first]), _with_total(counts[second]), strict=True):
@@ -237,12 +238,12 @@ class Examination:
 
     # --- what bytes are -----------------------------------------------------------------------------------------------
 
-    def _raw_checks(self) -> Iterator[Check]:
+    def _bit_checks(self) -> Iterator[Check]:
         """Yield the checks of single bits on the wire, and of noise that two weights share."""
-        clients, first = self.raw.clients, self.raw.ones("first")
-        for pair in RAW_PAIRS:
-            second = self.raw.ones(pair)
-            lower = epsilon_of_bits(first, second, clients, self.delta, self.share)
+        clients, first = self.bit_bench.clients, self.bit_bench.set_bit_counts("first")
+        for pair in BIT_PAIRS:
+            second = self.bit_bench.set_bit_counts(pair)
+            lower = epsilon_of_bits(first, second, clients, self.delta, self.error_per_check)
             yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"single bits of the payload ({pair}) show")
         if not self.bench.by_weight:
             yield self._neighbour_check()
@@ -251,29 +252,29 @@ class Examination:
 
     def _shared_noise_check(self) -> Check:
         """Check that no two weights have correlated noise."""
-        noise = self.raw.noise()
+        noise = self.bit_bench.noise()
         deviation = noise.std(axis=0)
         if not deviation.all():
             return Check(
                 "noise of each weight",
                 0.0,
                 0.0,
-                self.share,
+                self.error_per_check,
                 None if isinf(self.epsilon) else False,
                 "a weight has no noise, expected noise in each",
             )
-        correlation = worst_pair((noise / deviation).T, None, self.share)
+        correlation = most_correlated_pair((noise / deviation).T, None, self.error_per_check)
         return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
 
     def _neighbour_check(self) -> Check:
-        """Try to distinguish a row from one that differs in the sign of one weight, by a projection that separates ties of either row."""
-        rows = [[self.bench.neighbour(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
+        """Check how well a row can be distinguished from a row that differs from it in the sign of one weight."""
+        rows = [[self.bench.project_neighbouring_rows(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
         bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
         counts = {
             float(turned): np.stack([bins.histogram(part)[None] for part in (drawn[0], drawn[1], np.concatenate(drawn[2:]))])
             for turned, drawn in enumerate(rows)
         }
-        lower = self._epsilon_lower(counts, (0.0, 1.0))
+        lower = self._epsilon_lower_bound(counts, (0.0, 1.0))
         shown = "comparing a row with a copy in which one sign is changed shows"
         return self._epsilon_check("epsilon, one sign turned", lower, self.epsilon_of_trial, shown)
 
@@ -281,7 +282,7 @@ class Examination:
         """Return the check that a lower bound of epsilon is not above the claimed epsilon; ``shown`` begins the sentence."""
         passed = None if isinf(claimed) else lower <= claimed
         claim = "nothing is protected" if passed is None else f"claimed is epsilon {claimed:g}"
-        return Check(name, lower, claimed, self.share, passed, f"{claim}; {shown} that it is at least {lower:.4g}")
+        return Check(name, lower, claimed, self.error_per_check, passed, f"{claim}; {shown} that it is at least {lower:.4g}")
 
     # --- what the estimates are ---------------------------------------------------------------------------------------
 
@@ -289,65 +290,65 @@ class Examination:
         """Yield a check of the mean estimate at each position."""
         for position in self.positions:
             tally = self.tallies[position]
-            figures, bounds = np.abs(tally.deviation), self._bias_bounds(position, tally)
+            figures, bounds = np.abs(tally.mean_deviation), self._bias_bounds(position, tally)
             yield self._worst_group_check(
                 f"bias at {_position_name(position)}", figures, bounds, "the mean estimate differs from the input by", "radii"
             )
 
     def _bias_bounds(self, position: float, tally: Tally) -> Floats:
-        """Return how far (G,) the mean estimate of an unbiased mechanism may be from its expectation."""
-        largest, error = self._largest(position, "largest"), self.share / self.bench.groups
+        """Return the largest distance (G,) of an unbiased mechanism's mean estimate from its expectation that chance explains."""
+        largest, error = self._largest(position, "largest_deviation"), self.error_per_check / self.bench.groups
         if self.bench.by_weight:
             known = self.bench.expected_squares(position)
             bounds = [mean_bound(tally.count, *pair, error) for pair in zip(known, largest, strict=True)]
-        else:  # the closed form says nothing about how the weights of a row go together
-            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.spread, 2 * largest, strict=True)]
-        return np.array(bounds) + self.bench.rounding(np.abs(tally.expected) + tally.largest)
+        else:  # the closed form gives no variance of a row's projection, since the errors of its weights may depend on each other
+            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.variance, 2 * largest, strict=True)]
+        return np.array(bounds) + self.bench.rounding(np.abs(tally.expected) + tally.largest_deviation)
 
     def _variance_checks(self) -> Iterator[Check]:
         """Yield a check of the mean squared error at each position against the mechanism's closed form."""
         for position in self.positions:
             tally, expected = self.tallies[position], self.bench.expected_squares(position)
-            largest, error = self._largest(position, "largest_square"), self.share / self.bench.groups
-            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.square_spread, largest, strict=True)]
+            largest, error = self._largest(position, "largest_square"), self.error_per_check / self.bench.groups
+            bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.square_variance, largest, strict=True)]
             rounding = self.bench.rounding(np.abs(tally.expected) + np.sqrt(largest))
             slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
-            figures = np.abs(tally.square - expected)
+            figures = np.abs(tally.mean_square - expected)
             name = f"variance at {_position_name(position)}"
             yield self._worst_group_check(name, figures, bounds + slack, "the variance differs from the stated formula by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
-        """Return the largest deviation (G,) at ``position`` or inside the range, since a rare one may not have occurred at ``position``."""
+        """Return the largest ``figure`` (G,) of the tallies at ``position`` and inside the range, since a rare large value may be missing."""
         return np.asarray(np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0))
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
-        """Return the check of the group whose figure is largest relative to its bound. ``prefix`` begins the sentence."""
+        """Return the check of the group whose figure is largest relative to its bound. ``prefix`` is the beginning of its sentence."""
         worst = int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
         figure, bound = float(figures[worst]), float(bounds[worst])
         passed = figure <= bound  # False where an estimate is no number
         layer = f"{_layer_name(worst)}: " if self.bench.groups > 1 else ""
         sentence = f"{layer}{prefix} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
-        return Check(name, figure, bound, self.share, passed, sentence)
+        return Check(name, figure, bound, self.error_per_check, passed, sentence)
 
     # --- fresh noise --------------------------------------------------------------------------------------------------
 
     def _independence_checks(self) -> Iterator[Check]:
-        """Yield the checks that clients, calls and weights have noise of their own."""
-        first, second, wide = (self._noise(bench) for bench in (self.tall, self.tall, self.bench))
+        """Yield the checks that the noise of clients, of calls and of weights is independent."""
+        first, second, wide = (self._noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
         if first is None or second is None or wide is None:
             passed = None if isinf(self.epsilon) else False
             yield Check("independent noise", 0.0, 0.0, 0.0, passed, "there is no noise")
             return
         if not self.bench.by_weight:
-            clients = worst_lag(first, self.share)
-            calls = worst_pair(first.reshape(1, -1), second.reshape(1, -1), self.share)
+            clients = most_correlated_lag(first, self.error_per_check)
+            calls = most_correlated_pair(first.reshape(1, -1), second.reshape(1, -1), self.error_per_check)
         else:
-            clients = worst_pair(first, None, self.share)
-            calls = worst_pair(first, second, self.share)
+            clients = most_correlated_pair(first, None, self.error_per_check)
+            calls = most_correlated_pair(first, second, self.error_per_check)
         yield self._correlation_check("independent clients", clients, "the noise of two clients")
         yield self._correlation_check("independent calls", calls, "the noise of two calls")
         if self.bench.by_weight:
-            lag = worst_lag(wide, self.share)
+            lag = most_correlated_lag(wide, self.error_per_check)
             yield self._correlation_check("independent weights", lag, f"the noise of weights {lag.place} apart")
 
     def _noise(self, bench: Bench) -> Floats | None:
@@ -356,8 +357,8 @@ class Examination:
         Mean and variance are those of all samples. If they were those of one call, noise that all clients share would go unnoticed.
         """
         tally = self.tallies[0.0]
-        mean, deviation = tally.expected + tally.deviation, np.sqrt(tally.spread)
-        if not bool((deviation > bench.rounding(tally.largest)).all()):
+        mean, deviation = tally.expected + tally.mean_deviation, np.sqrt(tally.variance)
+        if not bool((deviation > bench.rounding(tally.largest_deviation)).all()):
             return None
         standard = (bench.draw(0.0).statistic - mean) / deviation
         if not bench.by_weight:
@@ -365,18 +366,18 @@ class Examination:
         return np.ascontiguousarray(standard.reshape(bench.rows, -1, bench.groups).transpose(0, 2, 1).reshape(bench.rows, -1))
 
     def _correlation_check(self, name: str, correlation: Correlation, noises: str) -> Check:
-        """Return the check that a correlation is explained by chance; ``noises`` begins the sentence."""
+        """Return the check that chance explains a correlation. ``noises`` is the beginning of its sentence."""
         sentence = f"{noises} is correlated by {correlation.figure:.3g} standard errors, and chance explains up to {correlation.bound:.3g}"
-        return Check(name, correlation.figure, correlation.bound, self.share, correlation.figure <= correlation.bound, sentence)
+        return Check(name, correlation.figure, correlation.bound, self.error_per_check, correlation.figure <= correlation.bound, sentence)
 
     # --- where chance plays no part -----------------------------------------------------------------------------------
 
     def _agreement_check(self) -> Check:
         """Compare the mean of all estimates with the aggregate of the same reports, received in two batches."""
-        bench = self.tall
+        bench = self.tall_bench
         sent, payloads = bench.send(0.7)
         reports, middle = bench.receive(sent, payloads), len(payloads) // 2
-        batches = [reports] if bench.unreadable else [bench.receive(sent, part) for part in (payloads[:middle], payloads[middle:])]
+        batches = [reports] if bench.read_error else [bench.receive(sent, part) for part in (payloads[:middle], payloads[middle:])]
         estimates = self.mechanism.decode(reports, bench.ranges).double()
         differences = (self.mechanism.aggregate(batches, bench.ranges).double() - estimates.mean(dim=0)).abs()
         scale = estimates.abs().reshape(bench.rows, len(RADII), -1).amax(dim=(0, 2)).clamp_min(1e-300)
@@ -387,8 +388,8 @@ class Examination:
         return Check("aggregate is the mean", figure, _AGREEMENT, 0.0, figure <= _AGREEMENT, sentence)
 
     def _wire_checks(self) -> Iterator[Check]:
-        """Yield the checks of the payloads: equal lengths, the stated length, and that they can be read."""
-        benches = {id(bench): bench for bench in (self.bench, self.tall)}.values()
+        """Yield the checks of the payloads: that all are equally long and as long as stated, and that they can be read."""
+        benches = {id(bench): bench for bench in (self.bench, self.tall_bench)}.values()
         excess = max(max(bench.lengths) - min(bench.lengths) for bench in benches)
         lengths = (
             "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which may show the data"
@@ -400,7 +401,7 @@ class Examination:
         )
         sentence = f"a report has {longest} bytes; the mechanism states {stated}"
         yield Check("stated length", float(longest), float(stated), 0.0, longest == stated, sentence)
-        refused = next((bench.unreadable for bench in benches if bench.unreadable), "")
+        refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
         yield Check("readable reports", float(bool(refused)), 0.0, 0.0, not refused, sentence)
 

@@ -15,8 +15,8 @@ from typing import TypeGuard
 import numpy as np
 from scipy import special, stats
 
-from ldpfl.auditing.bounds import Counts, Floats, Mask, clopper_pearson, event_epsilon, mean_bound, wilson
-from ldpfl.auditing.reports import Outcomes, WholeReports, source_of
+from ldpfl.auditing.bounds import Counts, Floats, Mask, clopper_pearson, event_epsilon, mean_bound, wilson_limits
+from ldpfl.auditing.reports import Outcomes, WholeReports, random_source
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
@@ -43,7 +43,7 @@ Test = Callable[[float], ClaimResult]
 """A test by experiment. Its argument is the largest allowed probability that a sound mechanism fails it."""
 
 
-def experiments(mechanism: Mechanism, trials: int, seed: int | None) -> list[Test]:
+def tests_by_experiment(mechanism: Mechanism, trials: int, seed: int | None) -> list[Test]:
     """Draw whole reports of ``mechanism``, and return the tests of these reports.
 
     Args:
@@ -51,16 +51,16 @@ def experiments(mechanism: Mechanism, trials: int, seed: int | None) -> list[Tes
         seed: seed of the random bits; None for the operating system's source.
     """
     tests: list[Test] = []
-    source = source_of(seed)
+    source = random_source(seed)
     for width in (1, 4):
-        reports = WholeReports.of(mechanism, width, source)
+        reports = WholeReports.with_width(mechanism, width, source)
         if reports is None:
             continue
         release = mechanism.release(reports.ranges)
-        # A guarantee for records says nothing about replacing a client's values.
+        # Experiments replace a client's values, and a guarantee for records says nothing about that.
         if not release.protected or release.unit in ("record", "person"):
             continue
-        tests += _tests_of_release(reports, release, reports.outcomes(trials), f"{reports.ranges.dimension} weights")
+        tests += _tests_of_release(reports, release, reports.collect_outcomes(trials), f"{reports.ranges.dimension} weights")
         if release.units > 1 and not isinstance(release, GaussianRelease):
             tests += _tests_of_mixing(reports)
     return tests
@@ -69,24 +69,24 @@ def experiments(mechanism: Mechanism, trials: int, seed: int | None) -> list[Tes
 def _tests_of_release(reports: WholeReports, release: Release, outcomes: Outcomes, size_name: str) -> Iterator[Test]:
     """Yield a test by experiment for each number that ``release`` states. ``size_name`` says how many weights the reports have."""
     if isinstance(release, GaussianRelease):
-        yield lambda error: _mu(outcomes, release, size_name, error)
+        yield lambda error: _check_mu(outcomes, release, size_name, error)
         if release.alike:
-            yield lambda error: _equal_noise(outcomes, size_name, error)
+            yield lambda error: _check_equal_noise(outcomes, size_name, error)
         return
-    yield lambda error: _total_epsilon(outcomes, release, size_name, error)
-    common = _common_part(release)
-    if common is not None:
-        yield lambda error: _blanket(outcomes.counts, common, f"blanket, {size_name}", error)
+    yield lambda error: _check_total_epsilon(outcomes, release, size_name, error)
+    blanket = _claimed_blanket(release)
+    if blanket is not None:
+        yield lambda error: _check_blanket(outcomes.counts, blanket, f"blanket, {size_name}", error)
     if isinstance(release, BinaryRelease) and release.sampled == 1:
-        yield lambda error: _bit_probabilities(reports, outcomes, release, size_name, error)
+        yield lambda error: _check_bit_probabilities(reports, outcomes, release, size_name, error)
     if isinstance(release, BinaryRelease) and release.realised is not None and release.units == release.sampled == 1:
-        yield lambda error: _realised_epsilon(outcomes, release.realised or 0.0, size_name, error)
+        yield lambda error: _check_realised_epsilon(outcomes, release.realised or 0.0, size_name, error)
     if isinstance(release, PureRelease) and release.signed and reports.ranges.dimension == 1:
-        yield lambda error: _sign_errors(outcomes, release.blanket or 0.0, error)
+        yield lambda error: _check_sign_errors(outcomes, release.blanket or 0.0, error)
 
 
-def _common_part(release: Release) -> float | None:
-    """Return the blanket that is claimed for a whole report: the share that does not depend on the input. None if none is used."""
+def _claimed_blanket(release: Release) -> float | None:
+    """Return the blanket that is claimed for a whole report: the share that does not depend on the input. None if no blanket is claimed."""
     if isinstance(release, PureRelease):
         return None if release.blanket is None else float(release.blanket) ** release.units
     if isinstance(release, BinaryRelease):
@@ -95,16 +95,16 @@ def _common_part(release: Release) -> float | None:
 
 
 def claims_blanket(release: Release) -> TypeGuard[PureRelease]:
-    """Whether a share of each unit is stated to be the same for all inputs."""
+    """Whether the release states a blanket: a share of each unit that is the same for all inputs."""
     return isinstance(release, PureRelease) and release.blanket is not None
 
 
-def blanket_of_units(counts: Sequence[Counts], release: PureRelease, error: float) -> ClaimResult:
+def check_unit_blanket(counts: Sequence[Counts], release: PureRelease, error: float) -> ClaimResult:
     """Test the claimed blanket of a unit, by the counts (3, B) of the unit's outcomes for each input."""
-    return _blanket(counts, float(release.blanket or 0.0), "blanket of a unit", error)
+    return _check_blanket(counts, float(release.blanket or 0.0), "blanket of a unit", error)
 
 
-def _blanket(counts: Sequence[Counts], claimed: float, name: str, error: float) -> ClaimResult:
+def _check_blanket(counts: Sequence[Counts], claimed: float, name: str, error: float) -> ClaimResult:
     """Test the claimed blanket: the share of every report that does not depend on the input.
 
     The outcomes are divided among the inputs, each to an input under which it is rare. If every input gives at least ``claimed`` times one
@@ -112,27 +112,29 @@ def _blanket(counts: Sequence[Counts], claimed: float, name: str, error: float) 
     computed. The outcomes are divided by other trials than those that are tested.
     """
     pairs = [(first, second) for first in range(len(counts)) for second in range(first)]
-    best, chosen_shares = inf, _rarest_outcomes(counts, pairs[0])
+    smallest_guess, division = inf, _divide_outcomes(counts, pairs[0])
     for inputs in (*pairs, tuple(range(len(counts)))):
-        shares = _rarest_outcomes(counts, inputs)
-        guess = sum(float(wilson(trials[1][rare].sum(), int(trials[1].sum()), error / len(shares))[1]) for trials, rare in shares)
-        if guess < best:
-            best, chosen_shares = guess, shares
-    level = 2 * error / len(chosen_shares)
-    uppers = [clopper_pearson(int(trials[2][rare].sum()), int(trials[2].sum()), level)[1] for trials, rare in chosen_shares]
+        candidate = _divide_outcomes(counts, inputs)
+        guess = sum(
+            float(wilson_limits(trials[1][rare].sum(), int(trials[1].sum()), error / len(candidate))[1]) for trials, rare in candidate
+        )
+        if guess < smallest_guess:
+            smallest_guess, division = guess, candidate
+    level = 2 * error / len(division)  # only upper limits are used, which are wrong with half of this probability
+    uppers = [clopper_pearson(int(trials[2][rare].sum()), int(trials[2].sum()), level)[1] for trials, rare in division]
     upper = min(1.0, sum(uppers))
     sentence = f"claimed: a share of {claimed:.4g} of each report is the same for all inputs; found: at most {upper:.4g}"
     return ClaimResult(name, claimed, upper, sentence)
 
 
-def _rarest_outcomes(counts: Sequence[Counts], inputs: Sequence[int]) -> list[tuple[Counts, Mask]]:
-    """Return the counts of each of ``inputs``, and the outcomes (B,) that are rarest under it."""
+def _divide_outcomes(counts: Sequence[Counts], inputs: Sequence[int]) -> list[tuple[Counts, Mask]]:
+    """Return the counts of each of ``inputs``, and a mask (B,) of the outcomes that are rarer under it than under the others."""
     rarest = np.stack([(counts[index][0] + 0.5) / counts[index][0].sum() for index in inputs]).argmin(axis=0)
     return [(counts[index], rarest == place) for place, index in enumerate(inputs) if bool((rarest == place).any())]
 
 
-def _total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: float) -> ClaimResult:
-    """Test units times epsilon: return the largest lower bound of epsilon for two inputs, from whole reports."""
+def _check_total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: float) -> ClaimResult:
+    """Test the number of units times epsilon, against the largest lower bound of epsilon for two inputs, from whole reports."""
     claimed = release.pure_epsilon * release.units
     first, second = max(permutations(outcomes.counts, 2), key=lambda pair: event_epsilon(pair[0], pair[1], 1, 0.0, error))
     lower = max(0.0, event_epsilon(first, second, 2, 0.0, error))
@@ -142,12 +144,11 @@ def _total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: 
     return ClaimResult(f"units and epsilon, {size_name}", lower, claimed, sentence)
 
 
-def _realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, error: float) -> ClaimResult:
+def _check_realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, error: float) -> ClaimResult:
     """Test the stated realised epsilon against an upper bound of the privacy loss over all pairs of inputs and all outcomes."""
     upper, share = 0.0, error / (2 * len(outcomes.counts) * outcomes.counts[0].shape[1])
-    occurring = np.flatnonzero(
-        np.sum([input_counts[2] for input_counts in outcomes.counts], axis=0)
-    )  # a bit has two values, and no third one
+    # Outcomes that never occur are left out: a bit has two values, and the code for other payloads is not one of them.
+    occurring = np.flatnonzero(np.sum([input_counts[2] for input_counts in outcomes.counts], axis=0))
     for outcome in occurring:
         ends = [clopper_pearson(int(input_counts[2][outcome]), int(input_counts[2].sum()), 2 * share) for input_counts in outcomes.counts]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
@@ -156,24 +157,26 @@ def _realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, error:
     return ClaimResult(f"realised epsilon, {size_name}", claimed, upper, sentence)
 
 
-def _bit_probabilities(reports: WholeReports, outcomes: Outcomes, release: BinaryRelease, size_name: str, error: float) -> ClaimResult:
+def _check_bit_probabilities(
+    reports: WholeReports, outcomes: Outcomes, release: BinaryRelease, size_name: str, error: float
+) -> ClaimResult:
     """Test whether some bit on the wire is rarer, or more frequent, than randomised response at the stated epsilon allows."""
-    low = 1 / (1 + exp(release.epsilon))
-    rarest = 1.0
-    share = error / (len(outcomes.ones) * outcomes.ones[0].size)
-    padding = 8 * ceil(payload_bits(reports.mechanism, reports.ranges) / 8) - payload_bits(reports.mechanism, reports.ranges)
+    smallest_allowed = 1 / (1 + exp(release.epsilon))
+    share = error / (len(outcomes.set_bit_counts) * outcomes.set_bit_counts[0].size)
+    bits = payload_bits(reports.mechanism, reports.ranges)
+    padding = 8 * ceil(bits / 8) - bits  # number of bits that are always 0
     uppers = []
-    for ones, count in zip(outcomes.ones, outcomes.rows, strict=True):
+    for ones, count in zip(outcomes.set_bit_counts, outcomes.report_counts, strict=True):
         limits = [min(clopper_pearson(int(hits), count, share)[1], clopper_pearson(count - int(hits), count, share)[1]) for hits in ones]
         uppers.append(limits)
-    worst = np.sort(np.min(np.array(uppers), axis=0))[padding:]
+    worst = np.sort(np.min(np.array(uppers), axis=0))[padding:]  # without the padding, whose bits are the rarest
     rarest = float(worst[0]) if worst.size else 1.0
-    claim = f"claimed: a bit at epsilon {release.epsilon:g} has each value with probability {low:.4g} or more"
-    return ClaimResult(f"probabilities of bits, {size_name}", low, rarest, f"{claim}; found: at most {rarest:.4g} for one bit")
+    claim = f"claimed: a bit at epsilon {release.epsilon:g} has each value with probability {smallest_allowed:.4g} or more"
+    return ClaimResult(f"probabilities of bits, {size_name}", smallest_allowed, rarest, f"{claim}; found: at most {rarest:.4g} for one bit")
 
 
-def _sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResult:
-    """Test how often a report about an end of the range has the wrong sign: claimed is at most half of the blanket."""
+def _check_sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResult:
+    """Test how often a report about an end of the range has the wrong sign. The claimed blanket allows half of it."""
     lower = 0.0
     for end in (1.0, -1.0):
         statistic = outcomes.statistics[outcomes.names.index(f"all at {end:+g}")]
@@ -182,8 +185,11 @@ def _sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResul
     return ClaimResult("sign of a report", lower, blanket / 2, f"{claim}; found: at least {lower:.4g}")
 
 
-def _mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, error: float) -> ClaimResult:
-    """Test mu by the pair of inputs, and the threshold on the statistic, that distinguish the inputs best."""
+def _check_mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, error: float) -> ClaimResult:
+    """Test mu by the pair of inputs that the statistic distinguishes best, and the threshold half-way between their medians.
+
+    Every second trial chooses the pair, and the others test it.
+    """
     claimed = release.mu * sqrt(release.units)
     best, best_test = -inf, (0, 1, 0.0)
     for first, high in enumerate(outcomes.statistics):
@@ -206,13 +212,13 @@ def _mu_lower_bound(high: Floats, low: Floats, threshold: float, error: float) -
     return float(special.ndtri(first) - special.ndtri(second)) if first > 0 and second < 1 else -inf
 
 
-def _equal_noise(outcomes: Outcomes, size_name: str, error: float) -> ClaimResult:
+def _check_equal_noise(outcomes: Outcomes, size_name: str, error: float) -> ClaimResult:
     """Test whether the noise has the same variance for all inputs, as it must if its law is the same."""
     share = error / (2 * len(outcomes.statistics))
     ends = []
     for statistic in outcomes.statistics:
-        free, spread = statistic.size - 1, float(statistic.var(ddof=1)) * (statistic.size - 1)
-        ends.append((spread / float(stats.chi2.isf(share, free)), spread / float(stats.chi2.ppf(share, free))))
+        freedom, squares = statistic.size - 1, float(statistic.var(ddof=1)) * (statistic.size - 1)
+        ends.append((squares / float(stats.chi2.isf(share, freedom)), squares / float(stats.chi2.ppf(share, freedom))))
     largest, smallest = max(low for low, _ in ends), min(high for _, high in ends)
     sentence = f"claimed: the same noise for all inputs; found: its variance differs by a factor of at least {largest / smallest:.4g}"
     return ClaimResult(f"noise alike, {size_name}", largest, smallest, sentence)
@@ -220,14 +226,14 @@ def _equal_noise(outcomes: Outcomes, size_name: str, error: float) -> ClaimResul
 
 def _tests_of_mixing(reports: WholeReports) -> Iterator[Test]:
     """Yield the tests of a pool of mixed reports, if the pool still has single reports."""
-    mixed = reports.mixed()
+    mixed = reports.mixed_estimates()
     if mixed is not None:
-        yield lambda error: _client_order(mixed, error)
-        yield lambda error: _correlated_units(mixed, error)
+        yield lambda error: _check_client_order(mixed, error)
+        yield lambda error: _check_unit_correlation(mixed, error)
 
 
-def _client_order(mixed: Floats, error: float) -> ClaimResult:
-    """Test whether mixed reports still have the order of the clients. The first half of the clients held one end, the rest the other."""
+def _check_client_order(mixed: Floats, error: float) -> ClaimResult:
+    """Test whether mixed reports still have the order of the clients: the first half held one end of the range, the rest the other end."""
     half = len(mixed) // 2
     width = np.ptp(mixed, axis=0)
     differences = np.abs(mixed[:half].mean(axis=0) - mixed.mean(axis=0)) / np.maximum(width, 1e-300)
@@ -237,8 +243,8 @@ def _client_order(mixed: Floats, error: float) -> ClaimResult:
     return ClaimResult("order in the pool", largest, bound, f"{sentence}; a larger difference shows who sent what")
 
 
-def _correlated_units(mixed: Floats, error: float) -> ClaimResult:
-    """Test whether units of one client stay together in the pool. All values of a client were at the same end, so they would correlate."""
+def _check_unit_correlation(mixed: Floats, error: float) -> ClaimResult:
+    """Test whether the units of a client stay together in the pool. They would be correlated, since they were all at the same end."""
     clients, units = mixed.shape
     deviation = mixed.std(axis=0)
     standard = (mixed - mixed.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
@@ -250,10 +256,10 @@ def _correlated_units(mixed: Floats, error: float) -> ClaimResult:
     return ClaimResult("units apart in the pool", figure, bound, f"{sentence}; a larger one shows which units one client sent")
 
 
-def computed(mechanism: Mechanism) -> Iterator[ClaimResult]:
-    """Yield the tests without chance: of the stated numbers of units and coordinates, and of the sampling rate of records."""
+def results_by_computation(mechanism: Mechanism) -> Iterator[ClaimResult]:
+    """Compute the stated numbers of units and coordinates and the sampling rate of records again, and yield the results. No chance."""
     for width in (1, 4, 24):
-        reports = WholeReports.of(mechanism, width, SecureSource())
+        reports = WholeReports.with_width(mechanism, width, SecureSource())
         if reports is None:
             continue
         release, ranges, size_name = mechanism.release(reports.ranges), reports.ranges, f"{reports.ranges.dimension} weights"
@@ -262,7 +268,7 @@ def computed(mechanism: Mechanism) -> Iterator[ClaimResult]:
             sentence = f"claimed: {release.units} separate units for {size_name}; found: a report is mixed as {messages} messages"
             yield ClaimResult(f"units apart, {size_name}", float(release.units), float(messages), sentence)
         if isinstance(release, BinaryRelease):
-            yield from _bit_counts(mechanism, release, reports, size_name)
+            yield from _compare_bit_counts(mechanism, release, reports, size_name)
         if release.unit in ("record", "person"):
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
             sentence = f"claimed: a record takes part with probability {rate:g}; found: {record_rate_of(mechanism):g}"
@@ -270,8 +276,8 @@ def computed(mechanism: Mechanism) -> Iterator[ClaimResult]:
             return
 
 
-def _bit_counts(mechanism: Mechanism, release: BinaryRelease, reports: WholeReports, size_name: str) -> Iterator[ClaimResult]:
-    """Yield the tests of the number of bits on the wire, and of the number of coordinates that a bit may be about."""
+def _compare_bit_counts(mechanism: Mechanism, release: BinaryRelease, reports: WholeReports, size_name: str) -> Iterator[ClaimResult]:
+    """Compare the number of bits on the wire, and of coordinates that a bit may be about, with those that the release states."""
     bits, ranges = payload_bits(mechanism, reports.ranges), reports.ranges
     expected_bits = release.units * (1 + (ceil(log2(release.sampled)) if release.sampled > 1 else 0))
     sentence = (

@@ -62,7 +62,7 @@ class Bench:
             drawn = stream(0, Purpose.MECHANISM, STREAM_KEY).integers(0, 2, self.ranges.dimension)
             self._signs = torch.from_numpy(2.0 * drawn - 1.0)
         self.lengths: set[int] = set()
-        self.unreadable = ""
+        self.read_error = ""
 
     @property
     def trials(self) -> int:
@@ -74,18 +74,18 @@ class Bench:
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
         return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
 
-    def neighbour(self, *, turned: bool) -> Floats:
+    def project_neighbouring_rows(self, *, turned: bool) -> Floats:
         """Return the projections (n,) on the signs of rows at the ends of their ranges, with the first weight's sign ``turned`` or not.
 
-        The first weight counts half, so that ties of the two kinds of rows have different projections.
+        The first weight counts half. So a row and its neighbour have different projections, even where estimates have only a few values.
         """
-        signs, half = self._signs.clone(), self._signs.clone()
-        half[0] /= 2
+        signs, direction = self._signs.clone(), self._signs.clone()
+        direction[0] /= 2
         if turned:
             signs[0] *= -1
         values = (self._center + self._radius * signs).float().repeat(self.rows, 1)
         estimates = self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double()
-        return np.asarray(((estimates - self._center) / self._radius @ half).numpy())
+        return np.asarray(((estimates - self._center) / self._radius @ direction).numpy())
 
     def report(self, position: float) -> Any:
         """Return the clients' reports as the server reads them from the wire."""
@@ -103,7 +103,7 @@ class Bench:
         try:
             return self.mechanism.read(payloads, self.ranges)
         except ProtocolError as error:
-            self.unreadable = str(error)
+            self.read_error = str(error)
             return sent
 
     def expected(self, position: float) -> Floats:
@@ -129,12 +129,12 @@ class Bench:
         return self.ranges.clamp(self._inputs(position))
 
     def _statistic(self, estimates: Tensor) -> Floats:
-        """Project rows on the signs, the direction between any two inputs; in radii, so that every weight counts the same."""
+        """Project rows on the signs, which are the direction between any two inputs. In radii, so that every weight counts the same."""
         weights = 1 if self.by_weight else self.ranges.dimension // self.groups
         return self._group((estimates - self._center) / self._radius * self._signs / weights)
 
     def _group(self, values: Tensor) -> Floats:
-        """Return (n, G) of (K, d): the values as they are where a weight is a trial, else their sum over each group."""
+        """Reshape ``values`` (K, d) to (n, G): one row for each weight of a group if a weight is a trial, else the sums over groups."""
         grouped = values.reshape(values.shape[0], self.groups, -1)
         if self.by_weight:
             return np.asarray(grouped.transpose(1, 2).reshape(-1, self.groups).numpy())
@@ -145,16 +145,16 @@ class Tally:
     """Sums over all samples at one position, (G,) each, so that no sample has to be kept.
 
     Attributes:
-        expected: what the statistic's mean should be.
-        count: trials of each group so far.
-        largest: largest distance of the statistic from ``expected``.
+        expected: expectation of the statistic.
+        count: number of trials of each group so far.
+        largest_deviation: largest distance of the statistic from ``expected``.
         largest_square: largest squared error.
     """
 
     def __init__(self, expected: Floats) -> None:
         self.expected = expected
         self.count = 0
-        self.largest = np.zeros_like(expected)
+        self.largest_deviation = np.zeros_like(expected)
         self.largest_square = np.zeros_like(expected)
         self._sums = np.zeros((4, expected.size))
 
@@ -162,29 +162,29 @@ class Tally:
         """Add the trials of a sample to the sums: of deviations and squared errors (even rows), and of their squares (odd rows)."""
         deviation = sample.statistic - self.expected
         self.count += deviation.shape[0]
-        self.largest = np.maximum(self.largest, np.abs(deviation).max(axis=0))
+        self.largest_deviation = np.maximum(self.largest_deviation, np.abs(deviation).max(axis=0))
         self.largest_square = np.maximum(self.largest_square, sample.squares.max(axis=0))
         for row, values in enumerate((deviation, sample.squares)):
             self._sums[2 * row] += values.sum(axis=0)
             self._sums[2 * row + 1] += np.einsum("ij,ij->j", values, values)
 
     @property
-    def deviation(self) -> Floats:
+    def mean_deviation(self) -> Floats:
         """Mean distance (G,) of the statistic from its expectation."""
         return np.asarray(self._sums[0] / self.count)
 
     @property
-    def spread(self) -> Floats:
+    def variance(self) -> Floats:
         """Sample variance (G,) of the statistic."""
         return self._variance(0)
 
     @property
-    def square(self) -> Floats:
+    def mean_square(self) -> Floats:
         """Mean squared error (G,)."""
         return np.asarray(self._sums[2] / self.count)
 
     @property
-    def square_spread(self) -> Floats:
+    def square_variance(self) -> Floats:
         """Sample variance (G,) of the squared error."""
         return self._variance(2)
 

@@ -27,7 +27,7 @@ _CANDIDATES = 32
 """Number of the most suspicious bits that are tested exactly."""
 
 
-class RawBench:
+class BitBench:
     """Runs clients with unequal values in ``LAYERS`` layers, some far outside their range, and counts the bits on the wire."""
 
     def __init__(self, mechanism: Mechanism, clients: int, source: RandomSource, key: int) -> None:
@@ -47,7 +47,7 @@ class RawBench:
         center, radius = self.ranges.expand()
         return (center + radius * torch.from_numpy(self.inputs[input_name])).float().expand(self.clients, -1)
 
-    def ones(self, input_name: str) -> Floats:
+    def set_bit_counts(self, input_name: str) -> Floats:
         """Return for each bit on the wire the number of clients' reports in which it is set."""
         rows, total = max(1, _BLOCK // self.ranges.dimension), np.zeros(0)
         for start in range(0, self.clients, rows):
@@ -62,7 +62,7 @@ class RawBench:
         return total
 
     def noise(self) -> Floats:
-        """Return the noise (K, d) in the clients' estimates if they hold the centers, less its mean."""
+        """Return the noise (K, d) in the estimates of clients that hold the centers, less its mean over clients."""
         center, step, rows = self.ranges.expand()[0].float(), max(1, _BLOCK // self.ranges.dimension), []
         for start in range(0, self.clients, step):
             values = center.repeat(min(step, self.clients - start), 1)
@@ -75,11 +75,12 @@ class RawBench:
 def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, error: float) -> float:
     """Return a lower bound of epsilon from the odds of single bits. It is wrong with probability ``error`` at most, over all bits."""
     length = min(first.size, second.size)
-    first, second, share, best = first[:length], second[:length], error / (4 * length), -inf
+    first, second, best = first[:length], second[:length], -inf
+    error_per_test = error / (4 * length)  # each bit, set or not, in both directions
     first_zeros, second_zeros = clients - first, clients - second
     for first_hits, second_hits in ((first, second), (second, first), (first_zeros, second_zeros), (second_zeros, first_zeros)):
         ratios = (first_hits + 1) / (second_hits + 1)
-        for place in np.argsort(ratios)[-_CANDIDATES:]:
-            hits = int(first_hits[place]), int(second_hits[place])
-            best = max(best, epsilon_lower_bound(hits, (clients, clients), delta, share))
+        for bit in np.argsort(ratios)[-_CANDIDATES:]:
+            hits = int(first_hits[bit]), int(second_hits[bit])
+            best = max(best, epsilon_lower_bound(hits, (clients, clients), delta, error_per_test))
     return max(0.0, best)

@@ -28,8 +28,8 @@ _LARGER_WIDTHS = (4, 8, 32)
 """Widths that are tried where a mechanism cannot do with as few weights as are wanted."""
 
 
-def source_of(seed: int | None) -> RandomSource:
-    """Return random bits for as many clients as are drawn at once: the operating system's without a seed."""
+def random_source(seed: int | None) -> RandomSource:
+    """Return the source of the clients' random bits: the operating system's if ``seed`` is None."""
     return SecureSource() if seed is None else SeededStreams.of(range(_CLIENTS), seed, Purpose.MECHANISM, _STREAM_KEY)
 
 
@@ -41,16 +41,16 @@ class Outcomes:
         names: names of the inputs.
         counts: (3, B) for each input, how often each outcome occurred, in the trials that order, choose and test events.
         statistics: (n,) for each input, the projections of the estimates on the inputs' signs, in radii from the center.
-        ones: (bits,) for each input, how often each bit of the wire was set.
+        set_bit_counts: (bits,) for each input, how often each bit of the wire was set.
     """
 
     names: list[str]
     counts: list[Counts]
     statistics: list[Floats]
-    ones: list[Floats]
+    set_bit_counts: list[Floats]
 
     @property
-    def rows(self) -> list[int]:
+    def report_counts(self) -> list[int]:
         return [statistic.size for statistic in self.statistics]
 
 
@@ -63,7 +63,7 @@ class WholeReports:
     source: RandomSource
 
     @classmethod
-    def of(cls, mechanism: Mechanism, width: int, source: RandomSource) -> WholeReports | None:
+    def with_width(cls, mechanism: Mechanism, width: int, source: RandomSource) -> WholeReports | None:
         """Return the mechanism on a layer of ``width`` weights, or of some more if it refuses so few. None if it refuses all widths."""
         for weights in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
             ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (weights,))
@@ -76,7 +76,7 @@ class WholeReports:
         return None
 
     def inputs(self) -> dict[str, Floats]:
-        """Return the inputs, in radii from the center: both ends, beyond them, the middle, and what lies between."""
+        """Return the inputs by name, in radii from the center: at both ends of the range, beyond them, at the center, and in between."""
         width = self.ranges.dimension
         ends = {f"all at {end:+g}": np.full(width, end) for end in (1.0, -1.0, 1e6, -1e6)}
         between = {"center": np.zeros(width), "all at +0.5": np.full(width, 0.5)}
@@ -86,26 +86,30 @@ class WholeReports:
         first = np.where(np.arange(width) == 0, 1.0, 0.0)
         return ends | between | {"signs in turn": turned, "the other signs": -turned, "one weight": first, "one weight turned": -first}
 
-    def outcomes(self, trials: int) -> Outcomes:
-        """Send ``trials`` reports of each input, and return their statistics."""
+    def collect_outcomes(self, trials: int) -> Outcomes:
+        """Send ``trials`` reports of each input, and return their statistics.
+
+        An outcome is a payload if there are few different ones, else a bin of the projected estimate. The first quarter of the trials, the
+        pilot, decides this.
+        """
         rows = max(64, trials)
         names, sent = [], []
         for name, input_ in self.inputs().items():
             names.append(name)
-            sent.append(self._sent(input_, rows))
-        pilots = [payloads[: rows // 4] for payloads, _ in sent]
-        code_of_payload = {payload: codes_of_input for codes_of_input, payload in enumerate(Counter(p for pilot in pilots for p in pilot))}
+            sent.append(self._send(input_, rows))
+        pilot_payloads = Counter(payload for payloads, _ in sent for payload in payloads[: rows // 4])
+        code_of_payload = {payload: code for code, payload in enumerate(pilot_payloads)}
         if len(code_of_payload) <= _MAX_PAYLOADS:
             codes = [np.array([code_of_payload.get(payload, len(code_of_payload)) for payload in payloads]) for payloads, _ in sent]
-            size = len(code_of_payload) + 1
+            size = len(code_of_payload) + 1  # one more for payloads that did not occur in the pilot
         else:
             bins = Bins.covering([statistic[: rows // 4] for _, statistic in sent], _LEVELS)
             codes, size = [bins.places(statistic) for _, statistic in sent], bins.count
         cuts = (slice(0, rows // 4), slice(rows // 4, rows // 2), slice(rows // 2, rows))
         counts = [np.stack([np.bincount(codes_of_input[cut], minlength=size) for cut in cuts]) for codes_of_input in codes]
-        return Outcomes(names, counts, [statistic for _, statistic in sent], [_ones(payloads) for payloads, _ in sent])
+        return Outcomes(names, counts, [statistic for _, statistic in sent], [_count_set_bits(payloads) for payloads, _ in sent])
 
-    def _sent(self, input_: Floats, rows: int) -> tuple[list[bytes], Floats]:
+    def _send(self, input_: Floats, rows: int) -> tuple[list[bytes], Floats]:
         """Send ``rows`` reports of an input. Return their payloads, and the mean estimate (rows,) in radii from the center."""
         payloads: list[bytes] = []
         projected: list[Floats] = []
@@ -119,7 +123,7 @@ class WholeReports:
             projected.append((estimates - center).mean(axis=1) / radius)
         return payloads, np.concatenate(projected)
 
-    def mixed(self) -> Floats | None:
+    def mixed_estimates(self) -> Floats | None:
         """Return estimates (clients, weights) of mixed reports. Half of the clients held one end of the range, the rest the other end.
 
         None if the pool has no reports of single clients, for example because it is a sum.
@@ -135,7 +139,7 @@ class WholeReports:
         return estimates if estimates.shape == (_CLIENTS, self.ranges.dimension) else None
 
 
-def _ones(payloads: list[bytes]) -> Floats:
+def _count_set_bits(payloads: list[bytes]) -> Floats:
     """Return how often each bit of the payloads is set, up to the length of the shortest one."""
     shortest = min(map(len, payloads))
     rows = np.frombuffer(b"".join(payload[:shortest] for payload in payloads), np.uint8).reshape(len(payloads), shortest)

@@ -118,7 +118,7 @@ def test_weights_that_are_not_finite_stop(bad: float) -> None:
     public = public_state()
     clients = client_state(public)
     clients.trained[0, 0] = bad
-    for call in (paper().sigma, paper().bounded):
+    for call in (paper().sigma, paper().clipped_updates):
         with pytest.raises(PrivacyError, match="NaN or infinity"):
             call(public, clients)
 
