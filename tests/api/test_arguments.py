@@ -34,10 +34,8 @@ def test_numbers_of_numpy_and_pytorch_are_numbers() -> None:
     )
     assert (config.clients.count, config.mechanism.epsilon_and_budget, config.seed) == (3, (1.5, "unit"), 4)
     assert (config.training.learning_rate, config.clients.once, config.training.epochs) == (0.5, False, 2)
-    assert [ldpfl.configure(epsilon=epsilon).mechanism.epsilon_and_budget for epsilon in np.linspace(1, 2, 2)] == [
-        (1.0, "unit"),
-        (2.0, "unit"),
-    ]
+    configs = [ldpfl.configure(epsilon=epsilon) for epsilon in np.linspace(1, 2, 2)]
+    assert [config.mechanism.epsilon_and_budget for config in configs] == [(1.0, "unit"), (2.0, "unit")]
     own = ldpfl.configure(
         "own", {"data.path": "rows.csv", "data.target": "ill"}, bounds={"age": np.array([0, 120])}, target_epsilon=np.float64(2)
     )

@@ -318,7 +318,7 @@ class Examination:
             yield self._worst_group_check(name, figures, bounds + slack, "the variance differs from the stated formula by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
-        """Return the largest ``figure`` (G,) of the tallies at ``position`` and inside the range, since a rare large value may be missing."""
+        """Return the largest ``figure`` (G,) of the tallies at ``position`` and inside the range, where a rare large value may occur."""
         return np.asarray(np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0))
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:

@@ -115,9 +115,8 @@ def _check_blanket(counts: Sequence[Counts], claimed: float, name: str, error: f
     smallest_guess, division = inf, _divide_outcomes(counts, pairs[0])
     for inputs in (*pairs, tuple(range(len(counts)))):
         candidate = _divide_outcomes(counts, inputs)
-        guess = sum(
-            float(wilson_limits(trials[1][rare].sum(), int(trials[1].sum()), error / len(candidate))[1]) for trials, rare in candidate
-        )
+        share = error / len(candidate)
+        guess = sum(float(wilson_limits(trials[1][rare].sum(), int(trials[1].sum()), share)[1]) for trials, rare in candidate)
         if guess < smallest_guess:
             smallest_guess, division = guess, candidate
     level = 2 * error / len(division)  # only upper limits are used, which are wrong with half of this probability
