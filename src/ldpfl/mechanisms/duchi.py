@@ -106,11 +106,11 @@ class Duchi(Mechanism, ByComparison):
         """Draw one bit for each value, block by block. :meth:`Thresholds.bits` clips, and refuses NaN and infinity."""
         values, source = require_shape(values, ranges).cpu(), as_source(generator)
 
-        def encoder(columns: slice) -> Encoder:
+        def make_encoder(columns: slice) -> Encoder:
             thresholds = Thresholds.of(self._half, ranges, columns)
             return lambda rows: thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
 
-        return BitReports.from_encoder(encoder, *values.shape)
+        return BitReports.from_encoder(make_encoder, *values.shape)
 
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
         """Return how :meth:`encode` compares values with random integers; None for models of more than one block of coordinates."""

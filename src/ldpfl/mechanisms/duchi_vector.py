@@ -172,18 +172,19 @@ def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -
     ``_draw_vectors`` alone ensures epsilon.
     """
 
-    def encoder(columns: slice) -> Encoder:
+    def make_encoder(columns: slice) -> Encoder:
         center, radius = ranges.slice(columns.start, columns.stop)
         slope, centered = (1 << (BITS - 1)) / radius, not bool(center.any())
 
-        def bits(rows: range) -> NDArray[np.bool_]:
+        def draw_bits(rows: range) -> NDArray[np.bool_]:
             words, block = draw_block(source, rows, columns.stop - columns.start), values[rows.start : rows.stop, columns]
             scaled = block * slope if centered else (block - center).mul_(slope)
             return np.asarray(words < scaled.numpy())
 
-        return bits
+        return draw_bits
 
-    return BitReports.from_encoder(encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed  # float64 takes more of a cache
+    # Fewer values at a time than by default, since float64 takes more of a cache.
+    return BitReports.from_encoder(make_encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed
 
 
 def _draw_vectors(signs: PackedBits, dimension: int, lo: int, source: RandomSource, rows: range) -> PackedBits:

@@ -85,7 +85,7 @@ class Harmony(Mechanism):
         """Return estimates (K, d): center plus or minus the group's step at each sampled weight, and the center at the others."""
         groups = Groups.of(ranges, self.group)
         groups.count_clients([reports], ranges)
-        center, step = groups.scale(self.gain)
+        center, step = groups.centers_and_steps(self.gain)
         estimates = _centers(ranges).repeat(reports.clients, 1)
         for rows, columns, signs in groups.entries([reports]):
             np.put_along_axis(estimates.numpy()[rows], columns, (center + step * signs).astype(np.float32), axis=1)
@@ -98,7 +98,7 @@ class Harmony(Mechanism):
         """Return the mean estimate (d,): add up the signs of each sampled weight; weights that nobody sampled keep the center."""
         groups = Groups.of(ranges, self.group)
         clients = groups.count_clients(reports, ranges)
-        center, step = groups.scale(self.gain / clients)
+        center, step = groups.centers_and_steps(self.gain / clients)
         # Left uninitialised, so that a large model costs no more: only the entries of sampled weights are set and read.
         sums = torch.empty(ranges.dimension, dtype=torch.int64).numpy()
         for _, columns, _ in groups.entries(reports):

@@ -103,11 +103,11 @@ class RotatedSign(Mechanism, PerRound):
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
         """Randomise the signs of all rotated coordinates, or of one that each client draws from each group."""
-        signs, lengths = self.signs(values, ranges)
+        signs, lengths = self.signs_and_lengths(values, ranges)
         source = as_source(generator)
         if self.group == 1:
             return self._randomise(signs, lengths, source)
-        groups = Groups.of(self.coordinates(ranges), self.group)
+        groups = Groups.of(self.rotated_ranges(ranges), self.group)
         index = sample_places(source, len(signs), groups.sizes)
         bits = self._randomise(signs.gather(1, torch.from_numpy(index + groups.starts)), lengths, source)
         return IndexedBitReports(index, bits.unpack().view(np.bool_), groups.sizes)
@@ -117,19 +117,19 @@ class RotatedSign(Mechanism, PerRound):
         half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]  # + is sent when a uniform int32 lies below an integer from -half to half
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
 
-        def encoder(columns: slice) -> Encoder:
-            def bits(rows: range) -> NDArray[np.bool_]:
+        def make_encoder(columns: slice) -> Encoder:
+            def draw_bits(rows: range) -> NDArray[np.bool_]:
                 block, limit = signs[rows.start : rows.stop, columns].numpy(), limits[rows.start : rows.stop]
                 high, low = np.divmod(limit, 1 << (BITS - FIRST_BITS))
                 first_bits = np.multiply(block, high.astype(np.int16), dtype=np.int16)
                 first_bits -= (block < 0) & (low > 0)  # -limit is rounded down, as its first bits are
                 return compare_random_words(first_bits, partial(_signed_limits, block, limit), source, rows)
 
-            return bits
+            return draw_bits
 
-        return BitReports.from_encoder(encoder, *signs.shape)
+        return BitReports.from_encoder(make_encoder, *signs.shape)
 
-    def signs(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
+    def signs_and_lengths(self, values: Tensor, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
         """Return the signs -1, 0 or 1 of the rotated rows, (K, D) int8, and the rows' lengths relative to ``norm``, at most 1, (K,)."""
         values, center = require_finite(values, ranges), ranges.expand()[0]
         signs = torch.empty(len(values), rotated_size(ranges.dimension), dtype=torch.int8)
@@ -153,26 +153,26 @@ class RotatedSign(Mechanism, PerRound):
 
     def decode(self, reports: Any, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d): those of the rotated coordinates, rotated back."""
-        return self._rotate_back(self._bit_mechanism.decode(reports, self.coordinates(ranges)), ranges)
+        return self._rotate_back(self._bit_mechanism.decode(reports, self.rotated_ranges(ranges)), ranges)
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> Any:
-        return self._bit_mechanism.read(payloads, self.coordinates(ranges))
+        return self._bit_mechanism.read(payloads, self.rotated_ranges(ranges))
 
     def aggregate(self, reports: Sequence[Any], ranges: LayerRanges) -> Tensor:
         """Return the mean estimate (d,): that of the rotated coordinates, rotated back."""
-        return self._rotate_back(self._bit_mechanism.aggregate(reports, self.coordinates(ranges)), ranges)
+        return self._rotate_back(self._bit_mechanism.aggregate(reports, self.rotated_ranges(ranges)), ranges)
 
     def noise(self, ranges: LayerRanges) -> Noise:
         return _SignNoise(self, ranges)
 
     def units(self, ranges: LayerRanges) -> Units:
         """Return the layout: one bit for each rotated coordinate, or an index and a bit for each group of them."""
-        coordinates = self.coordinates(ranges)
+        coordinates = self.rotated_ranges(ranges)
         units = self._bit_mechanism.units(coordinates)
         mixed = MixedCoordinates(coordinates, lambda mean: self._rotate_back(mean, ranges))
         return replace(units, reader=units.reader or (lambda part: self._bit_mechanism), mixed=mixed)
 
-    def coordinates(self, ranges: LayerRanges) -> LayerRanges:
+    def rotated_ranges(self, ranges: LayerRanges) -> LayerRanges:
         """Return the ranges of a rotated direction: a sign stands for plus or minus the radius."""
         size = rotated_size(ranges.dimension)
         return LayerRanges(0.0, sign_scale(size), (size,))
@@ -183,7 +183,7 @@ class RotatedSign(Mechanism, PerRound):
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
         """Return the release: one bit for each group of rotated coordinates, about a coordinate that is drawn in secret."""
-        bits = GroupCounts.of(self.coordinates(ranges), self.group).groups
+        bits = GroupCounts.of(self.rotated_ranges(ranges), self.group).groups
         realised = Duchi(self.epsilon).epsilon_realised
         return BinaryRelease(self.name, self.epsilon, bits, unit="coordinate", realised=realised, sampled=self.group)
 
@@ -214,9 +214,9 @@ class _SignNoise(Noise):
         s is 1 for a vector of full length without zero signs.
         """
         mechanism = self.mechanism
-        signs, lengths = mechanism.signs(values, self.ranges)
+        signs, lengths = mechanism.signs_and_lengths(values, self.ranges)
         mean_square = signs.square().double().mean(dim=1, keepdim=True) * lengths[:, None] ** 2
-        sizes = Groups.of(mechanism.coordinates(self.ranges), mechanism.group).sizes
+        sizes = Groups.of(mechanism.rotated_ranges(self.ranges), mechanism.group).sizes
         mean_size = float(sizes @ sizes) / signs.shape[1]  # g, or slightly less if the last group is smaller
         variance = (mean_size * mechanism.gain**2 - mean_square) * sign_scale(signs.shape[1]) ** 2
         return variance.expand(-1, self.ranges.dimension).to(values.dtype)

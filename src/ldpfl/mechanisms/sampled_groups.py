@@ -40,8 +40,8 @@ class Groups:
         sizes[np.cumsum(counts) - 1] = last
         return cls(sizes, np.cumsum(sizes) - sizes, largest, LayerRanges(ranges.centers, ranges.radii, counts.tolist()))
 
-    def scale(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return each group's center, and the contribution s r ``gain`` of one sign (group size s, radius r), (G,) both."""
+    def centers_and_steps(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return each group's center, and the step s r ``gain`` that one sign stands for (group size s, radius r), (G,) both."""
         center, radius = self.ranges.expand()
         return center.numpy(), self.sizes * radius.numpy() * gain
 

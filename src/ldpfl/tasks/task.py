@@ -216,6 +216,7 @@ class _Transformed:
         self._metric, self._convert, self._factor = metric, convert, factor
 
     def raw_result(self) -> Any:
+        """Return the result before it is multiplied by the factor."""
         return self._metric.compute()
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -244,6 +245,7 @@ class _MeanOverPresentClasses(_Transformed):
         self._class_counts, self._samples = self._class_counts + has_class.sum(dim=0), self._samples + len(has_class)
 
     def raw_result(self) -> Any:
+        """Return the mean over the classes that some samples have and others lack."""
         return self._metric.compute()[(self._class_counts > 0) & (self._class_counts < self._samples)].mean()
 
 

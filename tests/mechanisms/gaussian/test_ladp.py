@@ -163,7 +163,7 @@ def test_all_layers_together_spend_exactly_mu(
     shares = schedule.shares(public)
     assert bool((shares >= smallest).all())
     assert float(shares.sum()) == pytest.approx(1.0, rel=1e-12)
-    spent = composed_mu((2 * schedule.clips(SIZES) / schedule.public_sigma(public)).tolist())
+    spent = composed_mu((2 * schedule.layer_clipping_norms(SIZES) / schedule.public_sigma(public)).tolist())
     assert spent == pytest.approx(gaussian_mu(epsilon, 1e-5), rel=1e-12)
     assert schedule.mu(public) == pytest.approx(spent, rel=1e-12)
 
@@ -184,7 +184,7 @@ def test_one_norm_shared_by_size_is_full_dp() -> None:
     schedule = LadpSound(0.5, 1e-5, 0.5, share_rule="size", smallest_share=1e-12)
     full = FullDP(0.5, 1e-5, CLIPPED).public_sigma(public)
     assert torch.allclose(schedule.public_sigma(public), full, rtol=1e-8)
-    assert float(schedule.clips(SIZES).square().sum()) == pytest.approx(0.25, rel=1e-12)
+    assert float(schedule.layer_clipping_norms(SIZES).square().sum()) == pytest.approx(0.25, rel=1e-12)
 
 
 def test_sharing_by_size_makes_the_least_noise() -> None:

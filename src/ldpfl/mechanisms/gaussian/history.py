@@ -131,7 +131,7 @@ class SensitiveDP(SensitivitySchedule):
         return self._mean_cost(self.epsilon * sigma, sigma)
 
     def _clamped_estimate(self, estimate: Tensor) -> Tensor:
-        """Keep an ``estimate`` of the sensitivity between D / 1000 and D."""
+        """Clamp an ``estimate`` of the sensitivity to between D / 1000 and D, the upper bound."""
         return estimate.clamp(_MIN_SHARE * self.sensitivity.value, self.sensitivity.value)
 
 

@@ -179,7 +179,7 @@ class LadpSound(PublicSchedule):
         """Gaussian-DP parameter mu that is equivalent to (epsilon, delta)."""
         return gaussian_mu(self.epsilon, self.delta)
 
-    def clips(self, sizes: tuple[int, ...]) -> Tensor:
+    def layer_clipping_norms(self, sizes: tuple[int, ...]) -> Tensor:
         """Return the clipping norm S_l of each layer, (L,) float64.
 
         Raises:
@@ -206,7 +206,7 @@ class LadpSound(PublicSchedule):
 
     def _share_weights(self, public: PublicState) -> Tensor:
         """Return the numbers (L,) to which shares are proportional, by ``share_rule``: S_l sqrt(d_l) or (S_l P_l / p_max)^2."""
-        clips = self.clips(public.sizes)
+        clips = self.layer_clipping_norms(public.sizes)
         if self.share_rule == "size" or public.previous is None:
             return clips * torch.tensor(public.sizes).double().sqrt()
         divergence = layer_divergence(public.weights[None], public.previous, public.sizes, self.normaliser)[0]
@@ -214,13 +214,13 @@ class LadpSound(PublicSchedule):
 
     def public_sigma(self, public: PublicState) -> Tensor:
         """Return sigma_l = 2 S_l / (mu sqrt(a_l)) of each layer, (L,): clipping norm S_l, share a_l of mu^2."""
-        return 2 * self.clips(public.sizes) / (self._mu * self.shares(public).sqrt())
+        return 2 * self.layer_clipping_norms(public.sizes) / (self._mu * self.shares(public).sqrt())
 
     def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
-        return clip_layers(raw_update(public, clients), public.sizes, self.clips(public.sizes))
+        return clip_layers(raw_update(public, clients), public.sizes, self.layer_clipping_norms(public.sizes))
 
     def clipping_norms(self, public: PublicState) -> Tensor:
-        return self.clips(public.sizes)
+        return self.layer_clipping_norms(public.sizes)
 
     def mu(self, public: PublicState) -> float | None:
         return self._mu
@@ -230,7 +230,7 @@ class LadpSound(PublicSchedule):
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
         """Return c D / sigma of the layers, added up or averaged: D is 2 S_l, and c = epsilon / mu."""
-        return self._mean_cost(2 * self.clips(public.sizes) * (self.epsilon / self._mu), sigma)
+        return self._mean_cost(2 * self.layer_clipping_norms(public.sizes) * (self.epsilon / self._mu), sigma)
 
 
 class LadpSoundSettings(GaussianSettings):

@@ -39,16 +39,18 @@ class BitReports:
             raise ProtocolError(f"packed reports have shape {self.packed.shape}, expected (clients, {packed_size(self.dimension)}) uint8")
 
     @classmethod
-    def from_encoder(cls, encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 8 * COORDINATE_BLOCK) -> Self:
+    def from_encoder(
+        cls, make_encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 8 * COORDINATE_BLOCK
+    ) -> Self:
         """Draw, pack and count the bits of ``clients`` reports about ``dimension`` weights, block by block, so that each stays in a cache.
 
         Args:
-            encoder: returns the encoder of a block of coordinates.
+            make_encoder: returns the encoder of a block of coordinates.
             values: number of bits to draw at a time. Fewer would be slower: a draw takes some 70 microseconds at least.
         """
         packed, ones = np.empty((clients, packed_size(dimension)), dtype=np.uint8), np.zeros(dimension, dtype=np.int32)
         for columns in coordinate_blocks(dimension):
-            draw_bits, packed_columns = encoder(columns), slice(columns.start // 8, packed_size(columns.stop))
+            draw_bits, packed_columns = make_encoder(columns), slice(columns.start // 8, packed_size(columns.stop))
             for rows in client_blocks(clients, columns.stop - columns.start, values=values):
                 bits = draw_bits(rows)
                 packed[rows.start : rows.stop, packed_columns] = np.packbits(bits, axis=1, bitorder="little")
