@@ -256,7 +256,7 @@ def _check_unit_correlation(mixed: Floats, error: float) -> ClaimResult:
 
 
 def results_by_computation(mechanism: Mechanism) -> Iterator[ClaimResult]:
-    """Compute the stated numbers of units and coordinates and the sampling rate of records again, and yield the results. No chance."""
+    """Compute the stated numbers of units and coordinates and the sampling rate of records again, and yield the results, free of chance."""
     for width in (1, 4, 24):
         reports = WholeReports.with_width(mechanism, width, SecureSource())
         if reports is None:
