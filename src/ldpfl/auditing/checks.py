@@ -334,7 +334,7 @@ class Examination:
 
     def _independence_checks(self) -> Iterator[Check]:
         """Yield the checks that the noise of clients, of calls and of weights is independent."""
-        first, second, wide = (self._noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
+        first, second, wide = (self._standardised_noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
         if first is None or second is None or wide is None:
             passed = None if isinf(self.epsilon) else False
             yield Check("independent noise", 0.0, 0.0, 0.0, passed, "there is no noise")
@@ -351,8 +351,8 @@ class Examination:
             lag = most_correlated_lag(wide, self.error_per_check)
             yield self._correlation_check("independent weights", lag, f"the noise of weights {lag.place} apart")
 
-    def _noise(self, bench: Bench) -> Floats | None:
-        """Return standardised noise: (K, d) with one row per client, or (G, K) if a trial is a row. None if there is no noise.
+    def _standardised_noise(self, bench: Bench) -> Floats | None:
+        """Draw standardised noise: (K, d) with one row per client, or (G, K) if a trial is a row. None if there is no noise.
 
         Mean and variance are those of all samples. If they were those of one call, noise that all clients share would go unnoticed.
         """
@@ -363,7 +363,8 @@ class Examination:
         standard = (bench.draw(0.0).statistic - mean) / deviation
         if not bench.by_weight:
             return np.ascontiguousarray(standard.T)
-        return np.ascontiguousarray(standard.reshape(bench.rows, -1, bench.groups).transpose(0, 2, 1).reshape(bench.rows, -1))
+        by_client_and_layer = standard.reshape(bench.rows, -1, bench.groups).transpose(0, 2, 1)
+        return np.ascontiguousarray(by_client_and_layer.reshape(bench.rows, -1))
 
     def _correlation_check(self, name: str, correlation: Correlation, noises: str) -> Check:
         """Return the check that chance explains a correlation. ``noises`` is the beginning of its sentence."""

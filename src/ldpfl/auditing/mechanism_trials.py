@@ -195,5 +195,5 @@ class Tally:
 
 
 def histograms(bins: Bins, statistic: Floats) -> Counts:
-    """Return (G, B) counts of the statistic (n, G)."""
+    """Return the histogram (B,) of each column of ``statistic`` (n, G), as (G, B) counts."""
     return np.stack([bins.histogram(column) for column in statistic.T])

@@ -158,7 +158,8 @@ def draw_rounded_noise(law: Law, steps: float, source: RandomSource, rows: range
 def _write_nearest_points(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[np.intp]:
     """Write the lattice points of ``words`` (n,) to ``points`` (n,), and return the indices at which they may be wrong.
 
-    One error bound is used for all tails >= 2^-12. The indices of smaller tails are always returned.
+    A word begins a noise value: with its sign, and then its tail, the probability of exceeding its absolute value. One error bound is used
+    for all tails >= 2^-12. The indices of smaller tails are always returned.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a tail of 0 is not sure
         values = law.fast_size(_scaled_tails(words))

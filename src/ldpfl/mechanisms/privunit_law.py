@@ -124,7 +124,10 @@ def direction_law(epsilon: float) -> DirectionLaw:
 
 
 def _gamma_at(epsilon: float, logit: float) -> float:
-    """Return gamma if ``logit`` = ln(p / (1 - p)) of epsilon is spent on the choice of the side: ln(q / (1 - q)) = logit - epsilon."""
+    """Return gamma, the limit between the two sides of alpha, if ``logit`` of epsilon is spent on the choice of the side.
+
+    A standard normal value lies above gamma with the probability q for which ln(q / (1 - q)) = ``logit`` - ``epsilon``.
+    """
     return float(-ndtri_exp(log_expit(logit - epsilon)))
 
 

@@ -108,7 +108,7 @@ def _check_name(expected: str, name: str) -> None:
 
 
 def read_settings(value: Any) -> MechanismSettings:
-    """Parse a config's section ``[mechanism]`` as the settings of the mechanism that it names. For pydantic.
+    """Parse a config's section ``[mechanism]`` as the settings of the mechanism that it names. A validator of pydantic.
 
     Raises:
         ValidationError: ``value`` is no section, the name is unknown, or a setting is unknown or out of range.

@@ -268,7 +268,7 @@ def _zero_where_absent(losses: Tensor, targets: Tensor) -> Tensor:
 
 
 def _to_unit_interval(logits: Tensor) -> Tensor:
-    """Map ``logits`` to (0, 1) without changing their order, 0 to 1/2. A sigmoid would round large logits to 1 and create ties."""
+    """Map ``logits`` to (0, 1) without changing their order, and 0 to 1/2. A sigmoid would round large logits to 1 and create ties."""
     exact = logits.double()
     return (exact / (1 + exact.abs()) + 1) / 2
 

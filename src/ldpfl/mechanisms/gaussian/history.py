@@ -67,7 +67,7 @@ class SensitiveDP(SensitivitySchedule):
             raise ConfigError(f"lam must lie in [0, 1], got {self.lam}")
         if self.clip_to_estimate and self.lam != 0:
             raise ConfigError(f"clip_to_estimate needs lam = 0, got {self.lam}: else private values would decide how much is clipped")
-        require_usable(self.full_sigma * _MIN_SHARE)
+        require_usable(self.full_sigma * _MIN_SHARE)  # the smallest noise
 
     @property
     def data_dependent(self) -> bool:
