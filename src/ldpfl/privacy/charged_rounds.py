@@ -47,7 +47,7 @@ class RoundGroup:
         return self.release.rate if isinstance(self.release, GaussianRelease) else 1.0
 
 
-def charged(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
+def charged_groups(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
     """Return the rounds that a statement charges: those of the client that took part most often, in groups of equal rounds."""
     return _groups(_with_uniform_signed(ledger.events), colluding) if ledger.events else []
 
@@ -143,12 +143,12 @@ def _as_one_cohort_if_once(counts: Counter[RoundGroup], events: Sequence[RoundEv
 
 def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], limit: int) -> list[RoundGroup]:
     """Return the first ``limit`` rounds of ``groups``. ``counts`` gives the number of rounds of each group."""
-    charged_groups: list[RoundGroup] = []
+    groups_within_limit: list[RoundGroup] = []
     for group in groups:
-        rounds = min(counts[group], limit - sum(earlier.rounds for earlier in charged_groups))
+        rounds = min(counts[group], limit - sum(earlier.rounds for earlier in groups_within_limit))
         if rounds > 0:
-            charged_groups.append(replace(group, rounds=rounds))
-    return charged_groups
+            groups_within_limit.append(replace(group, rounds=rounds))
+    return groups_within_limit
 
 
 def _with_empty_rounds(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEvent, int]]:

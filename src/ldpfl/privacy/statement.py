@@ -18,7 +18,7 @@ from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
-from ldpfl.privacy.charged_rounds import RoundGroup, charged
+from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
 from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release, for_one_record
 from ldpfl.privacy.guarantee import (
     AUTHORS_CLAIM,
@@ -67,7 +67,7 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
         ConfigError: as :func:`account`.
     """
     rounds: Counter[RoundGroup] = Counter()
-    for group in (group for ledger in ledgers for group in charged(ledger, colluding)):
+    for group in (group for ledger in ledgers for group in charged_groups(ledger, colluding)):
         rounds[replace(group, rounds=1)] += group.rounds
     # Different clients may have taken part most often in different runs. Only if all joined is it certainly one client.
     is_one_client = len(ledgers) == 1 or all(group.sampling == "everyone" for group in rounds)
@@ -91,7 +91,7 @@ def _cached_statement(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None
 
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     """Return the epsilon of :attr:`Statement.best` for the run of ``ledger``. Much faster than computing the whole statement."""
-    groups = _counted_for_protected_unit(charged(ledger))
+    groups = _counted_for_protected_unit(charged_groups(ledger))
     return inf if _unprotected_reasons(groups) else least_epsilon(groups, delta)
 
 

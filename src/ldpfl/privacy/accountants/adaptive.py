@@ -69,7 +69,12 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
     Args:
         sent: (release, clients that its bits were mixed among, bits in one message, number of times) for each kind.
     """
-    from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_log_moment, clone_outside  # most nodes need none of it
+    from ldpfl.privacy.accountants.clones import (  # most nodes need none of it
+        clone_log_moment,
+        clone_outside,
+        clone_probability,
+        clone_probability_for_bits,
+    )
 
     if order == inf:
         return inf
@@ -77,7 +82,7 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
     for release, clients, linked, count in sent:
         bits = min(linked, release.units)
         epsilon, records = bits * release.epsilon, ceil(release.units / bits) * count
-        share = binary_report(epsilon) if bits == 1 else any_report(epsilon)
+        share = clone_probability_for_bits(epsilon) if bits == 1 else clone_probability(epsilon)
         divergence += records * clone_log_moment(epsilon, clients, order, share) / order
         missed += records * clone_outside(clients, share)
     if missed >= delta:

@@ -13,7 +13,7 @@ from math import ceil, inf, log, sqrt
 
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
-from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.gaussian import ROUNDED, gaussian_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
@@ -205,7 +205,7 @@ class ClonedReports(ShuffledAccountant):
         (group,) = self.groups
         message_epsilon = group.release.pure_epsilon * group.linked
         messages = ceil(group.release.units / group.linked) * group.rounds
-        hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, any_report(message_epsilon))
+        hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, clone_probability(message_epsilon))
         epsilon = min(self.local.epsilon(delta), hidden)
         return Bounds(epsilon, epsilon)
 

@@ -37,7 +37,7 @@ import numpy as np
 from scipy import fft
 
 from ldpfl.privacy.accountants.binomial import Array, log_sigmoid
-from ldpfl.privacy.accountants.clones import binary_report, clone_delta
+from ldpfl.privacy.accountants.clones import clone_delta, clone_probability_for_bits
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 from ldpfl.privacy.accountants.shuffled import rounded_down
@@ -153,7 +153,7 @@ class Bits(Record):
 
     def delta(self, clients: int, epsilon: float) -> float:
         if self.count == 1 and epsilon < self.bit_epsilon:
-            return min(1.0, clone_delta(self.bit_epsilon, clients, epsilon, binary_report(self.bit_epsilon)) + _ROUNDING)
+            return min(1.0, clone_delta(self.bit_epsilon, clients, epsilon, clone_probability_for_bits(self.bit_epsilon)) + _ROUNDING)
         return super().delta(clients, epsilon)
 
 

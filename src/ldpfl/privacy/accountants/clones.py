@@ -30,12 +30,12 @@ _HIDES_NOTHING = 30.0
 """Largest epsilon that is computed. Above it, even among 1e10 others there is a clone with probability below 1e-3 only."""
 
 
-def any_report(epsilon0: float) -> float:
+def clone_probability(epsilon0: float) -> float:
     """Return the probability that another client's report is a clone, for an arbitrary epsilon0-LDP randomiser."""
     return exp(-epsilon0)
 
 
-def binary_report(epsilon0: float) -> float:
+def clone_probability_for_bits(epsilon0: float) -> float:
     """Return the probability that another client's report is a clone, for a bit by randomised response.
 
     The bit may be about a known coordinate, or about one that its client drew in secret.
