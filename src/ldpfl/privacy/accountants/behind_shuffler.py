@@ -255,6 +255,7 @@ def _blanket(group: RoundGroup) -> float | None:
 
 
 def _is_signed(group: RoundGroup) -> bool:
+    """Whether a report on an input at an end of the range shows that end."""
     return isinstance(group.release, PureRelease) and group.release.signed
 
 

@@ -100,11 +100,11 @@ class Record(ABC):
 
     @abstractmethod
     def gains(self, epsilon: float) -> tuple[Array, Array]:
-        """Return the values of G and their probabilities."""
+        """Return the values of G and their probabilities: of the record's density under one input, less e^``epsilon`` times the other."""
 
     @property
     def is_countable(self) -> bool:
-        """Whether a bound behind the shuffler is worth computing."""
+        """Whether a bound behind the shuffler is computed: not if epsilon is so large that nobody hides the record."""
         return self.epsilon0 <= _HIDES_NOTHING
 
     def delta(self, clients: int, epsilon: float) -> float:
@@ -222,28 +222,32 @@ def _merged(kinds: Sequence[Hidden]) -> list[Hidden]:
 
 
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
-    """Return an upper bound of E[max(0, sum of M values)], M ~ Bin(``clients``, ``share``), up to rounding."""
+    """Return an upper bound of E[max(0, S)], up to rounding, where S is the sum of Bin(``clients``, ``share``) draws from ``values``.
+
+    ``chances`` are the values' probabilities. Each value is split over two neighbouring points of a lattice so that its mean is kept, which
+    can only raise the result. The law of S is the inverse transform of its characteristic function, computed where that is not negligible.
+    """
     spread = sqrt(clients * share * float(np.dot(chances, values**2)))
     # By Bernstein's inequality, the sum exceeds ``reach`` with probability below e^(-_SPREADS^2 / 2) / 2.
     reach = _SPREADS * spread + _SPREADS**2 / 3 * float(np.abs(values).max())
-    middle = clients * share * abs(float(np.dot(chances, values)))
-    if middle > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
-        reach += middle
+    mean_size = clients * share * abs(float(np.dot(chances, values)))
+    if mean_size > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
+        reach += mean_size
     size = int(min(MAX_LATTICE, max(MIN_LATTICE, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
     step = 2 * reach / size
     below = np.floor(values / step)
-    part = values / step - below
-    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - part), chances * part])
-    power = np.zeros(size // 2 + 1, dtype=np.complex128)
-    rough = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
-    present = np.flatnonzero(clients * np.log(np.maximum(rough, _TINY)) > _NOTHING)
-    power[present] = _power(2 * np.pi * present / size, places, weights, clients, share)
+    upper_share = values / step - below
+    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - upper_share), chances * upper_share])
+    transform = np.zeros(size // 2 + 1, dtype=np.complex128)
+    rough_size = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
+    present = np.flatnonzero(clients * np.log(np.maximum(rough_size, _TINY)) > _NOTHING)
+    transform[present] = _characteristic_function_of_sum(2 * np.pi * present / size, places, weights, clients, share)
     # Sums wrap around at the ends of the lattice, where the probability is negligible.
-    mass = fft.irfft(power, size)[: size // 2]
+    mass = fft.irfft(transform, size)[: size // 2]
     return float(np.dot(np.maximum(mass, 0.0), np.arange(size // 2))) * step
 
 
-def _power(frequency: Array, places: Array, weights: Array, clients: int, share: float) -> Array:
+def _characteristic_function_of_sum(frequency: Array, places: Array, weights: Array, clients: int, share: float) -> Array:
     """Return the conjugate of the sum's characteristic function at each ``frequency``, without loss of digits.
 
     The sum has ``clients`` independent terms. A term is 0 with probability 1 - ``share``; else it is one of ``places``, drawn by
