@@ -159,15 +159,12 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
 
     Args:
         chosen_by: the mechanism that returned ``mechanism`` for a round, if any. Then both have to be this project's.
-
-    Returns:
-        The release with its author. A release of an unknown class is returned as it is, since no accountant composes it.
     """
     before = author_of(mechanism, chosen_by)
     stated = mechanism.release(ranges)
     kind = next((kind for kind in _KINDS if issubclass(type(stated), kind)), None)
     if kind is None:
-        return stated
+        return stated  # a foreign kind of release: no accountant composes it, so its author does not matter
     # A foreign subclass may answer accountants in its own way, so only the values of the fields are copied.
     field_values: Any = {field.name: getattr(stated, field.name) for field in fields(kind)}
     # The mechanism's code ran in ``release`` and may have replaced classes, so the author is determined before and after.

@@ -179,10 +179,7 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
     with budget_transaction(path) as connection:
         releases = _read_releases(connection)
         rows = connection.execute("SELECT id, at, run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
-    return tuple(
-        Charged(number, at, run, round_, releases[release_id][0], *way_of_sending)
-        for number, at, run, round_, release_id, *way_of_sending in rows
-    )
+    return tuple(Charged(number, at, run, round_, releases[id_][0], *transport) for number, at, run, round_, id_, *transport in rows)
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
@@ -203,10 +200,7 @@ def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
 
 
 def _create(path: Path, limit: Limit) -> Books:
-    """Create a budget file that only its owner can read.
-
-    If the process is killed meanwhile, an empty file may be left. It is never accepted as a budget, since it has no application id.
-    """
+    """Create a budget file that only its owner can read. If this is interrupted, the empty file is never accepted as a budget."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:

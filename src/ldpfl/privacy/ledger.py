@@ -72,9 +72,9 @@ class Ledger:
         """
         longer_ledger = Ledger((*self.events, _require_later(self.events, event)))
         if "_chain" in vars(self):  # a ledger that is saved after each round is not serialised anew: its cached lines are reused
-            lines, link = self._chain
-            line, link = _line_and_link(event, link)
-            vars(longer_ledger)["_chain"] = ((*lines, line), link)
+            lines, last_hash = self._chain
+            line, new_hash = _line_and_hash(event, last_hash)
+            vars(longer_ledger)["_chain"] = ((*lines, line), new_hash)
         return longer_ledger
 
     @property
@@ -87,7 +87,7 @@ class Ledger:
         """The lines, and the chain hash of the last one."""
         lines, link = [], ""
         for event in self.events:
-            line, link = _line_and_link(event, link)
+            line, link = _line_and_hash(event, link)
             lines.append(line)
         return tuple(lines), link
 
@@ -164,9 +164,9 @@ def _json_document(lines: Sequence[str], extra: str = "") -> str:
     return f'{{"format": "{FORMAT}", "version": {VERSION},\n "events": [\n{events}\n ]{extra}\n}}\n'
 
 
-def _line_and_link(event: RoundEvent, previous: str) -> tuple[str, str]:
+def _line_and_hash(event: RoundEvent, previous: str) -> tuple[str, str]:
     """Return an event as JSON text, and its chain hash, which includes the hash ``previous``."""
-    link = _next_link(previous, event)
+    link = _chain_hash(previous, event)
     return json.dumps({**_event_to_json(event), "chain": link}), link
 
 
@@ -186,7 +186,7 @@ def _require_later(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEven
     return event
 
 
-def _next_link(previous: str, event: RoundEvent) -> str:
+def _chain_hash(previous: str, event: RoundEvent) -> str:
     """Return the chain hash of ``event``, which includes the chain hash ``previous`` of the event before it."""
     return hashlib.sha256(f"{previous}{json.dumps(_event_to_json(event), sort_keys=True)}".encode()).hexdigest()[:16]
 
@@ -195,7 +195,7 @@ def _check_chained(events: Sequence[RoundEvent], links: Sequence[object], origin
     """Raise a :class:`DataError` unless each stored hash in ``links`` is the chain hash of its event."""
     link = ""
     for index, (event, stored) in enumerate(zip(events, links, strict=True), start=1):
-        link = _next_link(link, event)
+        link = _chain_hash(link, event)
         if stored != link:
             raise DataError(
                 f"{origin}, event {index}: its chain hash does not match, so this event was changed, or one before it was changed, "

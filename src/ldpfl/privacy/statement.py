@@ -296,6 +296,7 @@ def _costs_at_least(costlier: RoundGroup, cheaper: RoundGroup) -> bool:
     """Whether a round of ``costlier`` costs at least as much as one of ``cheaper``: same kind, and no cost factor is smaller."""
 
     def cost_factors(group: RoundGroup) -> tuple[float, int, int, int, float]:
+        """Return numbers that each raise the cost of a round: fewer clients, and a smaller blanket, hide less."""
         blanket = group.release.blanket if isinstance(group.release, PureRelease) else None
         return group.release.parameter, group.release.units, -group.cohort, -group.population, -(blanket or 0.0)
 
@@ -309,10 +310,7 @@ def _why_not_computed(error: Exception) -> str:
 
 
 def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float:
-    """Return the epsilon at ``delta`` of what ``spent`` composes.
-
-    If it cannot be computed, add a note, and return the epsilon at delta 0, which is never smaller, or else infinity.
-    """
+    """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return a larger one: at delta 0, or infinity."""
     try:
         if (epsilon := spent.epsilon(delta)) >= 0:
             return epsilon

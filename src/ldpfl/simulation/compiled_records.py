@@ -99,7 +99,7 @@ class CompiledSums:
             # Squares of float32 values do not overflow in float64.
             norms = torch.stack([gradient.double().square().sum(dim=1) for gradient in gradients]).sum(dim=0).sqrt()
             usable = (real & norms.isfinite())[:, None]
-            factors = scale / norms.clamp_min(clip_norm)[:, None]
+            factors = scale / norms.clamp_min(clip_norm)[:, None]  # clips a gradient, and turns it into lattice points
             points, squares = [], []
             for gradient in gradients:
                 layer_points = torch.where(usable, (gradient.double() * factors).trunc(), 0.0)

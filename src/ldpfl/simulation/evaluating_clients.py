@@ -60,8 +60,7 @@ class ClientScores(RecordScores):
         A client without held-back records has zeros, and so sends only noise or uniform bits.
 
         Args:
-            confined: whether records are computed one by one, and one that fails has zeros, as in
-                :func:`~ldpfl.simulation.record_sums.client_sums`.
+            confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`: a record that fails has zeros.
         """
         vectors: RecordVectors = OneByOne(self) if confined else self
         sums = torch.zeros(len(units), self.size, dtype=torch.float64)

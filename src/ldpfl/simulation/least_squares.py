@@ -86,10 +86,9 @@ class LeastSquares:
         return self.vectors(inputs.flatten(1).cpu(), targets.cpu())
 
     def vectors(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the vectors (R, size) of records with ``inputs`` (R, inputs) and ``targets`` (R,).
+        """Return the vectors (R, size) of records with ``inputs`` (R, inputs) and ``targets`` (R,); zeros for a record without an answer.
 
-        A vector has the weighted products of each pair of features, then those of each feature with each target. A record without an answer
-        has zeros.
+        A vector has the weighted products of each pair of features, then those of each feature with each target.
         """
         features, scaled_targets = self._features(inputs), self._targets(targets)
         first, second = self._triangle

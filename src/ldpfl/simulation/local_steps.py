@@ -166,7 +166,7 @@ class Descent:
         self._steps += 1
         for number, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
             if self._optimiser.adds_to_gradient:
-                gradient = self._with_pull(number, gradient)
+                gradient = self._with_decay_and_proximal_term(number, gradient)
             if not self._moments[number]:  # a finished client has a gradient of 0, unless decay or the proximal term adds to it
                 direction = gradient * factor_per_client(active, gradient) if self._optimiser.adds_to_gradient else gradient
                 parameter.sub_(direction, alpha=self._rate)
@@ -174,7 +174,7 @@ class Descent:
                 direction = self._direction(self._moments[number], gradient)
                 parameter.sub_(direction * factor_per_client(active, direction), alpha=self._rate)
 
-    def _with_pull(self, number: int, gradient: Tensor) -> Tensor:
+    def _with_decay_and_proximal_term(self, number: int, gradient: Tensor) -> Tensor:
         """Return the ``gradient`` of parameter ``number``, plus the gradients of weight decay and of the proximal term."""
         parameter = self._parameters[number]
         gradient = gradient + self._optimiser.weight_decay * parameter

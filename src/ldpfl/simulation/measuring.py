@@ -61,13 +61,7 @@ class ColumnStages:
         return [ends.size - 1 for ends in self.edges]
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a client's counts (bins,) in the next histograms of all columns.
-
-        Args:
-            values: for each column, the values of all rows of the data.
-            rows: (n,) the client's rows.
-            points: (n,) number that each of these rows adds to its bin.
-        """
+        """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) adds its ``points`` (n,)."""
         bin_of_rows = [scaling.place(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
         return np.concatenate(_points_in_bins(bin_of_rows, self.bins, points))
 

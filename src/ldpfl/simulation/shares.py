@@ -334,7 +334,7 @@ class ClippedCounter:
     def __init__(self, ranges: LayerRanges) -> None:
         center, radius = ranges.expand()
         self.low, self.high = (center - radius).float().numpy(), (center + radius).float().numpy()
-        self._starts = np.cumsum((0, *ranges.sizes[:-1]))
+        self._starts = np.cumsum((0, *ranges.sizes[:-1]))  # first coordinate of each layer
         self.outside = np.zeros(len(ranges.sizes), dtype=np.int64)
 
     def add(self, values: Tensor) -> None:

@@ -75,7 +75,7 @@ def log_sigmoid(x: float) -> float:
 
 
 @lru_cache(maxsize=16)
-def fewest_ones(probability: float, count: int, share: float) -> int:
+def binomial_quantile(probability: float, count: int, share: float) -> int:
     """Return the smallest k with P(Bin(``count``, ``share``) <= k) >= ``probability``.
 
     Same as ``scipy.stats.binom.ppf``, whose import takes half a second.

@@ -85,7 +85,7 @@ class Record(ABC):
     Attributes:
         epsilon0: pure epsilon of the whole record.
         share: g, the probability that the record is a draw of the blanket U.
-        parts: epsilon of one unit, and the number of units.
+        epsilon_and_count: epsilon of one unit, and the number of units.
     """
 
     epsilon0: float
@@ -96,7 +96,7 @@ class Record(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[float, int]: ...
+    def epsilon_and_count(self) -> tuple[float, int]: ...
 
     @abstractmethod
     def gains(self, epsilon: float) -> tuple[Array, Array]:
@@ -134,7 +134,7 @@ class Bits(Record):
         return exp(self.count * (log(2) + log_sigmoid(-self.bit_epsilon)))
 
     @property
-    def parts(self) -> tuple[float, int]:
+    def epsilon_and_count(self) -> tuple[float, int]:
         return self.bit_epsilon, self.count
 
     @property
@@ -169,7 +169,7 @@ class Report(Record):
         return self.stated * (1 - _DIGITS)
 
     @property
-    def parts(self) -> tuple[float, int]:
+    def epsilon_and_count(self) -> tuple[float, int]:
         return self.epsilon0, 1
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
@@ -198,7 +198,7 @@ def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
     Takes seconds on one core for each kind of record. Many cohort sizes are rounded down to a few, which is safe: fewer clients hide less.
     """
     kinds = _merged(kinds)
-    parts = [(*kind.record.parts, kind.records) for kind in kinds]
+    parts = [(*kind.record.epsilon_and_count, kind.records) for kind in kinds]
     local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in parts], delta)
     if not kinds or delta <= 0 or len(kinds) > MAX_KINDS or not all(kind.record.is_countable for kind in kinds):
         return local

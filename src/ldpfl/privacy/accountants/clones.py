@@ -14,7 +14,7 @@ from math import exp, inf, log, log1p
 
 import numpy as np
 
-from ldpfl.privacy.accountants.binomial import Array, Binomial, fewest_ones, log_sigmoid, sigmoid
+from ldpfl.privacy.accountants.binomial import Array, Binomial, binomial_quantile, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import from_curve
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 from ldpfl.privacy.accountants.roots import brentq
@@ -70,7 +70,7 @@ def _fewest_clones(clients: int, coin_share: float) -> int:
     """Return the smallest likely number of clones: there are fewer with a probability of at most ``_OUTSIDE``."""
     if coin_share >= 1:
         return clients - 1
-    return max(0, fewest_ones(_OUTSIDE, clients - 1, coin_share) - 1)
+    return max(0, binomial_quantile(_OUTSIDE, clients - 1, coin_share) - 1)
 
 
 def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:

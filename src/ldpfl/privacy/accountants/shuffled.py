@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, fewest_ones, log_pmf_of_sum, log_sigmoid, sigmoid
+from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, binomial_quantile, log_pmf_of_sum, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of, largest_log_moment, largest_with_mass
 from ldpfl.privacy.accountants.randomized_response import ROUNDED, composed_epsilon, report_delta
 
@@ -57,10 +57,7 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
 
 
 def _epsilon_rounded_up(row: Row, delta: float) -> float:
-    """Return the epsilon at ``delta`` of a row (losses and their probabilities), plus an allowance for rounding.
-
-    The allowance matters for a tiny epsilon.
-    """
+    """Return the epsilon at ``delta`` of a row of losses and masses, plus an allowance for rounding, which matters for a tiny epsilon."""
     losses, masses = row
     epsilon, allowance = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
     return epsilon + allowance if epsilon > 0 or delta_of(losses, masses, 0.0) > delta - allowance else 0.0
@@ -225,7 +222,7 @@ def _computed_rows(epsilon0: float, clients: int) -> Iterator[Row]:
     coin_probability = 2 * sigmoid(-epsilon0)
     for low in range(0, clients, width):
         high = min(low + width, clients) - 1
-        coins = fewest_ones(TAIL, high - low, coin_probability)
+        coins = binomial_quantile(TAIL, high - low, coin_probability)
         yield _row(epsilon0, [Binomial(low, epsilon0), Binomial(clients - 1 - high, -epsilon0), Binomial(coins, 0.0)])
 
 
