@@ -205,8 +205,8 @@ def _is_one_of(kind: type, kinds: Sequence[object]) -> bool:
 
 def _is_data(thing: object) -> bool:
     """Whether ``thing`` is a library object that holds only numbers: no Python objects, and no attributes that were added to it."""
-    for place in _DATA:
-        module, _, name = place.partition(":")
+    for import_path in _DATA:
+        module, _, name = import_path.partition(":")
         if type(thing) is getattr(sys.modules.get(module), name, None):
             return not getattr(thing, "__dict__", None) and not getattr(getattr(thing, "dtype", None), "hasobject", False)
     return False
@@ -286,10 +286,7 @@ def _module_from_file(name: str) -> ModuleType | None:
 
 @lru_cache(maxsize=256)
 def _rerun_module(name: str) -> ModuleType | None:
-    """Run the file of this project's module ``name`` once more, and return the copy. None if this project has no such module.
-
-    Cached, since running a file takes some 10 ms, and a second copy would have other classes.
-    """
+    """Run the file of this project's module ``name`` (some 10 ms), and return the copy, cached. None if this project has no such module."""
     file = _file_of(name)
     spec = None if file is None else spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -153,10 +153,7 @@ class Budget:
                 raise request.declined(why, Exhausted)
 
     def _with_honest_cohort(self, request: Request) -> Request:
-        """Return ``request``, over the relay with a cohort of at most the honest clients that the policy counts on.
-
-        A larger cohort may consist of clients that the server added.
-        """
+        """Return ``request``; over the relay, with a cohort of at most the policy's honest clients, as a server may add clients of its own."""
         return replace(request, cohort=min(request.cohort, self.policy.honest_clients)) if request.transport in OVER_RELAY else request
 
     def spent_of_policy(self) -> tuple[PolicySpend, ...]:

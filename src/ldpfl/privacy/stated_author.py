@@ -96,10 +96,7 @@ def _half_epsilon_blanket(epsilon: float, _each_weight: bool) -> float:
 
 
 def _hybrid_blanket(epsilon: float, each_weight: bool) -> float:
-    """Return the blanket of ``hybrid``, a mixture of ``piecewise`` and one bit.
-
-    A vector of k values at epsilon / k each has a smaller blanket than its limit for large k, which is returned.
-    """
+    """Return the blanket of ``hybrid``, a mixture of ``piecewise`` and one bit. For a vector: the limit of many values, which is larger."""
     piecewise_share = -expm1(-epsilon / 2) if epsilon > _BIT_ALONE else 0.0
     bit_blanket = 2 * _rarer_probability(epsilon)
     return piecewise_share * exp(-epsilon / 2) + (1 - piecewise_share) * bit_blanket if each_weight else exp(-epsilon / 2)

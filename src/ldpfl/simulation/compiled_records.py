@@ -54,7 +54,7 @@ class CompiledSums:
             "compiled_before": True,
         }  # without compiled code, which another process compiles again
 
-    def of(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
+    def block_sum(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
         """Return the sum over the records with ``rows`` (R, B). ``mask`` (R, B) is 0 for rows that do not count.
 
         Rounding may make a record's clipped points too long. Such a record is left out, as by :meth:`RecordClip.points`, and the others are
@@ -76,16 +76,16 @@ class CompiledSums:
     def work(self, weights: Tensor, block: int, width: int) -> Work:
         """Return the work of a call for a block of ``block`` records with ``width`` rows each, at ``weights`` (d,)."""
         rows = torch.zeros(block, width, dtype=torch.int64)
-        batch, summed = self.task.data.at(rows), self._code()
+        batch, summed = self.task.data.at(rows), self._uncompiled_sums()
         mask, real = torch.ones(rows.shape), torch.ones(block, dtype=torch.bool)
         return measured_work(lambda: summed(weights, batch.inputs, batch.targets, mask, real))
 
     @cached_property
     def _summed(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """Compiled function that returns the fields of :class:`BlockSum`."""
-        return Compiled(self._code(), compiled_before=self.compiled_before)
+        return Compiled(self._uncompiled_sums(), compiled_before=self.compiled_before)
 
-    def _code(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    def _uncompiled_sums(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """Return the function that computes the fields of :class:`BlockSum`, not compiled yet."""
         task, layout, clip_norm, scale = self.task, self.task.layout, self.clip.norm, self.clip.scale
 

@@ -144,7 +144,7 @@ class CompiledTrainer:
             update: whether clients send the change of their weights instead of the weights.
         """
         if (first, update) not in self._counting:
-            self._counting[first, update] = compiled(self._counter(first, update))
+            self._counting[first, update] = compiled(self._counting_code(first, update))
         return self._counting[first, update]
 
     def stop_counting(self, error: Exception) -> None:
@@ -161,7 +161,7 @@ class CompiledTrainer:
         """Compiled functions by the arguments of :meth:`counting`; None after :meth:`stop_counting`."""
         return {}
 
-    def _counter(self, first: Callable[..., Tensor], update: bool) -> Counter:
+    def _counting_code(self, first: Callable[..., Tensor], update: bool) -> Counter:
         """Return the function that :meth:`counting` compiles. It computes the clients' values and sums their bits layer by layer."""
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]

@@ -103,7 +103,8 @@ class RecordScores:
             return Weights(loss=APART)
         cell_share = _CELL_SHARE if self.has_cells else 0.0
         shares = np.array([_LOSS_SHARE, _RIGHT_SHARE, _GAP_SHARE, cell_share, _BIN_SHARE])
-        shares = shares / shares.sum() / [1, 1, 1, 2, 2]  # two one-hot parts differ by sqrt(2) times the entry
+        # Shares of the squared distance of two records' vectors. Two one-hot parts differ by sqrt(2) times the entry.
+        shares = shares / shares.sum() / [1, 1, 1, 2, 2]
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:

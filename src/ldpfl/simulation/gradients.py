@@ -106,7 +106,7 @@ class RecordGradientTrainer:
             block, real = ordered[start : start + at_once], is_real[start : start + at_once].cpu()  # (client, position) of each record
             rows, counted = self._rows(index[block[:, 0], block[:, 1]], round_number)
             if self.compiled is not None and self.left_out is None:
-                block_sum = self.compiled.of(weights, rows, counted, real)
+                block_sum = self.compiled.block_sum(weights, rows, counted, real)
                 sums[block[0, 0]] += block_sum.points  # all records of a block belong to one client
                 self._report_clipped_records(block_sum.norms[real])
                 continue

@@ -153,23 +153,23 @@ class Measuring:
         *,
         stage: int,
     ) -> tuple[NoisySum, int]:
-        """Return the sum of all clients' counts for one histogram of each column, and the number of points that a row counts in it."""
+        """Return the sum of all clients' counts for one histogram of each column, and the points of a row, which a person's rows share."""
         if self.mechanism is None:
             rows = np.arange(len(values[0]))
             counts = stages.counts(values, rows, np.ones_like(rows)).astype(np.float64)
             return NoisySum(counts, 0.0), 1
-        point = points_per_row(self.mechanism.steps, len(stages.columns))
-        offset = count_offset(point, self.mechanism)
+        row_points = points_per_row(self.mechanism.steps, len(stages.columns))
+        offset = count_offset(row_points, self.mechanism)
         edges = b"".join(ends.tobytes() for ends in stages.edges)
 
         def counts_of(clients: range) -> Tensor:
-            counts = [stages.counts(values, parts[client], point // sharing[client]) for client in clients]
+            counts = [stages.counts(values, parts[client], row_points // sharing[client]) for client in clients]
             return torch.from_numpy(np.stack(counts) - offset)
 
         # The context leaves out the number of rounds, since columns are measured once, even if the run is extended later.
         size, purpose = sum(stages.bins), Purpose.MEASURING
         total = released_sum(counts_of, len(parts), size, self.mechanism, seed=self.seed, purpose=purpose, number=stage, context=edges)
-        return NoisySum(total.points + offset * len(parts), total.noise), point
+        return NoisySum(total.points + offset * len(parts), total.noise), row_points
 
 
 def measuring_ledger(mechanism: DpSgd | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:

@@ -103,28 +103,28 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     Raises:
         PrivacyError: a client's values cannot be randomised, for example because they are NaN.
     """
-    records, clipped = ClippedRecords(), ClippedCounter(start.state.ranges)
+    clipped_records, clipped_values = ClippedRecords(), ClippedCounter(start.state.ranges)
     if isinstance(federation.trainer, RecordGradientTrainer):
-        federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))
+        federation = replace(federation, trainer=replace(federation.trainer, watch=clipped_records.add))
     reports: list[Reports] = []
     noise: list[SentNoise] = []
     kept: list[KeptLayers] = []
-    steps = None
+    counter = None
     if isinstance(federation.trainer, CompiledTrainer):
-        ends = clipped.low, clipped.high
-        steps = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
-    for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, MOST_CLIENTS if steps is None else CLIENTS_PER_SCHEDULE):
-        uncounted = rows if steps is None else rows[steps.add(share.clients[rows])]
+        ends = clipped_values.low, clipped_values.high
+        counter = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
+    for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE):
+        uncounted = rows if counter is None else rows[counter.add(share.clients[rows])]
         if uncounted.size:
-            batch_noise, batch, layers = _train_and_encode(federation, start, share, uncounted, clipped)
-            noise += [] if batch_noise is None else [batch_noise]
+            chunk_noise, chunk_reports, layers = _train_and_encode(federation, start, share, uncounted, clipped_values)
+            noise += [] if chunk_noise is None else [chunk_noise]
             kept += [] if layers is None else [layers]
-            _add_reports(reports, batch)
+            _add_reports(reports, chunk_reports)
         chunk_done(len(rows))
-    if steps is not None and steps.clients:
-        reports.append(steps.reports())
-        clipped.add_counts(steps.outside)
-    outside = None if federation.perturbed == "gradient" else clipped.outside
+    if counter is not None and counter.clients:
+        reports.append(counter.reports())
+        clipped_values.add_counts(counter.outside)
+    outside, records = None if federation.perturbed == "gradient" else clipped_values.outside, clipped_records
     return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, tuple(kept))
 
 

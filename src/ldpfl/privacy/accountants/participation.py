@@ -27,7 +27,10 @@ _NEGLIGIBLE = 1e-9
 
 
 def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
-    """Return the epsilon before amplification that becomes ``epsilon`` after it: log(1 + (e^epsilon - 1) / g), g = ``share``."""
+    """Return the epsilon before amplification that becomes ``epsilon`` after it: log(1 + (e^epsilon - 1) / g).
+
+    g = ``share`` is the probability that the target takes part.
+    """
     epsilon = np.asarray(epsilon, dtype=np.float64)
     if share == 1:
         return epsilon

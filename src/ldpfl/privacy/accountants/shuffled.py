@@ -213,10 +213,10 @@ def _cached_rows(epsilon0: float, clients: int) -> tuple[Row, ...]:
 
 
 def _computed_rows(epsilon0: float, clients: int) -> Iterator[Row]:
-    """Yield the rows of :func:`_rows`.
+    """Yield the rows of :func:`_rows`, by the number m of other clients whose bits are 1 with the larger probability.
 
     In a cell of m from ``low`` to ``high``, high - low clients may have either probability. With either, a client's bit is a fair coin with
-    probability 2 p0. The smallest likely number of coins is used, and the other bits are revealed, which can only raise delta.
+    twice the smaller probability. The smallest likely number of coins is used, and the other bits are revealed. Both can only raise delta.
     """
     width = 1 if clients <= EXACT_CLIENTS else ceil(clients / _CELLS)
     coin_probability = 2 * sigmoid(-epsilon0)
