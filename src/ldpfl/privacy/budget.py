@@ -153,7 +153,7 @@ class Budget:
                 raise request.declined(why, Exhausted)
 
     def _with_honest_cohort(self, request: Request) -> Request:
-        """Return ``request``; over the relay, with a cohort of at most the policy's honest clients, as a server may add clients of its own."""
+        """Return ``request``; over the relay, with a cohort of at most the policy's honest clients, since a server may add its own."""
         return replace(request, cohort=min(request.cohort, self.policy.honest_clients)) if request.transport in OVER_RELAY else request
 
     def spent_of_policy(self) -> tuple[PolicySpend, ...]:
