@@ -110,8 +110,10 @@ def vectors_of_units(
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
     for start in range(0, len(indices), at_once):
         batch = indices[start : start + at_once]
-        by_row = persons is None
-        values = _row_vectors(vectors, task, weights, batch) if by_row else _person_means(vectors, task, weights, batch, persons, at_once)
+        if persons is None:
+            values = _row_vectors(vectors, task, weights, batch)
+        else:
+            values = _person_means(vectors, task, weights, batch, persons, at_once)
         yield torch.from_numpy(owners[start : start + at_once]), values
 
 
