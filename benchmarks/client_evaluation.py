@@ -30,7 +30,7 @@ from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import LOSS, RANKED, RIGHT, ClientFigures, RecordScores
 from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores
 from ldpfl.simulation.local_steps import LocalOptimiser
-from ldpfl.simulation.record_sums import points_of, released_pool, released_sum
+from ldpfl.simulation.record_sums import lattice_points, released_pool, released_sum
 from ldpfl.util.randomness import Purpose
 
 DRAWS, DELTA, BOUND = 30, 1e-5, 5.0
@@ -90,7 +90,7 @@ class Made:
 
     def summed(self, mechanism: DpSgd) -> Figures:
         scores = RecordScores("class", self.classes, BOUND)
-        sums = self.by_client(points_of(scores.vectors(self.task, self.outputs, self.targets), mechanism.steps))
+        sums = self.by_client(lattice_points(scores.vectors(self.task, self.outputs, self.targets), mechanism.steps))
 
         def figures(seed: int) -> ClientFigures:
             def own(some: range) -> Tensor:
@@ -102,14 +102,14 @@ class Made:
         return figures
 
     def of_clients(self, scores: ClientScores, mechanism: Mechanism) -> Figures:
-        asked = scores.turned(self.by_client(scores.vectors(self.task, self.outputs, self.targets)) / self.held)
+        asked = scores.sent_values(self.by_client(scores.vectors(self.task, self.outputs, self.targets)) / self.held)
 
         def figures(seed: int) -> ClientFigures:
             def own(some: range) -> Tensor:
                 return asked[some.start : some.stop]
 
             pool = released_pool(own, self.clients, scores.ranges, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
-            return ClientFigures(scores, scores.told(pool, mechanism), self.clients)
+            return ClientFigures(scores, scores.estimated_sum(pool, mechanism), self.clients)
 
         return figures
 

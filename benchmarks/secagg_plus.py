@@ -90,7 +90,7 @@ class Everyone(FedAvg):
         return results[0][1].parameters, {}
 
 
-def points_of(node: int, weights: int, noise: float) -> np.ndarray:
+def lattice_points(node: int, weights: int, noise: float) -> np.ndarray:
     generator = np.random.default_rng([7, node])
     return np.rint(generator.integers(-200, 200, weights) + noise * generator.standard_normal(weights)).clip(1 - LARGEST, LARGEST - 1)
 
@@ -122,7 +122,7 @@ def attempt(nodes: int, weights: int, noise: float, silent: int) -> None:
     """Run one round, of which ``silent`` nodes drop out before their masked vector, and print what came of it."""
 
     def app(message: Message, context: Context) -> Message:
-        own = points_of(int(context.node_config["partition-id"]), weights, noise)
+        own = lattice_points(int(context.node_config["partition-id"]), weights, noise)
         result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([own]), 1, {"secret": 0.731})
         return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
@@ -144,7 +144,7 @@ def attempt(nodes: int, weights: int, noise: float, silent: int) -> None:
     workflow(grid, context)
     seconds = time.perf_counter() - began
     kept = [node for node in range(nodes) if ids[node] not in lost]
-    exact = sum(points_of(node, weights, noise) for node in kept)
+    exact = sum(lattice_points(node, weights, noise) for node in kept)
     wrong = int((np.rint(strategy.aggregate * len(kept)) != exact).sum()) if strategy.aggregate.size else weights
     plain = sorted({name for content in grid.seen.replies for record in content.metric_records.values() for name in record})
     print(

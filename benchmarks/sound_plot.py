@@ -18,7 +18,7 @@ from typing import Any
 
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.mechanisms.rotated_sign import RotatedSignSettings
-from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
 from ldpfl.privacy.statement import DELTA
 
@@ -37,8 +37,8 @@ ACCURACY_OF_LDP_FL = {"LDP-FL, weights": 96.20, "LDP-FL, updates": 97.82}
 def published() -> dict[str, list[tuple[float, float]]]:
     """Return published accuracies on MNIST with 60,000 clients of one digit, and LDP-FL's setting, each as (epsilon, accuracy)."""
     rounds = {20: 50.8, 50: 67.3, 100: 71.6, 200: 76.6, 300: 79.5, 500: 81.0}
-    every_round = [(composed_clone_epsilon(4.0, 60_000, count, DELTA, any_report(4.0)), own) for count, own in rounds.items()]
-    cldp = composed_clone_epsilon(2.0, 10_000, 80, DELTA, any_report(2.0))  # 80 epochs, a report in each, among the 10,000 of a step
+    every_round = [(composed_clone_epsilon(4.0, 60_000, count, DELTA, clone_probability(4.0)), own) for count, own in rounds.items()]
+    cldp = composed_clone_epsilon(2.0, 10_000, 80, DELTA, clone_probability(2.0))  # 80 epochs, a report in each, among the 10,000 of a step
     ldp_fl = certified_epsilon([ShuffledRounds(1.0, 100, 21_840, 10)], DELTA)[1]
     return {
         "LDP-SGD (Erlingsson et al. 2020, as run in FL-TEE)": every_round,

@@ -64,7 +64,7 @@ class Round:
         return SumBinding(RUN, self.number, bytes.fromhex(self.terms.agreement), self.terms.dimension, self.terms.bits)
 
 
-def points_of(index: int, number: int, terms: SumTerms) -> NDArray[np.int64]:
+def lattice_points(index: int, number: int, terms: SumTerms) -> NDArray[np.int64]:
     """Return what a client adds: numbers of which ``max_uploads`` fit into the sum."""
     most = 2 ** (terms.bits - 1) // terms.max_uploads - 1
     return np.random.default_rng((number, index)).integers(-most, most, terms.dimension)
@@ -74,7 +74,7 @@ def upload(what: Round, clients: list[tuple[int, str]]) -> NDArray[np.int64]:
     """Play clients, one after the other; return the sum of what they had."""
     total, aggregator = np.zeros(what.terms.dimension, np.int64), X25519PublicKey.from_public_bytes(what.aggregator)
     for index, token in clients:
-        points, seed = points_of(index, what.number, what.terms), new_seed()
+        points, seed = lattice_points(index, what.number, what.terms), new_seed()
         total += points
         share = shard(points, seed, what.terms.bits) + seal_seed(seed, aggregator, node_key(index), what.binding)
         with RelayClient(what.urls[index % len(what.urls)], token, transport=httpx.HTTPTransport(verify=False)) as client:
@@ -224,7 +224,7 @@ def is_exact(number: int, terms: SumTerms) -> bool:
     total, expected = zeros(terms.dimension, terms.bits), np.zeros(terms.dimension, np.int64)
     seeds = [new_seed() for _ in range(terms.max_uploads)]
     for index, seed in enumerate(seeds):
-        points = points_of(index, number, terms)
+        points = lattice_points(index, number, terms)
         expected += points
         fold(total, shard(points, seed, terms.bits))
     return bool((unshard(total, seeds) == expected).all())

@@ -23,7 +23,7 @@ from ldpfl import ConfigError, DataError, certify, verify
 from ldpfl.api.certified_lines import _charged, certified
 from ldpfl.api.certifying import signed
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
-from ldpfl.privacy.charged_rounds import charged
+from ldpfl.privacy.charged_rounds import charged_groups
 from ldpfl.privacy.events import OURS
 from ldpfl_verify import Certificate, CertificateError, read_certificate
 from ldpfl_verify.ed25519 import signature_fits
@@ -276,7 +276,7 @@ def charging(made: Ledger) -> dict[str, Any]:
     """Return what a certificate charges for ``made``; its lines are those of one bit, for the charges are looked at before them."""
     tree = certificate_of(RUNS["one bit"]).to_dict()
     tree["statement"]["ledger"] = hashlib.sha256(made.to_json().encode()).hexdigest()
-    tree["statement"]["charged"] = [to_tree(_charged(group)) for group in charged(made)]
+    tree["statement"]["charged"] = [to_tree(_charged(group)) for group in charged_groups(made)]
     return tree
 
 

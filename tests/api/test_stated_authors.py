@@ -38,8 +38,8 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent
 from ldpfl.privacy.authors import BUILT_IN, released
-from ldpfl.privacy.believed import DOUBTED, believed
 from ldpfl.privacy.events import OURS
+from ldpfl.privacy.stated_author import DOUBTED, with_checked_author
 from ldpfl_verify.stated_author import with_believed_author
 
 _STEPS = LocalSteps(learning_rate=0.1, epochs=2, batch_size=50, clip_norm=1.5)
@@ -97,7 +97,7 @@ def of(release: Release, rounds: int = 3, clients: int = 1000) -> Ledger:
 
 def is_believed(release: Release) -> bool:
     """Return whether ``release`` is taken for ldpfl's, on which both packages have to agree."""
-    first, second = believed(release).author == OURS, with_believed_author(_released(release)).author == OURS
+    first, second = with_checked_author(release).author == OURS, with_believed_author(_released(release)).author == OURS
     assert first == second or _is_not_charged(release), release
     return first
 

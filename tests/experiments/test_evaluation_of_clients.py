@@ -235,7 +235,10 @@ def test_entries_are_bounded_whatever_a_model_says() -> None:
     for scale in (0.0, 1.0, 1e30, float("nan")):
         weights = torch.full((federation.task.layout.dimension,), scale)
         units = Division.of([np.arange(5), np.arange(5, 6), np.empty(0, dtype=np.int64)])
-        asked, sent = scores.asked(federation.task, weights, units), MeanScores("class", 2, 5.0).asked(federation.task, weights, units)
+        asked, sent = (
+            scores.client_values(federation.task, weights, units),
+            MeanScores("class", 2, 5.0).client_values(federation.task, weights, units),
+        )
         assert bool((asked.abs() <= 1).all())
         assert bool((sent.double().norm(dim=1) <= 1).all())
         assert not asked[2].any()

@@ -34,7 +34,7 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.evaluating import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, RecordScores
 from ldpfl.simulation.local_training import LocalTask, evaluated
-from ldpfl.simulation.record_sums import NoisySum, points_of, released_sum
+from ldpfl.simulation.record_sums import NoisySum, lattice_points, released_sum
 from ldpfl.simulation.workers import workers
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import AUROC, MEASURED_AT_CLIENTS
@@ -144,7 +144,7 @@ def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws()
     held = dict.fromkeys((RIGHT, GAP, LOSS), 0)
     for seed in range(200):
         chosen = torch.from_numpy(np.random.default_rng(seed).integers(0, len(vectors), 400))
-        sums = points_of(vectors[chosen], mechanism.steps).reshape(4, 100, -1).sum(dim=1)
+        sums = lattice_points(vectors[chosen], mechanism.steps).reshape(4, 100, -1).sum(dim=1)
         found = released_sum(partial(_of_clients, sums), 4, scores.size, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
         figures = ClientFigures(scores, found.in_units(mechanism.steps), 400).all()
         for name in held:

@@ -121,9 +121,9 @@ def test_a_client_with_few_records_counts_for_less(perturbed: str) -> None:
     start = change(sizes, **own, **{"training.server_learning_rate": 1e-30})
     alone = change(sizes, **own, **{"clients.full_weight": 10}) - start  # all have as many, and count in full
     assert torch.equal(alone, change(sizes, **own) - start)
-    weighed, scaled = (change(sizes, **own, **{"clients.full_weight": most}) - start for most in (40, 400))
-    assert not torch.allclose(weighed, alone, atol=1e-6)
-    torch.testing.assert_close(scaled, weighed / 10, rtol=1e-3, atol=1e-6)
+    scaled_by_size, scaled = (change(sizes, **own, **{"clients.full_weight": most}) - start for most in (40, 400))
+    assert not torch.allclose(scaled_by_size, alone, atol=1e-6)
+    torch.testing.assert_close(scaled, scaled_by_size / 10, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ def test_a_changed_byte_is_found_out_or_does_not_matter(budget: Budget) -> None:
 
 
 def test_a_lost_page_is_found_out_wherever_it_is(path: Path) -> None:
-    with budget_file.opened(path, write=True) as connection:
+    with budget_file.budget_transaction(path, write=True) as connection:
         for number in range(1, 201):
             budget_file.add_charge(connection, request(number), budget_file.as_stored(DUCHI.release(RANGES)))
     sound = path.read_bytes()
@@ -464,7 +464,7 @@ def test_a_file_that_was_not_finished_is_not_a_budget(tmp_path: Path, monkeypatc
 def test_what_is_charged_is_on_the_disk_and_in_the_one_file_before_a_report_leaves(write: bool, path: Path) -> None:
     """EXTRA, 3: the journal's end as well, which a power cut would otherwise undo the charge by. No log beside the file."""
     names = ("synchronous", "journal_mode", "cell_size_check")
-    with budget_file.opened(path, write=write) as connection:
+    with budget_file.budget_transaction(path, write=write) as connection:
         assert [connection.execute(f"PRAGMA {name}").fetchone() for name in names] == [(3,), ("delete",), (1,)]
 
 
@@ -628,7 +628,7 @@ def test_charges_of_older_versions_had_no_digest_and_are_good(path: Path) -> Non
 def test_hundreds_of_rounds_are_one_line_to_the_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a charge computes is a matter of distinct releases, not of how often each was made."""
     release = budget_file.as_stored(released(DUCHI, RANGES))
-    with budget_file.opened(path, write=True) as connection:
+    with budget_file.budget_transaction(path, write=True) as connection:
         for number in range(1, 301):
             budget_file.add_charge(connection, request(number), release)
     seen: list[list[tuple[Release, int]]] = []

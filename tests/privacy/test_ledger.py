@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from ldpfl.errors import DataError, WriteError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accountants.registry import epsilon_of
-from ldpfl.privacy.charged_rounds import charged
+from ldpfl.privacy.charged_rounds import charged_groups
 from ldpfl.privacy.events import OURS, Channel, Sampling
 from ldpfl.privacy.statement import account
 
@@ -574,9 +574,12 @@ def test_rounds_of_noise_are_in_order_of_mu_only_if_they_differ_in_nothing_else(
     release = GaussianRelease("full-dp", 1.0, alike=True, author=OURS)
     first = RoundEvent(1, release, 1000, 2000, 1, "visible")
     second = RoundEvent(2, replace(release, **other), 1000, 2000, 1, "visible", channel=channel)
-    assert sum(group.rounds for group in charged(Ledger((first, second)))) == 2
+    assert sum(group.rounds for group in charged_groups(Ledger((first, second)))) == 2
     assert (
-        sum(group.rounds for group in charged(Ledger((first, replace(second, release=replace(release, mu=0.9), channel=first.channel)))))
+        sum(
+            group.rounds
+            for group in charged_groups(Ledger((first, replace(second, release=replace(release, mu=0.9), channel=first.channel))))
+        )
         == 1
     )
 
@@ -595,7 +598,7 @@ def test_rounds_of_secret_participation_that_nobody_joined_may_be_left_out() -> 
 
 def test_a_gap_of_a_thousand_billion_rounds_takes_no_memory() -> None:
     events = (event(1, 3, 1, sampling="secret", rate=0.05), event(10**12, 3, 2, sampling="secret", rate=0.05))
-    groups = charged(Ledger(events))
+    groups = charged_groups(Ledger(events))
     assert sum(group.rounds for group in groups) == 10**12
     assert epsilon_of(((group.release, group.rounds) for group in groups), 0.0) == pytest.approx(21_840e12)
 

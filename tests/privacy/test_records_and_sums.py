@@ -12,7 +12,7 @@ import pytest
 
 from ldpfl.errors import ConfigError, Declined, Exhausted
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent
-from ldpfl.privacy.accountants.clones import any_report, clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_epsilon, clone_probability
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
@@ -197,18 +197,18 @@ def test_a_client_that_takes_part_once_hides_among_all_of_the_run() -> None:
     assert local is not None
     assert hidden is not None
     assert local.epsilon == 2.0
-    assert hidden.epsilon == pytest.approx(clone_epsilon(2.0, 1000, 1e-5, any_report(2.0)), rel=1e-9)
+    assert hidden.epsilon == pytest.approx(clone_epsilon(2.0, 1000, 1e-5, clone_probability(2.0)), rel=1e-9)
     assert any("the order in which" in assumption for assumption in hidden.assumptions)
     crowd = account(once(), colluding=49).find("shuffled", "run")
     assert crowd is not None
-    assert crowd.epsilon == pytest.approx(clone_epsilon(2.0, 951, 1e-5, any_report(2.0)), rel=1e-9)
+    assert crowd.epsilon == pytest.approx(clone_epsilon(2.0, 951, 1e-5, clone_probability(2.0)), rel=1e-9)
 
 
 def test_only_those_that_took_part_are_a_crowd() -> None:
     few = account(ledger(PureRelease("privunit-g", 2.0, 1, "vector", author=OURS), 4, 50, population=1000, sampling="once", joined=1))
     row = few.find("shuffled", "run")
     assert row is not None
-    assert row.epsilon == pytest.approx(clone_epsilon(2.0, 200, 1e-5, any_report(2.0)), rel=1e-9)
+    assert row.epsilon == pytest.approx(clone_epsilon(2.0, 200, 1e-5, clone_probability(2.0)), rel=1e-9)
 
 
 def test_nobody_takes_part_once_twice() -> None:

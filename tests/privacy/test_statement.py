@@ -21,7 +21,7 @@ from scipy.special import expit, ndtr
 from ldpfl.errors import ConfigError
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, blanket_epsilon
-from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
@@ -230,7 +230,7 @@ def test_only_a_release_whose_paper_says_so_is_claimed() -> None:
 @pytest.mark.slow
 def test_a_shuffled_vector_is_accounted_by_clones() -> None:
     found = figures(ledger_of(VECTOR, VECTOR))
-    assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(1.0, 100, 2, DELTA, any_report(1.0))
+    assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(1.0, 100, 2, DELTA, clone_probability(1.0))
     assert found["shuffled_upper_adaptive"] < found["local"]
     assert found["shuffled_lower"] is None
     assert found["shuffled_estimate"] is None
@@ -241,7 +241,7 @@ def test_a_shuffled_vector_is_accounted_by_clones() -> None:
 def test_units_that_travel_together_are_accounted_as_one_message_and_never_below_single_ones() -> None:
     apart = figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000))
     linked = [figures(ledger_of(replace(BITS, units=4, epsilon=0.5), cohort=1000, linked=size)) for size in (2, 4, 9)]
-    clones = [composed_clone_epsilon(size * 0.5, 1000, 4 // size, DELTA, any_report(size * 0.5)) for size in (2, 4)]
+    clones = [composed_clone_epsilon(size * 0.5, 1000, 4 // size, DELTA, clone_probability(size * 0.5)) for size in (2, 4)]
     assert linked[0]["shuffled_upper_adaptive"] == blanket_epsilon([Hidden(Bits(0.5, 2), 1000, 2)], DELTA) < clones[0]
     assert linked[1]["shuffled_upper_adaptive"] == blanket_epsilon([Hidden(Bits(0.5, 4), 1000, 1)], DELTA) < clones[1]
     assert linked[2] == linked[1]  # more than there are
@@ -590,7 +590,7 @@ def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones()
     for number in range(1, 5):
         ledger = ledger.charge(RoundEvent(number, BinaryRelease("duchi", 0.5, 1, author=OURS), 250, 1000, 1, sampling="once"))
     found = figures(ledger)
-    assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(0.5, 1000, 1, DELTA, any_report(0.5))
+    assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(0.5, 1000, 1, DELTA, clone_probability(0.5))
     assert found["shuffled_lower"] is None
 
 

@@ -31,9 +31,9 @@ from ldpfl.simulation import Federation, LocalTask, RecordGradientTrainer, Train
 from ldpfl.simulation.cohort_training import train_cohort
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
-from ldpfl.simulation.compiling import has_compiler, pays
+from ldpfl.simulation.compiling import has_compiler, is_worth_compiling
 from ldpfl.simulation.local_steps import BatchSchedule, LocalOptimiser, full_batch
-from ldpfl.simulation.shared_objects import place, placed
+from ldpfl.simulation.shared_objects import read_shared, write_shared
 from ldpfl.simulation.workers import Processes
 from ldpfl.util.user_code import GIVEN
 
@@ -103,7 +103,7 @@ class Told(nn.Module):
 @pytest.mark.thorough
 def test_a_model_that_does_not_compile_is_trained_as_it_is_with_a_note(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(trainers, "pays", lambda calls, work: True)
+    monkeypatch.setattr(trainers, "is_worth_compiling", lambda calls, work: True)
     federation, _ = federation_of(tiny_task, f"model.name={GIVEN}", warned=said, given=Told())
     assert isinstance(federation.trainer, VectorizedTrainer)
     assert any("cannot be compiled" in line and "trained as it is" in line for line in said)
@@ -128,7 +128,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 def test_a_compiler_that_is_not_found_after_all_is_done_without(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_compiler()
     said: list[str] = []
-    monkeypatch.setattr(trainers, "pays", lambda calls, work: True)
+    monkeypatch.setattr(trainers, "is_worth_compiling", lambda calls, work: True)
     monkeypatch.setattr(trainers, "has_compiler", lambda: True)
     for settings in ([], RECORDS):
         federation, start = federation_of(tiny_task, "model.name=linear", *settings, warned=said)
@@ -149,8 +149,8 @@ def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
     compiled: Trainer = CompiledTrainer(task, federation.batch_width)
     if isinstance(trainer, RecordGradientTrainer):
         compiled = replace(trainer, compiled=CompiledSums(task, trainer.clip))
-    place(compiled, tmp_path / "sent")
-    cohort, sent = federation.cohort(1), placed(tmp_path / "sent")
+    write_shared(compiled, tmp_path / "sent")
+    cohort, sent = federation.cohort(1), read_shared(tmp_path / "sent")
     with pytest.raises(PrivacyError, match="PyTorch could not run the model"):  # before the run somebody would be told why
         train_cohort(replace(federation, trainer=compiled), start.state, cohort)
     eager = train_cohort(federation, start.state, cohort).double()
@@ -241,7 +241,7 @@ def test_short_runs_are_not_compiled_and_without_a_compiler_none_is(tiny_task: D
     assert isinstance(federation.trainer, VectorizedTrainer)
     assert start.origin.endswith(" on cpu")
     monkeypatch.setattr(trainers, "has_compiler", lambda: False)
-    monkeypatch.setattr(trainers, "pays", lambda calls, work: True)
+    monkeypatch.setattr(trainers, "is_worth_compiling", lambda calls, work: True)
     federation, _ = federation_of(tiny_task, "model.name=linear")
     assert isinstance(federation.trainer, VectorizedTrainer)
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler"):
@@ -254,14 +254,14 @@ def test_a_step_is_compiled_unasked_where_it_is_called_often_enough_for_its_work
     for model in ("two-layer-cnn", "mlp"):
         federation, start = federation_of(tiny_task, f"model.name={model}")
         work[model] = CompiledTrainer(federation.task, 10).work(start.state.weights)
-    assert not pays(100_000 / 100, lambda: work["two-layer-cnn"])
-    assert pays(4_000_000 / 100, lambda: work["two-layer-cnn"])
-    assert not pays(4_000_000 / 100, lambda: work["mlp"])
-    assert pays(1e9 / 100, lambda: work["mlp"])
+    assert not is_worth_compiling(100_000 / 100, lambda: work["two-layer-cnn"])
+    assert is_worth_compiling(4_000_000 / 100, lambda: work["two-layer-cnn"])
+    assert not is_worth_compiling(4_000_000 / 100, lambda: work["mlp"])
+    assert is_worth_compiling(1e9 / 100, lambda: work["mlp"])
     federation, start = federation_of(tiny_task, "model.name=linear")
     record = CompiledTrainer(federation.task, 1)
-    assert pays(1e6 / 100, partial(record.work, start.state.weights, sent=True))  # many clients of one record
-    assert not pays(1e6 / 100, partial(record.work, start.state.weights))
+    assert is_worth_compiling(1e6 / 100, partial(record.work, start.state.weights, sent=True))  # many clients of one record
+    assert not is_worth_compiling(1e6 / 100, partial(record.work, start.state.weights))
     tokens = torch.randint(1, 50, (20, 40))
     for length, expected in ((4, True), (40, False)):
         gru = GRU(50, 2, by_place=False)
@@ -269,7 +269,7 @@ def test_a_step_is_compiled_unasked_where_it_is_called_often_enough_for_its_work
         weights = layout.flatten({name: value.detach() for name, value in gru.named_parameters()})
         samples = Samples(tokens[:, :length], torch.zeros(20, dtype=torch.int64))
         trainer = CompiledTrainer(LocalTask(gru, layout, samples, (), (), LocalOptimiser(0.1)), 10)
-        assert pays(1e9, partial(trainer.work, weights)) is expected
+        assert is_worth_compiling(1e9, partial(trainer.work, weights)) is expected
 
 
 def test_what_is_not_compiled_says_so(tiny_task: Dataset) -> None:

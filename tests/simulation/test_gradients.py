@@ -111,14 +111,14 @@ def test_a_record_that_raises_stops_a_simulation_and_adds_nothing_on_a_node(at_o
 
 def test_what_fails_for_another_reason_than_a_record_stops_a_node_s_training_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     task, _, weights = task_of("mlp", (30,))
-    together = gradients._descents
+    together = gradients._negative_gradients
 
     def short_of_memory(*given: Any, **more: Any) -> torch.Tensor:
         if len(given[2]) > 1:
             raise MemoryError
         return together(*given, **more)
 
-    monkeypatch.setattr(gradients, "_descents", short_of_memory)
+    monkeypatch.setattr(gradients, "_negative_gradients", short_of_memory)
     with pytest.raises(MemoryError):
         confined(RecordGradientTrainer(task, RecordClip(0.01))).train(weights, full_batch(PARTS, max(SIZES)))
 

@@ -166,7 +166,7 @@ PULLED = [
 
 @pytest.mark.parametrize("optimiser", PULLED, ids=str)
 def test_every_optimiser_is_that_of_torch(optimiser: LocalOptimiser) -> None:
-    """Clients of different sizes: one that has finished stands still, whatever pulls at it."""
+    """Clients of different sizes: one that has finished stands still, whatever adds_to_gradient at it."""
     task, weights = task_of("logistic-regression", (1, 8, 8), sum(UNEQUAL))
     task = replace(task, optimiser=optimiser)
     schedule = schedule_of(UNEQUAL, epochs=2, batch_size=4)

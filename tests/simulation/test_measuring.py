@@ -81,8 +81,8 @@ def test_a_sum_s_lattice_holds_histograms_of_records_that_are_all_alike(columns:
         assert np.abs(sent(np.full((40 * records, columns), value), 40, mechanism).sum(axis=0)).max() <= 40 * records * lattice.steps
     values = np.full(40 * records, 5.0)
     _, parts = federation(values[:, None], 40)
-    measuring, stages = Measuring(0, mechanism, "secure-sum"), ColumnStages.begun([Unscaled("x", 0)])
-    found, point = measuring._released([values], stages, parts, [np.ones_like(own) for own in parts], stage=1)
+    measuring, stages = Measuring(0, mechanism, "secure-sum"), ColumnStages.before_first_stage([Unscaled("x", 0)])
+    found, point = measuring._release_histograms([values], stages, parts, [np.ones_like(own) for own in parts], stage=1)
     counts, noise = found.points / point, found.noise / point
     assert counts.max() == pytest.approx(40 * records, abs=6 * noise)
     assert abs(np.delete(counts, counts.argmax())).max() < 6 * noise
@@ -111,11 +111,11 @@ def test_noise_is_what_the_mechanism_says() -> None:
     """Of empty bins, 188 of a histogram in 50 runs: the deviation is within 5 % (false alarm below 1e-6)."""
     values, noise = np.full(40, 3.0), []
     _, parts = federation(values[:, None], 4)
-    stages = ColumnStages.begun([Unscaled("x", 0)])
+    stages = ColumnStages.before_first_stage([Unscaled("x", 0)])
     empty = stages.bins[0] - 1
     for seed in range(50):
         measuring = Measuring(seed, DpSgd(RecordClip(0.5), 5.0, records=10.0), "direct")
-        found, point = measuring._released([values], stages, parts, [np.ones_like(own) for own in parts], stage=1)
+        found, point = measuring._release_histograms([values], stages, parts, [np.ones_like(own) for own in parts], stage=1)
         noise.append(np.delete(found.points, found.points.argmax()) / point)
     assert found.noise / point == pytest.approx(5.0 * 2 / np.sqrt(2))  # of four clients, each 5 C; a record's count is of length sqrt(2) C
     assert np.concatenate(noise).std() == pytest.approx(found.noise / point, rel=0.05)

@@ -22,7 +22,7 @@ from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.simulation import LocalTask, RecordGradientTrainer
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.local_steps import LocalOptimiser, full_batch
-from ldpfl.simulation.measuring import Measuring, point_of, taken_off
+from ldpfl.simulation.measuring import Measuring, count_offset, points_per_row
 from ldpfl.util.randomness import RandomSource
 
 WIDTH, MOST, NORM = 6, 4, 0.3
@@ -226,7 +226,7 @@ def counted(persons: Sequence[NDArray[np.float64]]) -> torch.Tensor:
     SEEN.clear()
     mechanism = Recording(RecordClip(0.5), 10.0, part="person")
     Measuring(0, mechanism, "direct").scaled(Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns), [rows], [sharing])
-    return SEEN[0][0] + taken_off(point_of(mechanism.steps, len(columns)), mechanism)
+    return SEEN[0][0] + count_offset(points_per_row(mechanism.steps, len(columns)), mechanism)
 
 
 @pytest.mark.parametrize("columns", [1, 3])

@@ -20,7 +20,7 @@ from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import RecordScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_steps import LocalOptimiser
-from ldpfl.simulation.record_sums import RecordVectors, client_sums, points_of, released_sum
+from ldpfl.simulation.record_sums import RecordVectors, client_sums, lattice_points, released_sum
 from ldpfl.util.randomness import Purpose
 
 STEPS_OF = (2**10, STEPS)
@@ -36,7 +36,7 @@ def task_of(inputs: Tensor, targets: Tensor, classes: int = 3) -> tuple[LocalTas
 
 def farthest(vectors: Tensor, steps: int) -> float:
     """Return the largest distance of two records' lattice points, of all pairs, as a share of what it may be."""
-    points = torch.cat([points_of(vectors, steps), torch.zeros(1, vectors.shape[1], dtype=torch.int64)]).double()
+    points = torch.cat([lattice_points(vectors, steps), torch.zeros(1, vectors.shape[1], dtype=torch.int64)]).double()
     return float(torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").max()) / (2 * steps)
 
 

@@ -325,7 +325,7 @@ def clients_noise(mechanism: Gaussian, federation: Federation, values: Tensor, s
     ranges, clients = start.state.ranges, np.arange(CLIENTS)
     memory = mechanism.schedule.initial_memory(CLIENTS, ranges.dimension)
     facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.zeros(CLIENTS, dtype=torch.int64), memory)
-    bound = facts.bound(mechanism)
+    bound = facts.with_noise_of_clients(mechanism)
     reports = bound.encode(values, ranges, SeededStreams.for_clients(1, 2, range(CLIENTS)))
     sent = SentNoise.of(bound, clients, values, ranges, reports)
     assert sent is not None

@@ -28,7 +28,7 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.federation import Evaluation
-from ldpfl.simulation.shared_objects import place, placed
+from ldpfl.simulation.shared_objects import read_shared, write_shared
 from ldpfl.simulation.shares import OneProcess
 from ldpfl.simulation.workers import Processes, checked_count, workers
 
@@ -152,16 +152,16 @@ def test_what_a_client_must_not_send_ends_the_run_as_in_one_process(tiny_task: D
 def test_an_object_is_read_as_it_was_placed(tmp_path: Path) -> None:
     """Arrays and tensors are those of the file: written to, they change nothing in it."""
     module = nn.Linear(3, 2)
-    place(
+    write_shared(
         {"big": torch.arange(100_000), "module": module, "view": torch.arange(12.0).reshape(3, 4).T, "empty": torch.empty(0)},
         tmp_path / "x",
     )
-    found = placed(tmp_path / "x")
+    found = read_shared(tmp_path / "x")
     assert torch.equal(found["big"], torch.arange(100_000))
     assert torch.equal(found["view"], torch.arange(12.0).reshape(3, 4).T)
     assert all(torch.equal(a, b) for a, b in zip(found["module"].parameters(), module.parameters(), strict=True))
     found["big"][0] = 7
-    assert int(placed(tmp_path / "x")["big"][0]) == 0
+    assert int(read_shared(tmp_path / "x")["big"][0]) == 0
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5, "many", None])

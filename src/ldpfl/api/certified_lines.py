@@ -9,7 +9,7 @@ from math import isfinite
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
-from ldpfl.privacy.charged_rounds import RoundGroup, charged
+from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import HOLDS, Guarantee
 from ldpfl.privacy.ledger import Ledger
@@ -43,7 +43,7 @@ def certified(
         DataError: ``text`` is no ledger.
     """
     ledger = Ledger.from_json(text, origin)
-    groups = charged(ledger)
+    groups = charged_groups(ledger)
     if not groups:
         raise ConfigError(f"{origin}: the ledger is empty, so there is nothing to certify: finish a round first")
     statement = account(ledger, delta)

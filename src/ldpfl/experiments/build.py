@@ -55,7 +55,7 @@ from ldpfl.simulation import Federation, LocalTask, Trainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
-from ldpfl.simulation.measuring import Measuring, charged
+from ldpfl.simulation.measuring import Measuring, measuring_ledger
 from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.tasks import Targets, absent_targets
 from ldpfl.util.randomness import Purpose, known, stream
@@ -502,7 +502,7 @@ def _scale_columns(
         require_dp_sgd(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     )
     if measured is not None:
-        return scaled_as(data, measured), charged(counting, len(parts), shuffling.channel, shuffling.colluding)
+        return scaled_as(data, measured), measuring_ledger(counting, len(parts), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, data, secret))
     rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in parts]
     return Measuring(seed, counting, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))

@@ -29,7 +29,7 @@ from ldpfl.models import CenteredLinear
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
-from ldpfl.simulation.compiling import Work, has_compiler, pays
+from ldpfl.simulation.compiling import Work, has_compiler, is_worth_compiling
 from ldpfl.simulation.forward_side_effects import PARTS, VIEWS
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.local_training import evaluated
@@ -200,7 +200,7 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, data: Dataset
     compiled = None if compile_setting == "off" else _compiled_form(eager, weights, size)
     if compiled is None:
         return _eager_unless_on(compile_setting, trainer)
-    if compile_setting == "auto" and not (has_compiler() and pays(size.samples / compiled.samples, compiled.work)):
+    if compile_setting == "auto" and not (has_compiler() and is_worth_compiling(size.samples / compiled.samples, compiled.work)):
         return trainer
     if not has_compiler():
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
@@ -231,9 +231,9 @@ def _on_made_up_samples(trainer: Trainer, data: Dataset) -> Trainer:
 def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
     """Return the ``compiled`` form of ``trainer``, which was tried on made-up samples, for the samples of ``trainer``."""
     if isinstance(trainer, RecordGradientTrainer):
-        return replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip, proven=True))
+        return replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip, compiled_before=True))
     if isinstance(trainer, VectorizedTrainer) and isinstance(compiled, CompiledTrainer):
-        return replace(compiled, task=trainer.task, proven=True)
+        return replace(compiled, task=trainer.task, compiled_before=True)
     return trainer
 
 

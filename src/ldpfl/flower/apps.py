@@ -41,7 +41,7 @@ from ldpfl.server import ServerState
 from ldpfl.simulation import Federation, train_clients
 from ldpfl.simulation.evaluating_clients import WholeClientEvaluation
 from ldpfl.simulation.gradients import confined
-from ldpfl.simulation.measuring import point_of, taken_off
+from ldpfl.simulation.measuring import count_offset, points_per_row
 from ldpfl.simulation.record_sums import RecordVectors, client_sums
 from ldpfl.tasks import absent_targets
 
@@ -86,7 +86,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
     state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
     if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):
         evaluation = federation.judged
-        figures = evaluation.vectors.asked(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
+        figures = evaluation.vectors.client_values(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
         return Message(RecordDict({ARRAYS: to_arrays(figures, sums_layout(terms.size))}), reply_to=message)
     if terms.kind != "training":
         mechanism = require_dp_sgd(vector_form(terms, layout, state.public()).mechanism)
@@ -123,8 +123,8 @@ def _counts(terms: RoundTerms, unscaled: Dataset, federation: Federation, client
     """Return the counts (size,) int64 of the client's rows in the terms' histograms, less a public offset: PRIVATE."""
     units, edges = federation.samples[client], edges_in(terms.measured)  # units: the client's rows, or persons
     rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.rows_of(units)
-    points_a_unit = point_of(mechanism.steps, len(edges))  # a person's points are divided among the person's rows
-    return counted_at_node(unscaled, edges, rows, points_a_unit // rows_of_person) - taken_off(points_a_unit, mechanism)
+    points_a_unit = points_per_row(mechanism.steps, len(edges))  # a person's points are divided among the person's rows
+    return counted_at_node(unscaled, edges, rows, points_a_unit // rows_of_person) - count_offset(points_a_unit, mechanism)
 
 
 def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:

@@ -18,7 +18,7 @@ from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, clos
 from ldpfl.simulation.evaluating import RecordScores, as_measured
 from ldpfl.simulation.evaluating_clients import ClientScores
 from ldpfl.simulation.least_squares import LeastSquares
-from ldpfl.simulation.measuring import point_of, taken_off
+from ldpfl.simulation.measuring import count_offset, points_per_row
 from ldpfl.simulation.record_sums import NoisySum, noisy_sum
 from ldpfl.transport.shuffling import PartialPool, ReportPool
 
@@ -43,7 +43,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
         )
     vectors = None if progress.planned.kind == "statistics" else vectors_of(progress.config, progress.planned.kind)
     if isinstance(vectors, ClientScores):
-        return _after_evaluation(progress, pool.clients, event, vectors.told(pool, progress.round.mechanism))
+        return _after_evaluation(progress, pool.clients, event, vectors.estimated_sum(pool, progress.round.mechanism))
     mechanism = require_dp_sgd(progress.round.mechanism)
     sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)
     if not np.isfinite(sums.points).all():
@@ -51,9 +51,9 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
             f"the sums of {progress.planned} have NaN or infinity, so its reports, which stay charged, change nothing; "
             "if that repeats, set a smaller learning rate"
         )
-    if vectors is None:  # histograms: each client has subtracted a public offset from each count, see `taken_off`
-        points_a_row = point_of(mechanism.steps, len(progress.stages.columns))
-        counts = NoisySum(sums.points + taken_off(points_a_row, mechanism) * pool.clients, sums.noise)
+    if vectors is None:  # histograms: each client has subtracted a public offset from each count, see `count_offset`
+        points_a_row = points_per_row(mechanism.steps, len(progress.stages.columns))
+        counts = NoisySum(sums.points + count_offset(points_a_row, mechanism) * pool.clients, sums.noise)
         memory = memory_with_counts(progress.checkpoint.memory, progress.planned.number, counts, points_a_row)
         return replace(progress.checkpoint, memory=memory, ledger=progress.checkpoint.ledger.charge(event))
     total = sums.in_units(mechanism.steps)

@@ -73,7 +73,7 @@ def encoder_in(text: str) -> Encoder | None:
 
 def unmeasured_stages(config: RunConfig) -> ColumnStages:
     """Return the stages of the columns that ``config`` names, before any measurement."""
-    return ColumnStages.begun(described(config).unscaled)
+    return ColumnStages.before_first_stage(described(config).unscaled)
 
 
 def counted_at_node(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[np.int64], points: NDArray[np.int64]) -> Tensor:

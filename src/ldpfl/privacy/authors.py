@@ -181,44 +181,48 @@ def author_of(*things: object) -> str:
     waiting, seen = list(things), dict[int, object]()
     while waiting:
         thing = waiting.pop()
-        if id(thing) in seen or _is_any(type(thing), _VALUES):
+        if id(thing) in seen or _is_one_of(type(thing), _VALUES):
             continue
         seen[id(thing)] = thing
         if type(thing) is dict:
             waiting += [*thing.keys(), *thing.values()]
-        elif _is_any(type(thing), _CONTAINERS):
+        elif _is_one_of(type(thing), _CONTAINERS):
             waiting += thing  # type: ignore[arg-type]  # a container, which mypy does not see
         elif type(thing) is MethodType:
             waiting += [thing.__func__, thing.__self__]
         elif not _is_data(thing):
-            foreign = _foreign(thing)
+            foreign = _first_foreign_part(thing)
             if foreign is not None:
                 return _describe_foreign(foreign)
             waiting += _values_held_by(thing)
     return OURS
 
 
-def _is_any(kind: type, kinds: Sequence[object]) -> bool:
-    """Whether ``kind`` is one of ``kinds``, by identity. ``in`` would call ``==``, which a foreign class can override."""
+def _is_one_of(kind: type, kinds: Sequence[object]) -> bool:
+    """Whether ``kind`` is identical to one of ``kinds``. ``in`` would call ``==``, which a foreign class can override."""
     return any(kind is other for other in kinds)
 
 
 def _is_data(thing: object) -> bool:
     """Whether ``thing`` is a library object that holds only numbers: no Python objects, and no attributes that were added to it."""
-    for place in _DATA:
-        module, _, name = place.partition(":")
+    for import_path in _DATA:
+        module, _, name = import_path.partition(":")
         if type(thing) is getattr(sys.modules.get(module), name, None):
             return not getattr(thing, "__dict__", None) and not getattr(getattr(thing, "dtype", None), "hasobject", False)
     return False
 
 
-def _foreign(thing: Any) -> object | None:
-    """Return the part of ``thing`` that is foreign code: a function, one of its base classes, or ``thing`` itself. None if it has none."""
+def _first_foreign_part(thing: Any) -> object | None:
+    """Return the foreign code in ``thing``: one of its classes, or ``thing`` itself. None if all its code is this project's.
+
+    An instance counts as foreign if one of its attributes hides a class member or has an unexpected type. The values that it holds are
+    checked elsewhere.
+    """
     if type(thing) is FunctionType:
         return None if _is_ours(thing) else thing
     is_class = issubclass(type(thing), type)  # isinstance would ask the object itself
     lineage = type.mro(thing if is_class else type(thing))
-    foreign = next((kind for kind in lineage if not (_is_any(kind, _BASES) or _is_ours(kind))), None)
+    foreign = next((kind for kind in lineage if not (_is_one_of(kind, _BASES) or _is_ours(kind))), None)
     if foreign is not None or is_class:
         return foreign
     hides = any(_hides_member(thing, name, lineage) for name in getattr(thing, "__dict__", ()))
@@ -230,16 +234,19 @@ def _has_unexpected_types(thing: Any) -> bool:
     if not is_dataclass(thing):
         return False
     expected_and_type = ((_FIELD_TYPES.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing))
-    return any(expected is not None and not _is_any(kind, expected) for expected, kind in expected_and_type)
+    return any(expected is not None and not _is_one_of(kind, expected) for expected, kind in expected_and_type)
 
 
 def _hides_member(thing: Any, name: str, lineage: list[type]) -> bool:
-    """Whether the instance attribute ``name`` hides a method, property or class variable of a class in ``lineage``."""
-    defined = next((vars(kind)[name] for kind in lineage if name in vars(kind)), None)
-    if defined is None or type(defined) is cached_property:
+    """Whether the instance attribute ``name`` hides a method, property or class variable of a class in ``lineage``.
+
+    Two attributes are allowed: the stored value of a cached property, and a dataclass field, whose default is a class variable.
+    """
+    member = next((vars(kind)[name] for kind in lineage if name in vars(kind)), None)
+    if member is None or type(member) is cached_property:
         return False
-    names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
-    return callable(defined) or hasattr(defined, "__get__") or name not in names
+    field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
+    return callable(member) or hasattr(member, "__get__") or name not in field_names
 
 
 def _values_held_by(thing: object) -> Iterator[object]:
@@ -250,7 +257,7 @@ def _values_held_by(thing: object) -> Iterator[object]:
     yield from getattr(thing, "__dict__", {}).values()
     yield from (getattr(thing, name) for kind in lineage for name in vars(kind).get("__slots__", ()) if hasattr(thing, name))
     yield from thing if isinstance(thing, tuple) else ()
-    yield from (member for kind in lineage if not _is_any(kind, _BASES) for member in vars(kind).values() if isinstance(member, type))
+    yield from (member for kind in lineage if not _is_one_of(kind, _BASES) for member in vars(kind).values() if isinstance(member, type))
 
 
 def _is_ours(code: type | FunctionType) -> bool:
@@ -274,12 +281,12 @@ def _is_ours(code: type | FunctionType) -> bool:
 def _module_from_file(name: str) -> ModuleType | None:
     """Return a copy of this project's module ``name``, made by running its file; None if this project has no such module."""
     with _RERUN_LOCK:
-        return _run_again(name)
+        return _rerun_module(name)
 
 
 @lru_cache(maxsize=256)
-def _run_again(name: str) -> ModuleType | None:
-    """Run the file of this project's module ``name`` once more (some 10 ms). None if this project has no such module."""
+def _rerun_module(name: str) -> ModuleType | None:
+    """Run the file of this project's module ``name`` (some 10 ms), and return the copy, cached. None if this project has no such module."""
     file = _file_of(name)
     spec = None if file is None else spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -306,36 +313,41 @@ def _look_up(code: Any, module: object) -> Any:
     return module
 
 
-def _is_equal(live: Any, written: Any) -> bool:
-    """Whether a member of an imported class equals the member that the file defines: the same bytecode, or the same value."""
-    if live is written:
+def _is_equal(imported: Any, from_file: Any) -> bool:
+    """Whether a member of an imported class equals the member that the class's file defines: the same bytecode, or the same value."""
+    if imported is from_file:
         return True
-    if type(live) is not type(written):
+    if type(imported) is not type(from_file):
         return False
-    if isinstance(live, type):  # a class that is only referred to here is checked on its own, by author_of
-        place = (live.__module__, live.__qualname__)
-        return place == (written.__module__, written.__qualname__) and _look_up(live, sys.modules.get(live.__module__)) is live
-    if isinstance(live, dict | MappingProxyType):
-        return live.keys() == written.keys() and all(_is_equal(live[key], written[key]) for key in live)
-    if isinstance(live, tuple | list):
-        return len(live) == len(written) and all(map(_is_equal, live, written))
-    if type(live) is FunctionType and not _have_same_globals(live.__globals__, written.__globals__):
+    if isinstance(imported, type):  # only a reference to a class; author_of checks the class itself
+        has_same_name = (imported.__module__, imported.__qualname__) == (from_file.__module__, from_file.__qualname__)
+        return has_same_name and _look_up(imported, sys.modules.get(imported.__module__)) is imported
+    if isinstance(imported, dict | MappingProxyType):
+        return imported.keys() == from_file.keys() and all(_is_equal(imported[key], from_file[key]) for key in imported)
+    if isinstance(imported, tuple | list):
+        return len(imported) == len(from_file) and all(map(_is_equal, imported, from_file))
+    kind = type(imported)
+    if kind is FunctionType and not _have_same_globals(imported.__globals__, from_file.__globals__):
         return False
-    parts = _COMPARED_ATTRIBUTES.get(type(live), type(live).__slots__ if type(live).__module__ == "dataclasses" else ())
-    return all(_is_equal(getattr(live, part), getattr(written, part)) for part in parts) if parts else bool(live == written)
+    # The dataclasses module's own objects, such as fields, have no ``==``: their slots are compared.
+    attributes = _COMPARED_ATTRIBUTES.get(kind, kind.__slots__ if kind.__module__ == "dataclasses" else ())
+    if not attributes:
+        return bool(imported == from_file)
+    return all(_is_equal(getattr(imported, name), getattr(from_file, name)) for name in attributes)
 
 
-def _have_same_globals(live: dict[str, Any], written: dict[str, Any]) -> bool:
+def _have_same_globals(imported: dict[str, Any], from_file: dict[str, Any]) -> bool:
     """Whether two functions look up global names in the same module, or in the imported and the re-run copy of one module."""
-    name = str(written.get("__name__"))
-    return live is written or (written is vars(_module_from_file(name) or sys) and live is vars(sys.modules.get(name, sys)))
+    if imported is from_file:
+        return True
+    name = str(from_file.get("__name__"))
+    return from_file is vars(_module_from_file(name) or sys) and imported is vars(sys.modules.get(name, sys))
 
 
 def _describe_foreign(code: Any) -> str:
     """Return the name of foreign code for a message. If the name is one of this project's, also say why the code is foreign."""
     kind = code if isinstance(code, type | FunctionType | MethodType) else type(code)
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    name = _printable(name)
+    name = _printable(f"{kind.__module__}:{kind.__qualname__}")
     if not name.startswith((f"{OURS}.", f"{OURS}:")):
         return name
     return f"{name} ({'changed' if _file_of(str(kind.__module__)) else 'its file is not there to compare it with'})"

@@ -17,12 +17,12 @@ from ldpfl.privacy.budget_file import (
     Sent,
     add_charge,
     as_stored,
-    books_in,
+    budget_transaction,
     most_that_fit,
     note_refusal,
-    opened,
-    relayed_before,
-    sent_by,
+    read_open_books,
+    read_sent_reports,
+    was_charged_over_relay,
 )
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 from ldpfl.privacy.guarantee import PROTECTED
@@ -58,7 +58,7 @@ _AGAINST = {
     "relay_epsilon": "whoever sees only what the relay has mixed",
     "sum_epsilon": "whoever sees only sums",
 }
-_HIDDEN_SETTINGS = {"relay_epsilon": "behind the relay", "sum_epsilon": "in sums"}
+_SETTINGS_BEHIND_RELAY = {"relay_epsilon": "behind the relay", "sum_epsilon": "in sums"}
 """Settings that bound what the relay forwards, each with the words that name where its epsilon holds."""
 
 
@@ -79,9 +79,9 @@ class Budget:
     policy: Policy
 
     def check_policy(self, request: Request) -> None:
-        """Raise unless the policy allows ``request``. What was spent before is not looked at.
+        """Raise unless the policy allows ``request``. The spent budget does not affect the answer, so the answer reveals nothing of it.
 
-        The answer to a question before a round also looks at what was spent, so a server that asks often can find that out.
+        :meth:`check` does depend on the spent budget: a server that asks often could learn how much was spent.
 
         Raises:
             Declined: the policy does not allow the request.
@@ -98,10 +98,10 @@ class Budget:
             Exhausted, Declined: as :meth:`charge`, except that the file need not be writable.
         """
         self.policy.check(request)
-        with opened(self.path) as connection:
+        with budget_transaction(self.path) as connection:
             _refuse_repeated_round(request, connection)
-            self._check_lifetime(request, books_in(connection), as_stored(request.release))
-            self._check_hidden(request, connection)
+            self._check_lifetime(request, read_open_books(connection), as_stored(request.release))
+            self._check_spend_behind_relay(request, connection)
 
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number. Only then may the client's data be used for it.
@@ -116,15 +116,18 @@ class Budget:
         release = as_stored(request.release)
         with self._noting_refusals():
             self.policy.check(request)
-            with opened(self.path, write=True) as connection:
+            with budget_transaction(self.path, write=True) as connection:
                 _refuse_repeated_round(request, connection)
-                self._check_lifetime(request, books_in(connection), release)
-                self._check_hidden(request, connection)
+                self._check_lifetime(request, read_open_books(connection), release)
+                self._check_spend_behind_relay(request, connection)
                 return add_charge(connection, self._with_honest_cohort(request), release)
 
     def refused(self, refusal: Declined) -> Declined:
-        """Note a refusal that has a reason other than policy and budget, if the file can be written. Return it to be raised."""
-        with suppress(Declined), opened(self.path, write=True, patience=1.0) as connection:
+        """Note ``refusal`` in the file, if it can be written, and return it, so that the caller can raise it.
+
+        For refusals that neither policy nor budget decided.
+        """
+        with suppress(Declined), budget_transaction(self.path, write=True, patience=1.0) as connection:
             note_refusal(connection, str(refusal))
         return refusal
 
@@ -145,13 +148,13 @@ class Budget:
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
             spent = books.spent(limit.delta, new, order=order)
-            if not spent <= limit.epsilon:
+            if not spent <= limit.epsilon:  # this form also refuses NaN
                 why = f"all releases would cost epsilon {spent:.6g} at delta {limit.delta:g}, above {source} = {limit.epsilon:g}"
                 raise request.declined(why, Exhausted)
 
     def _with_honest_cohort(self, request: Request) -> Request:
-        """Return ``request`` with its cohort limited to the policy's count of honest clients: a server may add clients of its own."""
-        return replace(request, cohort=min(request.cohort, self.policy.crowd)) if request.transport in OVER_RELAY else request
+        """Return ``request``; over the relay, with a cohort of at most the policy's honest clients, since a server may add its own."""
+        return replace(request, cohort=min(request.cohort, self.policy.honest_clients)) if request.transport in OVER_RELAY else request
 
     def spent_of_policy(self) -> tuple[PolicySpend, ...]:
         """Return the cost of all charged reports for each lifetime bound that the policy sets.
@@ -160,9 +163,9 @@ class Budget:
             Declined: the file is unreliable.
         """
         policy = self.policy
-        with opened(self.path) as connection:
-            lifetime = books_in(connection).spent(policy.delta, order=policy.lifetime.order)
-            hidden = tuple(self._hidden_spend(sent_by(connection)))
+        with budget_transaction(self.path) as connection:
+            lifetime = read_open_books(connection).spent(policy.delta, order=policy.lifetime.order)
+            hidden = tuple(self._spend_behind_relay(read_sent_reports(connection)))
         return PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, lifetime), *hidden
 
     def rounds_left(self, last: Charged) -> int:
@@ -171,8 +174,8 @@ class Budget:
         Raises:
             Declined: the file is unreliable.
         """
-        with opened(self.path) as connection:
-            books, sent = books_in(connection), sent_by(connection)
+        with budget_transaction(self.path) as connection:
+            books, sent = read_open_books(connection), read_sent_reports(connection)
         if not self._protects_enough(books):
             return 0
 
@@ -181,7 +184,7 @@ class Budget:
             return (
                 books.charges + times <= self.policy.rounds
                 and all(books.spent(bound.delta, last.release, order=order, times=times) <= bound.epsilon for bound, order in bounds)
-                and all(spend.epsilon <= spend.allowed for spend in self._hidden_spend([*sent, new]))
+                and all(spend.epsilon <= spend.allowed for spend in self._spend_behind_relay([*sent, new]))
             )
 
         bounds = ((self.policy.lifetime, self.policy.lifetime.order), (books.limit, books.order))
@@ -191,20 +194,20 @@ class Budget:
         """Return whether all charged releases protect the unit that the policy protects, or a larger one."""
         return PROTECTED.index(books.protected) >= PROTECTED.index(self.policy.protects)
 
-    def _check_hidden(self, request: Request, connection: Connection) -> None:
-        """Check the policy's ``relay_epsilon`` and ``sum_epsilon`` for all reports ever sent, this one included.
+    def _check_spend_behind_relay(self, request: Request, connection: Connection) -> None:
+        """Raise :class:`Exhausted` if ``request`` would exceed the policy's ``relay_epsilon`` or ``sum_epsilon``.
 
-        Both bounds hold against an adversary that sees only what the relay forwards.
+        Both bound all reports ever sent, against an adversary that sees only what the relay forwards.
         """
         new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
-        for spend in self._hidden_spend([*sent_by(connection), new]):
+        for spend in self._spend_behind_relay([*read_sent_reports(connection), new]):
             if not spend.epsilon <= spend.allowed:
-                cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_HIDDEN_SETTINGS[spend.setting]}"
+                cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_SETTINGS_BEHIND_RELAY[spend.setting]}"
                 raise request.declined(f"{cost}, above the policy's {spend.setting} = {spend.allowed:g}", Exhausted, setting=spend.setting)
 
-    def _hidden_spend(self, sent: list[Sent]) -> Iterator[PolicySpend]:
+    def _spend_behind_relay(self, sent: list[Sent]) -> Iterator[PolicySpend]:
         """Yield what ``sent`` reports cost of ``relay_epsilon`` and of ``sum_epsilon``, where the policy sets them."""
-        for setting in _HIDDEN_SETTINGS:
+        for setting in _SETTINGS_BEHIND_RELAY:
             allowed = getattr(self.policy, setting)
             if allowed != "off":
                 epsilon = self._epsilon_behind_relay(sent, allowed, summed=setting == "sum_epsilon") if sent else 0.0
@@ -216,16 +219,18 @@ class Budget:
         Infinite if any report was not of that kind, or left by another way.
         """
         policy = self.policy
-        if policy.delta == 0 or any(kind.transport != ("sum" if summed else "relay") for kind in sent):
+        if policy.delta == 0 or any(reports.transport != ("sum" if summed else "relay") for reports in sent):
             return inf
         order = filter_order(allowed, policy.delta)
-        with_clients = [(kind, min(kind.cohort, policy.crowd)) for kind in sent]
+        noise, bits = [], []
+        for reports in sent:
+            release, clients = reports.release, min(reports.cohort, policy.honest_clients)
+            if isinstance(release, GaussianRelease):
+                noise.append((release, clients, reports.count))
+            elif isinstance(release, BinaryRelease):
+                bits.append((release, clients, reports.linked, reports.count))
         if summed:
-            noise = [(kind.release, clients, kind.count) for kind, clients in with_clients if isinstance(kind.release, GaussianRelease)]
             return summed_epsilon(noise, order, policy.delta) if len(noise) == len(sent) else inf
-        bits = [
-            (kind.release, clients, kind.linked, kind.count) for kind, clients in with_clients if isinstance(kind.release, BinaryRelease)
-        ]
         return hidden_epsilon(bits, order, policy.delta) if len(bits) == len(sent) else inf
 
     @contextmanager
@@ -240,6 +245,6 @@ class Budget:
 
 def _refuse_repeated_round(request: Request, connection: Connection) -> None:
     """Raise :class:`ChargedBefore` if the round of ``request`` was charged before and goes over the relay."""
-    if request.transport in OVER_RELAY and relayed_before(connection, request.run, request.round):
+    if request.transport in OVER_RELAY and was_charged_over_relay(connection, request.run, request.round):
         why = "this round was charged before, and the relay takes one report a round from each client: the message may be a repeated one"
         raise request.declined(why, ChargedBefore)

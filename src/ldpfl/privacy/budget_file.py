@@ -128,14 +128,15 @@ class Books:
 
     @property
     def order(self) -> float:
-        """Rényi order of the privacy filter. The first budget with a delta fixes it; later budgets do not change it."""
+        """Rényi order of the privacy filter. The first budget with a delta fixes it: the filter's proof does not let it change later."""
         orders = (filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted)
         return next((order for order in orders if order < inf), inf)
 
     def spent(self, delta: float, new: Release | None = None, *, order: float | None = None, times: int = 1) -> float:
-        """Return epsilon at ``delta`` of all charged releases and of a ``new`` one, ``times`` over. Releases may be chosen adaptively.
+        """Return epsilon at ``delta`` of all charged releases, and of ``times`` more releases ``new`` if one is given.
 
-        Computed by the privacy filter of :mod:`ldpfl.privacy.accountants.adaptive`, at the budget's own ``order`` unless one is given.
+        The privacy filter of :mod:`ldpfl.privacy.accountants.adaptive` computes it, so later releases may depend on earlier ones. Without
+        ``order``, the budget's own order is used.
         """
         return filtered_epsilon(self._counts_with(new, times).items(), self.order if order is None else order, delta)
 
@@ -156,7 +157,7 @@ def most_that_fit(fits: Callable[[int], bool]) -> int:
     if not fits(1):
         return 0
     low, high = 1, 2
-    while high < MAX_ROUNDS_LEFT and fits(high):
+    while high < MAX_ROUNDS_LEFT and fits(high):  # double until the number does not fit, then bisect between the last two
         low, high = high, 2 * high
     if high >= MAX_ROUNDS_LEFT:
         return MAX_ROUNDS_LEFT
@@ -169,20 +170,22 @@ def read_books(path: Path) -> Books:
     Raises:
         Declined: the file is missing or unreliable.
     """
-    with opened(path) as connection:
-        return books_in(connection)
+    with budget_transaction(path) as connection:
+        return read_open_books(connection)
 
 
 def read_charges(path: Path) -> tuple[Charged, ...]:
     """Return every charge, in order. Raises the errors of :func:`read_books`."""
-    with opened(path) as connection:
-        releases = _releases(connection)
+    with budget_transaction(path) as connection:
+        releases = _read_releases(connection)
         rows = connection.execute("SELECT id, at, run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
-    return tuple(Charged(number, at, run, round_, releases[release][0], *rest) for number, at, run, round_, release, *rest in rows)
+    return tuple(Charged(number, at, run, round_, releases[id_][0], *transport) for number, at, run, round_, id_, *transport in rows)
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
-    """Set the budget in the file ``path``, creating the file if needed. Earlier budgets stay listed; ``delta`` is kept unless given.
+    """Set the budget in the file ``path``, and create the file if it is missing. Earlier budgets stay listed.
+
+    Without ``delta``, an existing file keeps its delta, and a new file gets :data:`~ldpfl.privacy.statement.DELTA`.
 
     Raises:
         ConfigError: epsilon or delta is out of range, or the file cannot be created.
@@ -191,9 +194,9 @@ def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
     limit = Limit(epsilon, DELTA if delta is None else delta)
     if not os.path.lexists(path):
         return _create(path, limit)
-    with opened(path, write=True) as connection:
-        _grant(connection, limit if delta is not None else Limit(epsilon, books_in(connection).limit.delta))
-        return books_in(connection)
+    with budget_transaction(path, write=True) as connection:
+        _store_limit(connection, limit if delta is not None else Limit(epsilon, read_open_books(connection).limit.delta))
+        return read_open_books(connection)
 
 
 def _create(path: Path, limit: Limit) -> Books:
@@ -202,23 +205,23 @@ def _create(path: Path, limit: Limit) -> Books:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         raise ConfigError(f"budget file {path} cannot be made: {error.strerror}") from None
-    with _connected(path, write=True, patience=LOCK_TIMEOUT_S) as connection:
+    with _sqlite_transaction(path, write=True, patience=LOCK_TIMEOUT_S) as connection:
         for statement in (*_TABLES, f"PRAGMA application_id = {_APPLICATION}", f"PRAGMA user_version = {VERSION}"):
             connection.execute(statement)
-        _grant(connection, limit)
-        return books_in(connection)
+        _store_limit(connection, limit)
+        return read_open_books(connection)
 
 
 @contextmanager
-def opened(path: Path, *, write: bool = False, patience: float = LOCK_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
-    """Check the file at ``path`` and yield a transaction on it. It is committed durably if the block ends without an error."""
-    with _connected(_private_path(path), write=write, patience=patience) as connection:
+def budget_transaction(path: Path, *, write: bool = False, patience: float = LOCK_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
+    """Check the budget file and yield a transaction on it. The transaction is committed durably if the block ends without an error."""
+    with _sqlite_transaction(_private_path(path), write=write, patience=patience) as connection:
         _check_sound(connection, path)
         yield connection
 
 
 @contextmanager
-def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.Connection]:
+def _sqlite_transaction(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.Connection]:
     """Yield a transaction on an SQLite file. Wait up to ``patience`` seconds for its lock. Raise SQLite's errors as :class:`Declined`."""
     try:
         # mode=rw does not create a missing file: a new file would forget what was spent.
@@ -242,12 +245,12 @@ def _connected(path: Path, *, write: bool, patience: float) -> Iterator[sqlite3.
 def _private_path(path: Path) -> Path:
     """Return the resolved path of the budget file, after checking that no other user can read or change it."""
     try:
-        regular = stat.S_ISREG(path.stat().st_mode)
+        is_regular = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
         raise NotSetUp(f"there is no budget file {path}: make it with ldpfl budget set; without one nothing leaves this client") from None
     except OSError as error:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
-    if not regular:
+    if not is_regular:
         raise Declined(f"budget file {path} is not a regular file: nothing leaves this client")
     return require_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
@@ -261,6 +264,7 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
         raise Declined(
             f"budget file {path} has version {version}, expected {VERSION}: nothing leaves this client; use the ldpfl that made it"
         )
+    # A write-ahead log would keep the last charges in a second file: a copy of the main file alone would forget them.
     if (mode := _first_value(connection, "PRAGMA journal_mode")) != "delete":
         raise Declined(f"budget file {path} has SQLite's journal mode {mode!r}, expected 'delete': nothing leaves this client")
     tables = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
@@ -271,7 +275,10 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _is_consistent(connection: sqlite3.Connection) -> bool:
-    """Whether the counts match the charges, and each row matches its digest. SQLite itself keeps no checksums."""
+    """Whether the counts match the charges, and each row matches its digest. SQLite itself keeps no checksums.
+
+    Charges of older versions have no digest (``sealed`` is NULL). They come before the first charge that has one.
+    """
     releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit, author FROM releases").fetchall()
     limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
     charge_counts = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
@@ -295,13 +302,13 @@ def _first_value(connection: sqlite3.Connection, query: str) -> Any:
     return None if row is None else row[0]
 
 
-def books_in(connection: sqlite3.Connection) -> Books:
+def read_open_books(connection: sqlite3.Connection) -> Books:
     """Return the contents of an open budget file."""
     limits = connection.execute("SELECT at, epsilon, delta FROM limits ORDER BY id").fetchall()
     refusal = connection.execute("SELECT at, reason, times FROM refusals").fetchone()
     return Books(
         tuple(Granted(at, Limit(epsilon, delta)) for at, epsilon, delta in limits),
-        dict(_releases(connection).values()),
+        dict(_read_releases(connection).values()),
         None if refusal is None else Refusals(*refusal),
     )
 
@@ -314,10 +321,10 @@ _KINDS: Mapping[str, type[BinaryRelease] | type[PureRelease] | type[GaussianRele
 _KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def _releases(connection: sqlite3.Connection) -> dict[int, tuple[Release, int]]:
+def _read_releases(connection: sqlite3.Connection) -> dict[int, tuple[Release, int]]:
     """Return each stored release and the number of its charges, by the row's id."""
     rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit, author FROM releases ORDER BY id")
-    return {key: (_release_from_row(kind, *figures), count) for key, count, kind, *figures in rows}
+    return {release_id: (_release_from_row(kind, *figures), count) for release_id, count, kind, *figures in rows}
 
 
 def _release_from_row(kind: str, mechanism: str, parameter: float, units: int, unit: Any, author: str) -> Release:
@@ -336,19 +343,19 @@ def _row_from_release(release: Release) -> tuple[str, str, float, int, str, str]
 
 
 def as_stored(release: Release) -> Release:
-    """Return ``release`` as it will be read back: only the stored fields are kept."""
+    """Return ``release`` with only the fields that the file stores. A new release then equals a stored one that has the same cost."""
     return _release_from_row(*_row_from_release(release))
 
 
-def sent_by(connection: sqlite3.Connection) -> list[Sent]:
-    """Return the charged releases, grouped by how they left."""
-    releases = _releases(connection)
+def read_sent_reports(connection: sqlite3.Connection) -> list[Sent]:
+    """Return the charged reports, grouped by release, cohort, transport and number of units in one message."""
+    releases = _read_releases(connection)
     rows = connection.execute("SELECT release, cohort, transport, linked, count(*) FROM charges GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4")
-    return [Sent(releases[key][0], cohort, transport, linked, count) for key, cohort, transport, linked, count in rows]
+    return [Sent(releases[release_id][0], cohort, transport, linked, count) for release_id, cohort, transport, linked, count in rows]
 
 
-def relayed_before(connection: sqlite3.Connection, run: str, round_: int) -> bool:
-    """Whether a report of this round was charged before with the relay as its transport, whether or not it was sent."""
+def was_charged_over_relay(connection: sqlite3.Connection, run: str, round_: int) -> bool:
+    """Whether a report of this round was charged before for a transport over the relay. It need not have been sent."""
     query = "SELECT EXISTS (SELECT 1 FROM charges WHERE transport <> 'direct' AND run = ? AND round = ?)"
     return bool(connection.execute(query, (run, round_)).fetchone()[0])
 
@@ -361,15 +368,15 @@ def add_charge(connection: sqlite3.Connection, request: Request, release: Releas
         "ON CONFLICT (digest) DO UPDATE SET count = count + 1",
         (*figures, _digest(*figures)),
     )
-    (key,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
+    (release_id,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
     number = int(_first_value(connection, "SELECT coalesce(max(id), 0) + 1 FROM charges"))
-    charge = (number, _now(), request.run, request.round, key, request.cohort, request.transport, request.linked)
+    charge = (number, _now(), request.run, request.round, release_id, request.cohort, request.transport, request.linked)
     connection.execute(f"INSERT INTO charges (id, {_CHARGED}, sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*charge, _digest(*charge)))
     return number
 
 
 def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
-    """Store ``reason`` as the last refusal, and count it. If the budget was moved, that reason is kept instead."""
+    """Count a refusal, and store ``reason`` as the last one. A stored reason that the budget was moved stays: it names the new file."""
     connection.execute(
         "INSERT INTO refusals VALUES (1, ?, ?, 1) ON CONFLICT (id) DO UPDATE SET at = excluded.at, times = times + 1, "
         "reason = iif(instr(reason, ?) = 1, reason, excluded.reason)",
@@ -379,11 +386,11 @@ def note_refusal(connection: sqlite3.Connection, reason: str) -> None:
 
 def close_for_good(connection: sqlite3.Connection, why: str) -> None:
     """Set the budget to 0 and note ``why``. This file then allows no report any more."""
-    _grant(connection, Limit(0.0, books_in(connection).limit.delta))
+    _store_limit(connection, Limit(0.0, read_open_books(connection).limit.delta))
     note_refusal(connection, why)
 
 
-def _grant(connection: sqlite3.Connection, limit: Limit) -> None:
+def _store_limit(connection: sqlite3.Connection, limit: Limit) -> None:
     """Store ``limit`` as the budget in force. Earlier budgets stay in the file."""
     figures = (float(limit.epsilon), float(limit.delta))
     connection.execute("INSERT INTO limits (at, epsilon, delta, digest) VALUES (?, ?, ?, ?)", (_now(), *figures, _digest(*figures)))

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from ldpfl.errors import ConfigError, Declined
-from ldpfl.privacy.budget_file import MOVED, Books, books_in, close_for_good, opened, read_books
+from ldpfl.privacy.budget_file import MOVED, Books, budget_transaction, close_for_good, read_books, read_open_books
 from ldpfl.util.files import writing
 
 
@@ -23,26 +23,26 @@ def move(path: Path, to: Path) -> Books:
         ConfigError: ``to`` exists or cannot be created, or the old file has epsilon 0 and so nothing to move.
         Declined: the old file, or the folder of the new one, is unreliable.
     """
-    part = to.with_name(f"{to.name}.part")
+    copy = to.with_name(f"{to.name}.part")
     if os.path.lexists(to):
         raise ConfigError(f"{to} exists and is left as it is: give another name")
-    if os.path.lexists(part):
+    if os.path.lexists(copy):
         raise ConfigError(
-            f"{part} was left by a move that was interrupted. If ldpfl budget show says that {path} is 0, rename it to {to.name}; "
+            f"{copy} was left by a move that was interrupted. If ldpfl budget show says that {path} is 0, rename it to {to.name}; "
             "if not, remove it, and move again"
         )
-    with opened(path, write=True) as connection:  # nobody else charges until this is over
-        if books_in(connection).limit.epsilon == 0:
+    with budget_transaction(path, write=True) as connection:  # nobody else charges until this is over
+        if read_open_books(connection).limit.epsilon == 0:
             raise ConfigError(f"the budget in {path} is 0: it was moved before, or set so; there is nothing to move")
-        _copy(path, part)
+        _copy(path, copy)
         try:
-            read_books(part)  # check the copy before the old file is closed: with an unreliable copy the budget would be lost
+            read_books(copy)  # check the copy before the old file is closed: with an unreliable copy the budget would be lost
         except Declined:
-            part.unlink()
+            copy.unlink()
             raise
         close_for_good(connection, f"{MOVED} {to.absolute()}: use that file")
     with writing(to):
-        part.rename(to)
+        copy.rename(to)
     return read_books(to)
 
 
@@ -58,19 +58,22 @@ def refuse_moved(path: Path) -> None:
         raise ConfigError(f"{books.refusals.reason}. A new budget here would give the same client a second lifetime budget")
 
 
-def _copy(path: Path, part: Path) -> None:
-    """Copy the last committed state of ``path`` durably to ``part``. The caller's transaction keeps others from writing meanwhile."""
+def _copy(path: Path, target: Path) -> None:
+    """Copy the last committed state of the budget file ``path`` durably to the new file ``target``.
+
+    The caller has a write transaction open, which keeps other processes from writing meanwhile.
+    """
     try:
-        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        raise ConfigError(f"{part} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"{target} cannot be made: {error.strerror}") from None
     try:
         with (
             closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(f"{part.absolute().as_uri()}?mode=rw", uri=True)) as copy,
+            closing(sqlite3.connect(f"{target.absolute().as_uri()}?mode=rw", uri=True)) as copy,
         ):
             copy.execute("PRAGMA synchronous = EXTRA")
             source.backup(copy)
     except sqlite3.Error as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"{path} cannot be copied to {part}: {' '.join(str(error).split())}") from None
+        target.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be copied to {target}: {' '.join(str(error).split())}") from None

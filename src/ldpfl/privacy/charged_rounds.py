@@ -47,55 +47,55 @@ class RoundGroup:
         return self.release.rate if isinstance(self.release, GaussianRelease) else 1.0
 
 
-def charged(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
+def charged_groups(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
     """Return the rounds that a statement charges: those of the client that took part most often, in groups of equal rounds."""
-    return _groups(_with_uniform_signed(ledger.events), colluding) if ledger.events else []
+    return _groups_of_busiest_client(_with_uniform_signed(ledger.events), colluding) if ledger.events else []
 
 
 def _with_uniform_signed(events: Sequence[RoundEvent]) -> Sequence[RoundEvent]:
-    """Return ``events`` with ``signed`` dropped from a release if an otherwise equal release lacks it.
+    """Return ``events`` with ``signed`` set to False in a release if some event has the same release without it.
 
     Older versions did not write ``signed``. Without this, a resumed run would have two groups of rounds that are really equal.
     """
     releases = {event.release for event in events}
-    unsigned: dict[Release, Release] = {}
+    replacements: dict[Release, Release] = {}
     for release in releases:
-        if isinstance(release, PureRelease) and release.signed and (plain := replace(release, signed=False)) in releases:
-            unsigned[release] = plain
-    return [replace(event, release=unsigned.get(event.release, event.release)) for event in events] if unsigned else events
+        if isinstance(release, PureRelease) and release.signed and (unsigned := replace(release, signed=False)) in releases:
+            replacements[release] = unsigned
+    return [replace(event, release=replacements.get(event.release, event.release)) for event in events] if replacements else events
 
 
-def _groups(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
+def _groups_of_busiest_client(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:
     """Return the rounds of the client that took part most often, in groups of equal rounds.
 
     The ledger does not say which rounds that client joined, so the costliest rounds are charged. If rounds differ only in their cohort,
     those with the smallest cohorts are the costliest. Among rounds of Gaussian noise, those with the largest mu are. If no order is known,
     every round is charged.
     """
-    smallest = min((event.cohort for event in events if event.cohort > 0), default=1)
-    if not 0 <= colluding < smallest:
-        raise ConfigError(
-            f"colluding must lie between 0 and {smallest - 1}, since the smallest round had {smallest} clients; got {colluding}"
-        )
+    smallest_cohort = min((event.cohort for event in events if event.cohort > 0), default=1)
+    if not 0 <= colluding < smallest_cohort:
+        expected = f"between 0 and {smallest_cohort - 1}, since the smallest round had {smallest_cohort} clients"
+        raise ConfigError(f"colluding must lie {expected}; got {colluding}")
     colluding = max(colluding, max(event.colluding for event in events))  # at least the number that the run was planned for
     counts: Counter[RoundGroup] = Counter()
     for event, times in _with_empty_rounds(events):
-        counts[_group(event, smallest, colluding)] += times
-    counts = _as_one_cohort_if_once(counts, events, colluding)
+        counts[_single_round_group(event, smallest_cohort, colluding)] += times
+    counts = _with_whole_run_as_cohort(counts, events, colluding)
     groups = sorted(counts, key=lambda group: group.cohort)
-    # Some client joined at least as often as clients did on average, whatever the events say.
-    average = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
-    charged_rounds = max(average, *(event.joined for event in events))
-    # Some client certainly joined ``average`` rounds. If rounds differ, which ones it joined is known only if it joined all.
-    certain = charged_rounds <= average and (len(groups) == 1 or charged_rounds >= sum(counts.values()))
-    if not (certain and _is_attained(events, colluding)):
+    # Some client certainly joined at least the average number of rounds, whatever the events say.
+    average_rounds = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
+    charged_rounds = max(average_rounds, *(event.joined for event in events))
+    # If rounds differ, it is known only of a client that joined all of them which ones it joined.
+    is_certain = charged_rounds <= average_rounds and (len(groups) == 1 or charged_rounds >= sum(counts.values()))
+    if not (is_certain and _is_attained(events, colluding)):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
-    if len({replace(group, cohort=1, population=1) for group in groups}) == 1 and groups[0].sampling != "secret":
-        return _first_rounds(groups, counts, charged_rounds)
+    differ_only_in_cohort = len({replace(group, cohort=1, population=1) for group in groups}) == 1
+    if differ_only_in_cohort and groups[0].sampling != "secret":
+        return _first_rounds_up_to(groups, counts, charged_rounds)
     # Behind a sum or shuffler the cost also depends on the cohort: then no round may be the costliest under both trust models.
     if all(isinstance(group.release, GaussianRelease) for group in groups) and _is_ordered_by_mu(groups):
-        return _first_rounds(sorted(groups, key=lambda group: -group.release.parameter), counts, charged_rounds)
+        return _first_rounds_up_to(sorted(groups, key=lambda group: -group.release.parameter), counts, charged_rounds)
     return [replace(group, rounds=counts[group]) for group in groups]
 
 
@@ -126,7 +126,7 @@ def _is_ordered_by_mu(groups: Sequence[RoundGroup]) -> bool:
     return not (shuffled and (len({group.cohort for group in groups}) > 1 or groups[0].sampling == "secret"))
 
 
-def _as_one_cohort_if_once(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
+def _with_whole_run_as_cohort(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
     """Return ``counts`` with all clients of the run as one cohort, if each joins once, in a secret random order, with one mechanism.
 
     Clients in a random order hide among all clients of the run, not only among those of their round, even if each report depends on
@@ -141,14 +141,14 @@ def _as_one_cohort_if_once(counts: Counter[RoundGroup], events: Sequence[RoundEv
     return Counter({replace(next(iter(counts)), cohort=everyone): len(events)})
 
 
-def _first_rounds(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], limit: int) -> list[RoundGroup]:
+def _first_rounds_up_to(groups: Sequence[RoundGroup], counts: Mapping[RoundGroup, int], limit: int) -> list[RoundGroup]:
     """Return the first ``limit`` rounds of ``groups``. ``counts`` gives the number of rounds of each group."""
-    charged_groups: list[RoundGroup] = []
+    groups_within_limit: list[RoundGroup] = []
     for group in groups:
-        rounds = min(counts[group], limit - sum(earlier.rounds for earlier in charged_groups))
+        rounds = min(counts[group], limit - sum(earlier.rounds for earlier in groups_within_limit))
         if rounds > 0:
-            charged_groups.append(replace(group, rounds=rounds))
-    return charged_groups
+            groups_within_limit.append(replace(group, rounds=rounds))
+    return groups_within_limit
 
 
 def _with_empty_rounds(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEvent, int]]:
@@ -166,11 +166,11 @@ def _with_empty_rounds(events: Sequence[RoundEvent]) -> Iterator[tuple[RoundEven
         before = event.round
 
 
-def _group(event: RoundEvent, smallest: int, colluding: int) -> RoundGroup:
-    """Return one round as a group without the ``colluding`` clients. ``smallest`` is the size of the run's smallest cohort."""
+def _single_round_group(event: RoundEvent, smallest_cohort: int, colluding: int) -> RoundGroup:
+    """Return one round as a group without the ``colluding`` clients. ``smallest_cohort`` is the size of the run's smallest cohort."""
     honest = max(1, event.population - colluding)
     # With secret participation the cohort size is random, and does not make rounds differ.
-    cohort = smallest if event.sampling == "secret" else event.cohort
+    cohort = smallest_cohort if event.sampling == "secret" else event.cohort
     # At least the client itself, with its own noise, is honest.
     honest_cohort = max(1, cohort - colluding)
     linked = min(event.linked, event.release.units)

@@ -54,7 +54,7 @@ class _Stated:
 
     @property
     def why_unprotected(self) -> str:
-        """What left without protection; empty if everything was protected."""
+        """The values that were sent without protection, in a few words; empty if everything was protected."""
         return ""
 
     @property
@@ -133,7 +133,10 @@ class PureRelease(_ByUnit):
 
 
 def usable_blanket(epsilon: float, share: float) -> float | None:
-    """Return ``share`` as the ``blanket`` of a :class:`PureRelease`, or None if it is useless: epsilon too large, or lost to rounding."""
+    """Return ``share`` as the ``blanket`` of a :class:`PureRelease`, or None if it is useless.
+
+    It is useless if epsilon is so large that nobody hides the report, or if rounding moved it out of its range (e^-epsilon, 1).
+    """
     return share if epsilon <= LARGEST_HIDDEN and exp(-epsilon) < share < 1 else None
 
 
@@ -302,13 +305,13 @@ class RoundEvent:
     colluding: int = 0
 
     def __post_init__(self) -> None:
-        nobody = self.cohort == 0 and self.sampling != "everyone"
-        if not (1 <= self.cohort <= self.population or (nobody and self.population >= 1)):
+        is_empty_round = self.cohort == 0 and self.sampling != "everyone"
+        if not (1 <= self.cohort <= self.population or (is_empty_round and self.population >= 1)):
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
-        if not (0 if nobody else 1) <= self.joined <= self.round:
+        if not (0 if is_empty_round else 1) <= self.joined <= self.round:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds by then")
-        gaussian = isinstance(self.release, GaussianRelease | UnprotectedRelease)
-        if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not gaussian):
+        may_protect_part = isinstance(self.release, GaussianRelease | UnprotectedRelease)
+        if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not may_protect_part):
             raise ConfigError(f"round {self.round}: a {type(self.release).__name__} cannot protect a {self.release.unit} as one unit")
         if self.sampling == "once" and self.joined > 1:
             raise ConfigError(f"round {self.round}: a client that takes part once cannot have joined {self.joined} rounds")

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.privacy.believed import believed
 from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.stated_author import with_checked_author
 from ldpfl.util.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, whole_number, write_text
 from ldpfl.util.suggestions import did_you_mean
 
@@ -70,16 +70,16 @@ class Ledger:
         Raises:
             DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
         """
-        grown = Ledger((*self.events, _require_later(self.events, event)))
-        if "_chain" in vars(self):  # reuse the lines: a ledger that is saved after each round is not serialised anew each time
-            lines, link = self._chain
-            line, link = _line(event, link)
-            vars(grown)["_chain"] = ((*lines, line), link)
-        return grown
+        longer_ledger = Ledger((*self.events, _require_later(self.events, event)))
+        if "_chain" in vars(self):  # a ledger that is saved after each round is not serialised anew: its cached lines are reused
+            lines, last_hash = self._chain
+            line, new_hash = _line_and_hash(event, last_hash)
+            vars(longer_ledger)["_chain"] = ((*lines, line), new_hash)
+        return longer_ledger
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Each event as JSON text, with its link of the chain."""
+        """Each event as JSON text, with its chain hash."""
         return self._chain[0]
 
     @cached_property
@@ -87,30 +87,31 @@ class Ledger:
         """The lines, and the chain hash of the last one."""
         lines, link = [], ""
         for event in self.events:
-            line, link = _line(event, link)
+            line, link = _line_and_hash(event, link)
             lines.append(line)
         return tuple(lines), link
 
     @property
     def measured(self) -> int:
         """Number of rounds that measured histograms of columns before the first round of training."""
-        return next((place for place, event in enumerate(self.events) if not event.histograms), len(self.events))
+        return next((index for index, event in enumerate(self.events) if not event.histograms), len(self.events))
 
     def to_json(self, accounted: Mapping[str, Any] | None = None) -> str:
         """Return the ledger as JSON text, one line for each event. ``accounted`` is added for human readers and ignored when read back."""
         extra = f',\n "accounted": {json.dumps(accounted)}' if accounted is not None else ""
-        return _document(self.lines, extra)
+        return _json_document(self.lines, extra)
 
     @classmethod
     def from_lines(cls, lines: Sequence[str], origin: str = "ledger") -> Ledger:
         """Return the ledger with these :attr:`lines`, which are checked as untrusted input. Raises the errors of :meth:`from_json`."""
-        return cls.from_json(_document(lines), origin)
+        return cls.from_json(_json_document(lines), origin)
 
     @classmethod
     def from_json(cls, text: str, origin: str = "ledger") -> Ledger:
         """Read the JSON text of a ledger; ``origin`` is its name in errors.
 
-        If a release states this project as author but cannot be this project's, its author is replaced: see :mod:`ldpfl.privacy.believed`.
+        If a release states this project as author but cannot be this project's, its author is replaced: see
+        :mod:`ldpfl.privacy.stated_author`.
 
         Raises:
             DataError: the text is no ledger, has another version, or has an event that is unknown or contradicts another. One line.
@@ -124,10 +125,10 @@ class Ledger:
             raise DataError(f"{origin} is not a ledger: it lacks the field format = {FORMAT!r}")
         version = tree.get("version")
         if type(version) is not int or not 1 <= version <= VERSION:
-            raise DataError(f"{origin} is a ledger of version {_short(version)}, and this ldpfl reads versions up to {VERSION}")
+            raise DataError(f"{origin} is a ledger of version {_shortened(version)}, and this ldpfl reads versions up to {VERSION}")
         unknown = sorted(tree.keys() - _TOP_FIELDS)
         if unknown:
-            raise DataError(f"{origin} has an unknown field {_short(unknown[0])}: expected only {', '.join(sorted(_TOP_FIELDS))}")
+            raise DataError(f"{origin} has an unknown field {_shortened(unknown[0])}: expected only {', '.join(sorted(_TOP_FIELDS))}")
         if not isinstance(tree.get("events"), list):
             raise DataError(f"{origin} has no list of events")
         events: list[RoundEvent] = []
@@ -135,7 +136,7 @@ class Ledger:
         for index, entry in enumerate(tree["events"], start=1):
             try:
                 links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _FIRST_CHAINED_VERSION else None)
-                events.append(_require_later(events, _from_tree(entry, version)))
+                events.append(_require_later(events, _event_from_json(entry, version)))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
         _check_possible(events, origin, gaps=version < _FIRST_CHAINED_VERSION)
@@ -157,21 +158,21 @@ class Ledger:
         return cls.from_json(text, str(path))
 
 
-def _document(lines: Sequence[str], extra: str = "") -> str:
+def _json_document(lines: Sequence[str], extra: str = "") -> str:
     """Return the JSON text of a ledger with these event ``lines``; ``extra`` is JSON text of further fields."""
     events = ",\n".join(f"  {line}" for line in lines)
     return f'{{"format": "{FORMAT}", "version": {VERSION},\n "events": [\n{events}\n ]{extra}\n}}\n'
 
 
-def _line(event: RoundEvent, previous: str) -> tuple[str, str]:
+def _line_and_hash(event: RoundEvent, previous: str) -> tuple[str, str]:
     """Return an event as JSON text, and its chain hash, which includes the hash ``previous``."""
-    link = _next_link(previous, event)
-    return json.dumps({**_to_tree(event), "chain": link}), link
+    link = _chain_hash(previous, event)
+    return json.dumps({**_event_to_json(event), "chain": link}), link
 
 
 def _with_checked_author(event: RoundEvent) -> RoundEvent:
-    """Return ``event`` with its release as :func:`ldpfl.privacy.believed.believed` returns it."""
-    release = believed(event.release)
+    """Return ``event`` with the author of its release replaced, if the stated author cannot be true."""
+    release = with_checked_author(event.release)
     return event if release is event.release else replace(event, release=release)
 
 
@@ -185,16 +186,16 @@ def _require_later(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEven
     return event
 
 
-def _next_link(previous: str, event: RoundEvent) -> str:
+def _chain_hash(previous: str, event: RoundEvent) -> str:
     """Return the chain hash of ``event``, which includes the chain hash ``previous`` of the event before it."""
-    return hashlib.sha256(f"{previous}{json.dumps(_to_tree(event), sort_keys=True)}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{previous}{json.dumps(_event_to_json(event), sort_keys=True)}".encode()).hexdigest()[:16]
 
 
 def _check_chained(events: Sequence[RoundEvent], links: Sequence[object], origin: str) -> None:
     """Raise a :class:`DataError` unless each stored hash in ``links`` is the chain hash of its event."""
     link = ""
     for index, (event, stored) in enumerate(zip(events, links, strict=True), start=1):
-        link = _next_link(link, event)
+        link = _chain_hash(link, event)
         if stored != link:
             raise DataError(
                 f"{origin}, event {index}: its chain hash does not match, so this event was changed, or one before it was changed, "
@@ -210,41 +211,42 @@ def _check_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) ->
     Raises:
         DataError: an event contradicts itself, or the events before it.
     """
-    before, others, reports = None, Counter[int](), 0
+    previous, others_by_rounds, reports = None, Counter[int](), 0
     for index, event in enumerate(events, start=1):
-        why, reports = _why_impossible(event, before, gaps=gaps), reports + event.cohort
-        if not why:
-            others = _joined_by_others(others, event, before)
-            if others.total() >= event.population or max(others, default=0) > event.joined:
-                why = (
+        reports += event.cohort
+        reason = _reason_impossible(event, previous, gaps=gaps)
+        if not reason:
+            others_by_rounds = _other_clients_by_rounds(others_by_rounds, event, previous)
+            if others_by_rounds.total() >= event.population or max(others_by_rounds, default=0) > event.joined:
+                reason = (
                     f"{event.population:,} clients sent {reports:,} reports so far, "
                     f"so some client joined more than joined = {event.joined} rounds"
                 )
-        if why:
-            raise DataError(f"{origin}, event {index}: {why}")
-        before = event
+        if reason:
+            raise DataError(f"{origin}, event {index}: {reason}")
+        previous = event
 
 
-def _joined_by_others(others: Counter[int], event: RoundEvent, before: RoundEvent | None) -> Counter[int]:
-    """Return the number of other clients by the number of rounds that they joined. More clients than exist if the reports do not fit.
+def _other_clients_by_rounds(earlier: Counter[int], event: RoundEvent, previous: RoundEvent | None) -> Counter[int]:
+    """Return how many of the other clients joined 0, 1, ... rounds up to ``event``; ``earlier`` is the result up to ``previous``.
 
-    One client is left out: the one that joined a round whenever ``joined`` grew. Such a client may be assumed, since some client has joined
-    ``joined`` rounds at any time. The others share the remaining reports as evenly as possible, which keeps the largest of their counts as
-    small as possible.
+    At any time some client has joined ``joined`` rounds. It may be assumed to be one client throughout, that joins a round whenever
+    ``joined`` grows. It is not among the others. The others share the remaining reports as evenly as possible, so that the largest number
+    of rounds is as small as possible. If there are too few clients for the reports, the result has more clients than exist.
     """
-    unassigned = event.cohort - (event.joined > (before.joined if before else 0))
-    clients_by_rounds = others + Counter({0: event.population - 1 - others.total()})
+    unassigned_reports = event.cohort - (event.joined > (previous.joined if previous else 0))
+    clients_by_rounds = earlier + Counter({0: event.population - 1 - earlier.total()})
     for rounds, clients in sorted(clients_by_rounds.items()):
-        joining = max(0, min(unassigned, clients))
+        joining = max(0, min(unassigned_reports, clients))
         clients_by_rounds[rounds] -= joining
         clients_by_rounds[rounds + 1] += joining
-        unassigned -= joining
-    return +clients_by_rounds + Counter({event.joined: max(0, unassigned)})
+        unassigned_reports -= joining
+    return +clients_by_rounds + Counter({event.joined: max(0, unassigned_reports)})
 
 
-def _why_impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool) -> str:
-    """Return the reason why ``event`` cannot follow the event ``before``; empty if it can."""
-    last, joined = (before.round, before.joined) if before else (0, 0)
+def _reason_impossible(event: RoundEvent, previous: RoundEvent | None, *, gaps: bool) -> str:
+    """Return the reason why ``event`` cannot follow the event ``previous``; empty if it can."""
+    last, joined = (previous.round, previous.joined) if previous else (0, 0)
     parameter = event.release.parameter
     if event.population > _MOST_CLIENTS:
         return f"population is {event.population:,}, and more than 1e9 clients are not accounted"
@@ -254,9 +256,9 @@ def _why_impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool)
         return f"sampling is 'everyone', but the cohort has only {event.cohort:,} of {event.population:,} clients"
     if event.sampling == "secret" and _tail_probability(event) < _IMPOSSIBLE:
         return f"a cohort of {event.cohort:,} out of {event.population:,} clients is impossible at the rate {event.rate:g}"
-    if before and event.population < before.population:
+    if previous and event.population < previous.population:
         return (
-            f"population fell from {before.population:,} to {event.population:,} clients: it must not fall, "
+            f"population fell from {previous.population:,} to {event.population:,} clients: it must not fall, "
             "since clients that left are still counted"
         )
     if event.round != last + 1 and not (event.sampling == "secret" or (gaps and event.sampling == "visible")):
@@ -269,22 +271,23 @@ def _why_impossible(event: RoundEvent, before: RoundEvent | None, *, gaps: bool)
 def _tail_probability(event: RoundEvent) -> float:
     """Return the probability of a cohort of at most this size, or of at least this size, whichever is smaller.
 
-    Dropped clients do not count into the cohort, which is therefore charged as a smaller one.
+    Each client joins with the probability ``rate``. Clients that dropped out are not in the cohort: it is tested and charged as it is.
     """
-    fewer, more = bdtr(event.cohort, event.population, event.rate), bdtrc(event.cohort - 1, event.population, event.rate)
-    return float(min(fewer, more if event.cohort else 1.0))
+    at_most = bdtr(event.cohort, event.population, event.rate)
+    at_least = bdtrc(event.cohort - 1, event.population, event.rate) if event.cohort else 1.0
+    return float(min(at_most, at_least))
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     """Return ``value`` for an error message, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _to_tree(event: RoundEvent) -> dict[str, Any]:
-    """Return ``event`` as a JSON object, without the fields that older ledgers lack if these have their default values."""
-    tree = {**asdict(event), **_numbers(event)}
-    fields = {**tree["release"], **_numbers(event.release)}
+def _event_to_json(event: RoundEvent) -> dict[str, Any]:
+    """Return ``event`` as a JSON object. Fields that older ledgers lack are left out at their defaults, to keep the chain hashes."""
+    tree = {**asdict(event), **_numbers_as_python_types(event)}
+    fields = {**tree["release"], **_numbers_as_python_types(event.release)}
     release = {name: value for name, value in fields.items() if (name, value) not in _DEFAULTS_LEFT_OUT}
     for name in ("histograms", "colluding"):
         if not tree[name]:
@@ -292,23 +295,24 @@ def _to_tree(event: RoundEvent) -> dict[str, Any]:
     return {**tree, "release": {"kind": _KIND_NAMES[type(event.release)], **release}}
 
 
-def _numbers(thing: RoundEvent | Release) -> dict[str, float]:
-    """Return the numbers among the fields of ``thing`` as Python's own, of the declared kind, as they are read back.
+def _numbers_as_python_types(thing: RoundEvent | Release) -> dict[str, float]:
+    """Return the number fields of ``thing``, converted to the declared ``float`` or ``int``.
 
-    A mechanism may state a whole number or one of NumPy, whose text would have another hash.
+    A mechanism may state an ``int`` for a ``float``, or a number of NumPy. Its JSON text, and so its chain hash, would differ from that of
+    the number that is read back.
     """
     stated = {field.name: (str(field.type).partition(" ")[0], getattr(thing, field.name)) for field in fields(thing)}
     kinds = {"float": float, "int": int}
     return {name: kinds[declared](value) for name, (declared, value) in stated.items() if declared in kinds and value is not None}
 
 
-def _from_tree(tree: Any, version: int) -> RoundEvent:
+def _event_from_json(tree: Any, version: int) -> RoundEvent:
     """Return the event of a JSON object that was read from a ledger of this ``version``."""
     if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
         raise DataError("an event needs a release, which is an object with a kind")
     kind = tree["release"].get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise DataError(f"unknown kind of release {_short(kind)}: {did_you_mean(str(kind)[:40], _KINDS)}")
+        raise DataError(f"unknown kind of release {_shortened(kind)}: {did_you_mean(str(kind)[:40], _KINDS)}")
     fields = {name: value for name, value in tree["release"].items() if name != "kind"}
     if version == 1 and kind in ("binary", "pure") and str(fields.get("mechanism")) in _CLAIMS_OF_VERSION_1:
         fields["claim"] = _CLAIMS_OF_VERSION_1[fields["mechanism"]]
@@ -317,26 +321,26 @@ def _from_tree(tree: Any, version: int) -> RoundEvent:
 
 
 def _construct(kind: type[Kind], values: dict[str, Any]) -> Kind:
-    """Build a dataclass from untrusted ``values``. An unknown, missing or mistyped field raises :class:`DataError`."""
+    """Build the dataclass ``kind`` from untrusted ``values``. An unknown, missing or mistyped field raises :class:`DataError`."""
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - known.keys())
     if unknown:
-        raise DataError(f"unknown field {_short(unknown[0])} in {kind.__name__}: {did_you_mean(unknown[0][:40], known)}")
+        raise DataError(f"unknown field {_shortened(unknown[0])} in {kind.__name__}: {did_you_mean(unknown[0][:40], known)}")
     missing = [name for name, field in known.items() if field.default is MISSING and name not in values]
     if missing:
         raise DataError(f"{kind.__name__} lacks the field {missing[0]!r}")
-    types = _types(kind)  # type: ignore[arg-type]
+    types = _field_types(kind)  # type: ignore[arg-type]
     return kind(**{name: _validated(types[name], value, f"{kind.__name__}.{name}") for name, value in values.items()})
 
 
 @cache
-def _types(kind: Any) -> dict[str, Any]:
+def _field_types(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name, cached."""
     return get_type_hints(kind)
 
 
 @cache
-def _adapter(expected_type: Any) -> TypeAdapter[Any]:
+def _cached_validator(expected_type: Any) -> TypeAdapter[Any]:
     """Build a type's validator, cached: building it takes longer than validating a field."""
     return TypeAdapter(expected_type)
 
@@ -344,8 +348,8 @@ def _adapter(expected_type: Any) -> TypeAdapter[Any]:
 def _validated(expected_type: Any, value: Any, place: str) -> Any:
     """Return ``value`` if it has the expected type, else raise :class:`DataError`; ``place`` names the field in the error."""
     if isinstance(value, str) and not value.isprintable():  # the text is shown, and control characters may steer a terminal
-        raise DataError(f"{place}: characters that are not printable, in {_short(value)}")
+        raise DataError(f"{place}: characters that are not printable, in {_shortened(value)}")
     try:
-        return _adapter(expected_type).validate_python(value, strict=True)
+        return _cached_validator(expected_type).validate_python(value, strict=True)
     except ValidationError as error:
-        raise DataError(f"{place}: {error.errors()[0]['msg']}, got {_short(value)}") from None
+        raise DataError(f"{place}: {error.errors()[0]['msg']}, got {_shortened(value)}") from None

@@ -101,12 +101,12 @@ class Request:
         return self.release.protected
 
     @property
-    def _place(self) -> str:
+    def _run_and_round(self) -> str:
         return f"run {self.run}, round {self.round}"
 
     def declined(self, why: str, kind: type[Declined] = Declined, *, setting: str = "") -> Declined:
         """Return the error that refuses this request. The operator sees ``why``; the server sees only the policy's ``setting``."""
-        return kind(f"{self._place}: {why}; nothing was sent", setting)
+        return kind(f"{self._run_and_round}: {why}; nothing was sent", setting)
 
 
 UPLOAD_S = 30.0
@@ -153,7 +153,7 @@ def _check_key(text: str) -> str:
 
 
 def _check_model_path(text: str) -> str:
-    """Return ``text`` if it names a pretrained model or is an import path; an error becomes part of the policy's error."""
+    """Return ``text`` if it names a pretrained model or is an import path, else raise :class:`ValueError` for pydantic to report."""
     if is_pretrained(text):
         return text
     if lies_in_file(text) or text.count(":") != 1 or not all(part.isidentifier() for part in text.replace(":", ".").split(".")):
@@ -233,7 +233,7 @@ class Policy(BaseModel):
         return self
 
     @property
-    def crowd(self) -> int:
+    def honest_clients(self) -> int:
         """Number of honest clients that a report is assumed to hide among, itself included. Other clients may be the server's."""
         return self.min_clients - self.colluding
 
@@ -275,7 +275,10 @@ class Policy(BaseModel):
             )
 
     def _bounds(self, request: Request) -> Iterator[tuple[bool, str, str]]:
-        """Yield for each bound whether it is kept, its setting, and the refusal's reason. Later bounds may rely on earlier ones."""
+        """Yield for each bound whether ``request`` keeps it, its setting, and the refusal's reason.
+
+        Later bounds may rely on earlier ones, so a caller has to stop at the first bound that is not kept.
+        """
         allowed = ", ".join(self.mechanisms) or "none"
         yield (
             request.mechanism in self.mechanisms,
@@ -283,9 +286,8 @@ class Policy(BaseModel):
             f"mechanism {request.mechanism!r} is not among the policy's mechanisms ({allowed})",
         )
         author = request.release.author
-        genuine = author == OURS or not is_built_in(request.mechanism)
         yield (
-            genuine,
+            author == OURS or not is_built_in(request.mechanism),
             "mechanisms",
             f"mechanism {request.mechanism!r} has the name of a built-in mechanism but is code of {author}: its author has to rename it",
         )
@@ -300,10 +302,10 @@ class Policy(BaseModel):
             yield request.transport == "relay", "relay_epsilon", why
             why = f"with relay_epsilon set, reports may hold only bits, and those of {request.mechanism} do not"
             yield isinstance(request.release, BinaryRelease), "relay_epsilon", why
-        summed = isinstance(request.release, GaussianRelease) and request.release.adds_up
+        can_be_summed = isinstance(request.release, GaussianRelease) and request.release.adds_up
         if request.transport == "sum":
             why = f"{request.mechanism} cannot leave by transport 'sum': that is accounted only for Gaussian noise on a lattice"
-            yield summed, "transports", why
+            yield can_be_summed, "transports", why
         if self.sum_epsilon != "off":
             why = f"with sum_epsilon set, reports may leave only by transport 'sum', got {request.transport!r}"
             yield request.transport == "sum", "sum_epsilon", why
@@ -362,7 +364,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def _explain(error: ValidationError, path: Path) -> str:
-    """Return the first error as one line that names the setting."""
+    """Return the first error in the policy file ``path`` as one line that names the setting."""
     first: Any = error.errors()[0]
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
@@ -371,6 +373,6 @@ def _explain(error: ValidationError, path: Path) -> str:
     return f"setting {key!r} in policy {path}: {why[0].lower()}{why[1:]}, got {shown}; nothing leaves this client"
 
 
-def _too_large(setting: str, asked: float, bound: float) -> str:
-    """Return the reason for a refusal, for a request that needs more than a setting allows."""
-    return f"{asked:.6g} exceeds the policy's {setting} = {bound:g}"
+def _too_large(setting: str, requested: float, bound: float) -> str:
+    """Return the reason for refusing a request that needs more than ``setting`` allows."""
+    return f"{requested:.6g} exceeds the policy's {setting} = {bound:g}"

@@ -45,9 +45,8 @@ def _replace_keys(path: Path, keys: tuple[str, ...]) -> Policy:
     changed_text, matches = _SETTING.subn(lambda _: setting, text)
     if matches == 0 and "aggregator_keys" not in tomllib.loads(text):
         changed_text = f"{text.rstrip()}\n{setting}\n"  # a policy has no tables, so the end is as good a place as any
-    if (
-        matches > 1 or _parse_policy(changed_text) != changed_policy
-    ):  # for example, a setting in a comment matched, or the setting has an unusual layout
+    # For example, a comment looks like the setting, or the setting has an unusual layout.
+    if matches > 1 or _parse_policy(changed_text) != changed_policy:
         raise ConfigError(f"aggregator_keys in {path} cannot be changed by a command: set it by hand to [{', '.join(map(_quoted, keys))}]")
     with replace_atomically(policy_path, stat.S_IMODE(policy_path.stat().st_mode)) as temporary:
         temporary.write_text(changed_text, encoding="utf-8")

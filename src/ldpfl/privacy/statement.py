@@ -18,7 +18,7 @@ from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
-from ldpfl.privacy.charged_rounds import RoundGroup, charged
+from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
 from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release, for_one_record
 from ldpfl.privacy.guarantee import (
     AUTHORS_CLAIM,
@@ -66,12 +66,12 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     Raises:
         ConfigError: as :func:`account`.
     """
-    rounds: Counter[RoundGroup] = Counter()
-    for group in (group for ledger in ledgers for group in charged(ledger, colluding)):
-        rounds[replace(group, rounds=1)] += group.rounds
+    counts: Counter[RoundGroup] = Counter()
+    for group in (group for ledger in ledgers for group in charged_groups(ledger, colluding)):
+        counts[replace(group, rounds=1)] += group.rounds
     # Different clients may have taken part most often in different runs. Only if all joined is it certainly one client.
-    is_one_client = len(ledgers) == 1 or all(group.sampling == "everyone" for group in rounds)
-    groups = [replace(group, rounds=count, known=group.known and is_one_client) for group, count in rounds.items()]
+    is_one_client = len(ledgers) == 1 or all(group.sampling == "everyone" for group in counts)
+    groups = [replace(group, rounds=count, known=group.known and is_one_client) for group, count in counts.items()]
     if not groups:
         check_delta(delta)
         return Statement(delta, (), ("nothing was released",))
@@ -91,7 +91,7 @@ def _cached_statement(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None
 
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     """Return the epsilon of :attr:`Statement.best` for the run of ``ledger``. Much faster than computing the whole statement."""
-    groups = _counted_for_protected_unit(charged(ledger))
+    groups = _counted_for_protected_unit(charged_groups(ledger))
     return inf if _unprotected_reasons(groups) else least_epsilon(groups, delta)
 
 
@@ -103,24 +103,24 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     groups = _counted_for_protected_unit(groups)
     claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
-    costliest = _costliest(groups)
+    costliest = _candidates_for_costliest_round(groups)
     notes: list[str] = []
-    rows += _unit_rows(costliest, delta, notes)
-    scopes: tuple[tuple[Scope, Sequence[Sequence[RoundGroup]]], ...] = (("round", [[group] for group in costliest]), ("run", [groups]))
-    for scope, parts in scopes:
-        rows += _whole_rows(parts, delta, scope, protected_unit, notes)
+    rows += _rows_for_one_unit(costliest, delta, notes)
+    rows += _rows_for_everything_sent([[group] for group in costliest], delta, "round", protected_unit, notes)
+    rows += _rows_for_everything_sent([groups], delta, "run", protected_unit, notes)
     notes = list(dict.fromkeys(notes))
     clients = max(group.population for group in groups)
     warnings = [f"no guarantee: {reason}" for reason in _unprotected_reasons(groups)]
     if protected_unit is not _CLIENT:
-        by_chance = any(group.batch_rate < 1 for group in groups)
-        notes.append((_MANY_BY_CHANCE if by_chance else _MANY).format(unit=protected_unit.unit))
+        is_batch_random = any(group.batch_rate < 1 for group in groups)
+        notes.append((_MANY_BY_CHANCE if is_batch_random else _MANY).format(unit=protected_unit.unit))
         notes += [_AT_SEVERAL_CLIENTS] * (protected_unit is _PERSON) + [_PERSONS_FOR_RECORDS] * has_persons
-        notes += _add_remove_notes(groups, delta, protected_unit.unit)
+        notes += _notes_for_removing_one(groups, delta, protected_unit.unit)
     if clients > 1 and delta >= 1 / clients and protected_unit is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: to publish one of the clients at random would satisfy it")
-    warnings += _third_party_warnings(groups)
-    if _third_party_warnings(groups):
+    third_party_warnings = _third_party_warnings(groups)
+    warnings += third_party_warnings
+    if third_party_warnings:
         rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
     statement = Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
     best = statement.best
@@ -129,10 +129,13 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     return replace(statement, distance=_distance(groups, None if best.trust_model == "local" else behind_shuffler(groups)))
 
 
-def _distance(groups: Sequence[RoundGroup], hidden: ShuffledAccountant | None) -> float:
-    """Return an upper bound of the total variation distance between the adversary's views of two inputs; 1 if no bound is known."""
+def _distance(groups: Sequence[RoundGroup], shuffled: ShuffledAccountant | None) -> float:
+    """Return an upper bound of the total variation distance between the adversary's views of two inputs; 1 if no bound is known.
+
+    With ``shuffled``, the adversary sees what that accountant is about; else it sees every report with its sender.
+    """
     try:
-        distance = (hidden or accountant((group.release, group.rounds) for group in groups)).distance()
+        distance = (shuffled or accountant((group.release, group.rounds) for group in groups)).distance()
     except Exception:  # the verdict then uses the bound that epsilon implies
         return 1.0
     return distance if 0 <= distance <= 1 else 1.0
@@ -148,39 +151,39 @@ def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
     ]
 
 
-def _add_remove_notes(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
+def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
     """Return a note with the epsilon for adding or removing a record or person, as other tools for DP-SGD state it.
 
-    Behind a sum, the note has the epsilon of the sums beside the local one. Empty unless all rounds protect this ``unit``. A ledger does
-    not tell whether a run's only round solved least squares. A vector of such a round may be longer than half the distance of two vectors,
-    so a single round is counted with the larger factor of :func:`_release_for_removal`.
+    Behind a sum, the note has the epsilon of the sums beside the local one. Empty unless all rounds protect this ``unit`` by Gaussian
+    noise. A ledger does not tell whether a run's only round solved least squares, where removing a record may change more than in a round
+    of gradients. So a single round gets the larger factor of :func:`_release_for_removal`.
     """
-    lengthened = sum(group.rounds for group in groups if not group.histograms) <= 1
-    for_removal = [replace(group, release=_release_for_removal(group, lengthened=lengthened)) for group in groups]
-    spent = accountant((group.release, group.rounds) for group in for_removal)
-    if not isinstance(spent, GaussianAccountant) or any(group.release.unit != unit for group in groups):
+    may_be_least_squares = sum(group.rounds for group in groups if not group.histograms) <= 1
+    for_removal = [replace(group, release=_release_for_removal(group, may_be_least_squares=may_be_least_squares)) for group in groups]
+    local = accountant((group.release, group.rounds) for group in for_removal)
+    if not isinstance(local, GaussianAccountant) or any(group.release.unit != unit for group in groups):
         return []
     from ldpfl.privacy.accountants.poisson import added_epsilon  # it loads all of dp-accounting
 
-    hidden = behind_shuffler(for_removal)
+    shuffled = behind_shuffler(for_removal)
     try:
-        figures = [f"{number(added_epsilon(spent.rounds, delta))} against who sees senders"]
-        if isinstance(hidden, SummedNoise):
-            in_sum = added_epsilon(hidden.sums().rounds, delta * (1 - ROUNDED))
-            figures.insert(0, f"{number(in_sum)} {IF_TRUSTED['summed']}")
+        figures = [f"{number(added_epsilon(local.rounds, delta))} against who sees senders"]
+        if isinstance(shuffled, SummedNoise):
+            epsilon_of_sums = added_epsilon(shuffled.sums().rounds, delta * (1 - ROUNDED))
+            figures.insert(0, f"{number(epsilon_of_sums)} {IF_TRUSTED['summed']}")
     except Exception as error:  # only this extra note is missing; the proved rows stand
         return [f"no epsilon of one {unit} left out: {_why_not_computed(error)}"]
-    what = f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count"
-    return [f"{what}: epsilon {'; '.join(figures)}"]
+    relation = f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count"
+    return [f"{relation}: epsilon {'; '.join(figures)}"]
 
 
-def _release_for_removal(group: RoundGroup, *, lengthened: bool) -> Release:
-    """Return the release of ``group`` with mu set to twice the mu of removing a record.
+def _release_for_removal(group: RoundGroup, *, may_be_least_squares: bool) -> Release:
+    """Return the release of ``group`` with mu set to twice the mu of removing a record, since ``added_epsilon`` halves mu.
 
-    Removing a record moves a sum of gradients by half as much as replacing it may. It moves one-hot counts by 1 / sqrt(2) as much, and
-    the sums of products of least squares by at most 1.34 / 2 as much, which is less than 1 / sqrt(2).
+    Removing a record moves a sum of gradients half as far as replacing it: mu stays. It moves one-hot counts 1 / sqrt(2) times as far, and
+    the sums of products of least squares at most 1.34 / 2 times as far, which is less: mu is multiplied by sqrt(2).
     """
-    release, has_larger_factor = group.release, group.histograms or lengthened
+    release, has_larger_factor = group.release, group.histograms or may_be_least_squares
     return replace(release, mu=release.mu * sqrt(2)) if has_larger_factor and isinstance(release, GaussianRelease) else release
 
 
@@ -246,10 +249,10 @@ _MAX_COSTLIEST = 8
 """Maximum number of single rounds of a kind that are accounted one by one. Each may take seconds."""
 
 
-def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
-    """Return single rounds, one of which costs at least as much as the costliest one under any trust model.
+def _candidates_for_costliest_round(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
+    """Return few single rounds. Under any trust model, one of them costs at least as much as the costliest round of ``groups``.
 
-    They are those that no other round dominates. Where these are many, made-up rounds that dominate several of them take their place.
+    The result has the rounds that no other round dominates. If these are many, made-up rounds that dominate several of them replace them.
     """
     undominated: list[RoundGroup] = []
     for round_group in dict.fromkeys(replace(group, rounds=1) for group in groups):
@@ -257,47 +260,48 @@ def _costliest(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
             undominated = [*(earlier for earlier in undominated if not _costs_at_least(round_group, earlier)), round_group]
     by_kind: dict[tuple[object, ...], list[RoundGroup]] = {}
     for round_group in undominated:
-        by_kind.setdefault(_cost_kind(round_group), []).append(round_group)
-    return [round_group for of_kind in by_kind.values() for round_group in _few_dominating(of_kind)]
+        by_kind.setdefault(_comparison_kind(round_group), []).append(round_group)
+    return [round_group for comparable_rounds in by_kind.values() for round_group in _few_dominating_rounds(comparable_rounds)]
 
 
-def _few_dominating(rounds: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
-    """Return at most ``_MAX_COSTLIEST`` rounds, each of which costs at least as much as some of ``rounds``, which are of one kind."""
+def _few_dominating_rounds(rounds: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
+    """Return at most ``_MAX_COSTLIEST`` rounds such that each of ``rounds``, which are of one kind, costs no more than one of them."""
     if len(rounds) <= _MAX_COSTLIEST:
         return rounds
     ordered = sorted(rounds, key=lambda group: group.release.parameter)
-    ends = [len(ordered) * place // _MAX_COSTLIEST for place in range(_MAX_COSTLIEST + 1)]
-    return [_dominating(ordered[begin:end]) for begin, end in pairwise(ends)]
+    borders = [len(ordered) * index // _MAX_COSTLIEST for index in range(_MAX_COSTLIEST + 1)]
+    return [_dominating_round(ordered[begin:end]) for begin, end in pairwise(borders)]
 
 
-def _dominating(rounds: Sequence[RoundGroup]) -> RoundGroup:
+def _dominating_round(rounds: Sequence[RoundGroup]) -> RoundGroup:
     """Return a round that costs at least as much as each of ``rounds``. No data set is known to attain its cost."""
     largest = max((group.release for group in rounds), key=lambda release: release.parameter)
     release: Release = replace(largest, units=max(group.release.units for group in rounds))
     if isinstance(release, PureRelease):
-        common = [group.release.blanket for group in rounds if isinstance(group.release, PureRelease)]
-        release = replace(release, blanket=None if None in common else min(each for each in common if each is not None))
+        blankets = [group.release.blanket for group in rounds if isinstance(group.release, PureRelease)]
+        release = replace(release, blanket=None if None in blankets else min(blanket for blanket in blankets if blanket is not None))
     cohort, population = min(group.cohort for group in rounds), min(group.population for group in rounds)
     return replace(rounds[0], release=release, cohort=cohort, population=population, known=False)
 
 
-def _cost_kind(group: RoundGroup) -> tuple[object, ...]:
+def _comparison_kind(group: RoundGroup) -> tuple[object, ...]:
     """Return the properties that two rounds must share so that their costs can be compared factor by factor."""
     sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
-    stated = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
-    travelled = group.sampling, group.rate, group.channel, group.linked
-    return type(group.release), group.release.unit, sampled, stated, group.batch_rate, *travelled
+    noise = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
+    participation_and_transport = group.sampling, group.rate, group.channel, group.linked
+    return type(group.release), group.release.unit, sampled, noise, group.batch_rate, *participation_and_transport
 
 
 def _costs_at_least(costlier: RoundGroup, cheaper: RoundGroup) -> bool:
     """Whether a round of ``costlier`` costs at least as much as one of ``cheaper``: same kind, and no cost factor is smaller."""
 
     def cost_factors(group: RoundGroup) -> tuple[float, int, int, int, float]:
-        common = group.release.blanket if isinstance(group.release, PureRelease) else None
-        return group.release.parameter, group.release.units, -group.cohort, -group.population, -(common or 0.0)
+        """Return numbers that each raise the cost of a round: fewer clients, and a smaller blanket, hide less."""
+        blanket = group.release.blanket if isinstance(group.release, PureRelease) else None
+        return group.release.parameter, group.release.units, -group.cohort, -group.population, -(blanket or 0.0)
 
-    is_larger = [high >= low for high, low in zip(cost_factors(costlier), cost_factors(cheaper), strict=True)]
-    return _cost_kind(costlier) == _cost_kind(cheaper) and all(is_larger)
+    is_no_smaller = [high >= low for high, low in zip(cost_factors(costlier), cost_factors(cheaper), strict=True)]
+    return _comparison_kind(costlier) == _comparison_kind(cheaper) and all(is_no_smaller)
 
 
 def _why_not_computed(error: Exception) -> str:
@@ -306,7 +310,7 @@ def _why_not_computed(error: Exception) -> str:
 
 
 def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float:
-    """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return the pure epsilon (never smaller) or infinity."""
+    """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return a larger one: at delta 0, or infinity."""
     try:
         if (epsilon := spent.epsilon(delta)) >= 0:
             return epsilon
@@ -333,71 +337,83 @@ def _bounds_or_note(shuffled: ShuffledAccountant, delta: float, notes: list[str]
     return None
 
 
-def _unit_rows(rounds: Sequence[RoundGroup], delta: float, notes: list[str]) -> list[Guarantee]:
-    """Return the rows for one unit of one round: local, and hidden among the other clients' reports of the same unit."""
+def _rows_for_one_unit(rounds: Sequence[RoundGroup], delta: float, notes: list[str]) -> list[Guarantee]:
+    """Return the rows for one unit of one round: local, and behind a shuffler or sum among the other clients' reports of the same unit.
+
+    Empty if releases are accounted by whole rounds, since their units have no epsilon.
+    """
     if any(group.release.by_round for group in rounds):
         return []
     worst = max(rounds, key=lambda group: group.release.parameter)
-    common: dict[str, Any] = {
+    shared_fields: dict[str, Any] = {
         "unit": worst.release.unit,
         "units_per_round": worst.release.units,
         "adjacency": "replace one client's value",
         "status": "proved",
     }
     epsilon = worst.release.parameter
-    rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **common)]
+    rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **shared_fields)]
     if all(CountedBits.supports([group]) for group in rounds):
         units = [replace(group, release=replace(group.release, units=1)) for group in rounds]
         unit_bounds = [_bounds_or_note(CountedBits([unit], accountant([(unit.release, 1)])), delta, notes) for unit in units]
         known_bounds = [bounds for bounds in unit_bounds if bounds is not None]
         if len(known_bounds) < len(unit_bounds):  # the costliest round may be the one that could not be computed
             return rows
-        costliest_unit = max(known_bounds, key=lambda bounds: bounds.adaptive)
-        hidden, lower = _shuffler_assumptions(rounds), costliest_unit.attained
-        trusted = _trust_model(rounds)
-        rows.append(Guarantee(costliest_unit.adaptive, delta, trust_model=trusted, assumptions=hidden, lower=lower, **common))
+        costliest = max(known_bounds, key=lambda bounds: bounds.adaptive)
+        assumptions, trusted = _shuffler_assumptions(rounds), _trust_model(rounds)
+        rows.append(
+            Guarantee(costliest.adaptive, delta, trust_model=trusted, assumptions=assumptions, lower=costliest.attained, **shared_fields)
+        )
     return rows
 
 
-def _whole_rows(
-    parts: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, whole: _ProtectedUnit, notes: list[str]
+def _rows_for_everything_sent(
+    candidates: Sequence[Sequence[RoundGroup]], delta: float, scope: Scope, protected_unit: _ProtectedUnit, notes: list[str]
 ) -> list[Guarantee]:
-    """Return the rows of the costliest of ``parts`` under each trust model; add a note for each row that is missing."""
-    rows = _largest([_local_rows(part, delta, scope, whole, notes) for part in parts])
-    shuffled = [behind_shuffler(part) for part in parts]
-    reasons = [_why_not_shuffled(part) for part, composed in zip(parts, shuffled, strict=True) if composed is None]
+    """Return the rows for everything a client sends in the costliest of ``candidates``, under each trust model.
+
+    A candidate is all rounds of the run, or a single round. Adds a note for each row that is missing.
+    """
+    local_rows = _costliest_rows([_local_rows(groups, delta, scope, protected_unit, notes) for groups in candidates])
+    accountants = [behind_shuffler(groups) for groups in candidates]
+    reasons = [_why_not_shuffled(groups) for groups, shuffled in zip(candidates, accountants, strict=True) if shuffled is None]
     if reasons:
         notes += reasons
-        return rows
-    hidden = [_shuffled_rows(composed, delta, scope, whole, notes) for composed in shuffled if composed]
-    return rows + _largest(hidden) if all(hidden) else rows  # the costliest part may be the one that could not be computed
+        return local_rows
+    shuffled_rows = [_shuffled_rows(shuffled, delta, scope, protected_unit, notes) for shuffled in accountants if shuffled]
+    if not all(shuffled_rows):  # the candidate that could not be computed may be the costliest
+        return local_rows
+    return local_rows + _costliest_rows(shuffled_rows)
 
 
-def _largest(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
-    """Return the row with the largest epsilon of each kind."""
-    best: dict[tuple[object, ...], Guarantee] = {}
+def _costliest_rows(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
+    """Return the row with the largest epsilon among ``candidates``, for each trust model, pure or not, adaptive or not, and status."""
+    costliest: dict[tuple[object, ...], Guarantee] = {}
     for row in (row for rows in candidates for row in rows):
         kind = (row.trust_model, row.delta == 0, row.adaptive, row.status)
-        if kind not in best or row.epsilon > best[kind].epsilon:
-            best[kind] = row
-    return list(best.values())
+        if kind not in costliest or row.epsilon > costliest[kind].epsilon:
+            costliest[kind] = row
+    return list(costliest.values())
 
 
-def _local_rows(groups: Sequence[RoundGroup], delta: float, scope: Scope, whole: _ProtectedUnit, notes: list[str]) -> list[Guarantee]:
+def _local_rows(
+    groups: Sequence[RoundGroup], delta: float, scope: Scope, protected_unit: _ProtectedUnit, notes: list[str]
+) -> list[Guarantee]:
     """Return the rows for everything a client sends, against a server that sees the sender: at delta 0 and at ``delta``."""
-    common: dict[str, Any] = {
-        "unit": whole.unit,
+    shared_fields: dict[str, Any] = {
+        "unit": protected_unit.unit,
         "units_per_round": 1,
-        "adjacency": whole.adjacency,
+        "adjacency": protected_unit.adjacency,
         "trust_model": "local",
         "status": "proved",
         "scope": scope,
     }
     reasons = _unprotected_reasons(groups)
     if reasons:
-        return [Guarantee(inf, level, assumptions=reasons, **common) for level in (0.0, delta)]
-    spent = accountant((group.release, group.rounds) for group in groups)
-    return [Guarantee(_epsilon_or_note(spent, level, notes), level, assumptions=_PUBLIC, **common) for level in (0.0, delta)]
+        return [Guarantee(inf, row_delta, assumptions=reasons, **shared_fields) for row_delta in (0.0, delta)]
+    local = accountant((group.release, group.rounds) for group in groups)
+    epsilons = [(_epsilon_or_note(local, row_delta, notes), row_delta) for row_delta in (0.0, delta)]
+    return [Guarantee(epsilon, row_delta, assumptions=_PUBLIC, **shared_fields) for epsilon, row_delta in epsilons]
 
 
 def _unprotected_reasons(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
@@ -407,31 +423,33 @@ def _unprotected_reasons(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reasons))
 
 
-def _shuffled_rows(shuffled: ShuffledAccountant, delta: float, scope: Scope, whole: _ProtectedUnit, notes: list[str]) -> list[Guarantee]:
+def _shuffled_rows(
+    shuffled: ShuffledAccountant, delta: float, scope: Scope, protected_unit: _ProtectedUnit, notes: list[str]
+) -> list[Guarantee]:
     """Return the rows for everything a client sends, against a server behind a shuffler or sum. Empty if they cannot be computed."""
     groups, bounds = shuffled.groups, _bounds_or_note(shuffled, delta, notes)
     if bounds is None:
         return []
-    common: dict[str, Any] = {
-        "unit": whole.unit,
+    shared_fields: dict[str, Any] = {
+        "unit": protected_unit.unit,
         "units_per_round": 1,
-        "adjacency": whole.adjacency,
+        "adjacency": protected_unit.adjacency,
         "trust_model": _trust_model(groups),
         "scope": scope,
     }
+    bound_fields = {**shared_fields, "lower": bounds.attained, "status": "proved"}
+    assumptions = _shuffler_assumptions(groups)
     rows = []
-    if bounds.fixed < bounds.adaptive * (1 - 1e-9):
-        fixed = (*_shuffler_assumptions(groups), "inputs of all rounds are fixed before the first, which training does not do")
-        rows.append(Guarantee(bounds.fixed, delta, assumptions=fixed, lower=bounds.attained, adaptive=False, status="proved", **common))
-    rows.append(
-        Guarantee(bounds.adaptive, delta, assumptions=_shuffler_assumptions(groups), lower=bounds.attained, status="proved", **common)
-    )
+    if bounds.fixed < bounds.adaptive * (1 - 1e-9):  # shown only if it differs by more than rounding
+        fixed_inputs = "inputs of all rounds are fixed before the first, which training does not do"
+        rows.append(Guarantee(bounds.fixed, delta, assumptions=(*assumptions, fixed_inputs), adaptive=False, **bound_fields))
+    rows.append(Guarantee(bounds.adaptive, delta, assumptions=assumptions, **bound_fields))
     first, cohort = groups[0], min(group.cohort for group in groups)
-    normal = isinstance(first.release, BinaryRelease) and cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
-    if scope == "run" and bounds.attained is not None and len(groups) == 1 and normal:
+    is_nearly_normal = isinstance(first.release, BinaryRelease) and cohort * sigmoid(-first.release.parameter) >= _NORMAL_ENOUGH
+    if scope == "run" and bounds.attained is not None and len(groups) == 1 and is_nearly_normal:
         estimate = central_limit_epsilon(first.release.parameter, cohort, first.reports, delta)
         if estimate >= bounds.attained:  # a smaller estimate is known to be wrong
-            rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **common))
+            rows.append(Guarantee(estimate, delta, source="central limit theorem: bounds nothing", status="estimate", **shared_fields))
     return rows
 
 
@@ -450,9 +468,10 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
     elif "secure-sum" in channels:
         why = "what a sum hides is accounted for bits, and for Gaussian noise on integers (dp-sgd, dp-fedavg); the local figures hold"
     else:
-        several = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
-        reasons = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}
-        why = min(reasons, key=lambda reason: reasons[reason], default=several)  # a release without protection comes first
+        different_kinds = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
+        is_protected = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}
+        # The reason of a release without protection (False) comes first.
+        why = min(is_protected, key=lambda reason: is_protected[reason], default=different_kinds)
     return f"no shuffled number: {why}"
 
 
@@ -463,26 +482,35 @@ def _others_are(cohort: int) -> str:
 
 def _shuffler_assumptions(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
     """Return the assumptions of the rows behind a shuffler or a sum, as sentences."""
+    return (*_PUBLIC, _what_is_revealed(groups), _what_others_do(groups))
+
+
+def _what_is_revealed(groups: Sequence[RoundGroup]) -> str:
+    """Return the assumption on what the shuffler or the sum reveals."""
+    linked = max(group.linked for group in groups)
+    values = "value" if linked == 1 else f"record of {linked} values"
+    by_shuffler = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"
+    if all(group.release.by_round for group in groups):
+        by_shuffler = "an ideal shuffler shows which vectors were sent, and nothing else"
+    is_sum = [group.channel == "secure-sum" for group in groups]
+    if not any(is_sum):
+        return by_shuffler
+    by_sum = "nobody learns more than the sum over all clients"
+    return by_sum if all(is_sum) else f"{by_shuffler}; and in other rounds, {by_sum}"
+
+
+def _what_others_do(groups: Sequence[RoundGroup]) -> str:
+    """Return the assumption on the other clients: that they are honest, and what they keep secret."""
     cohort = min(group.cohort for group in groups)
-    none = "it neither drops out nor colludes" if cohort - 1 == 1 else "none of them drops out or colludes"
-    others = f"{_others_are(cohort)} honest, and {none}"
-    if cohort == 1:
-        alone = all(group.cohort == 1 for group in groups)
-        others = "there is no other client to hide among"
-        others = others if alone else "in some rounds there is no other client to hide among, and in the others those counted are honest"
-    if any(group.sampling == "once" for group in groups):
-        others = f"{_others_are(cohort)} honest, and nobody learns the order in which they take part"
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)
         each = "the other client" if population - 1 == 1 else f"each of the other {population - 1:,} clients"
-        others = f"{each} is honest and decides for itself; nobody learns who takes part"
-    linked = max(group.linked for group in groups)
-    values = "value" if linked == 1 else f"record of {linked} values"
-    shows = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"
-    if all(group.release.by_round for group in groups):
-        shows = "an ideal shuffler shows which vectors were sent, and nothing else"
-    summed = [group.channel == "secure-sum" for group in groups]
-    if any(summed):
-        both = "" if all(summed) else f"{shows}; and in other rounds, "
-        shows = f"{both}nobody learns more than the sum over all clients"
-    return (*_PUBLIC, shows, others)
+        return f"{each} is honest and decides for itself; nobody learns who takes part"
+    if any(group.sampling == "once" for group in groups):
+        return f"{_others_are(cohort)} honest, and nobody learns the order in which they take part"
+    if all(group.cohort == 1 for group in groups):
+        return "there is no other client to hide among"
+    if cohort == 1:
+        return "in some rounds there is no other client to hide among, and in the others those counted are honest"
+    nobody_leaves = "it neither drops out nor colludes" if cohort - 1 == 1 else "none of them drops out or colludes"
+    return f"{_others_are(cohort)} honest, and {nobody_leaves}"

@@ -57,7 +57,7 @@ def train_cohort(
     if chunk_size is None:
         chunk_size = federation.chunk_size or chunk_size_for(federation, state, cohort)
     values, done = torch.empty(0), 0
-    for places in in_chunks(federation, cohort, chunk_size):
+    for places in chunks_of_cohort(federation, cohort, chunk_size):
         chunk_values = client_values(train_clients(federation, state, cohort[places]), state, federation.perturbed)
         if done == 0:  # the type is known only now: sums of records' gradients are integers, other values float32
             values = torch.empty(len(cohort), state.ranges.dimension, dtype=chunk_values.dtype)
@@ -67,7 +67,9 @@ def train_cohort(
     return values
 
 
-def in_chunks(federation: Federation, cohort: NDArray[np.int64], chunk_size: int, most: int = MOST_CLIENTS) -> Iterator[NDArray[np.intp]]:
+def chunks_of_cohort(
+    federation: Federation, cohort: NDArray[np.int64], chunk_size: int, most: int = MOST_CLIENTS
+) -> Iterator[NDArray[np.intp]]:
     """Yield the places (k,) in ``cohort`` of each chunk of clients that are trained together.
 
     Compiled steps need whole blocks of clients, so that a chunk has about ``most`` clients. Other chunks have up to ``chunk_size``.
@@ -93,10 +95,10 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
         ConfigError: the model has personal layers, which only the rounds of a simulation keep.
         PrivacyError: the model changes its own state while it runs, or PyTorch refuses to run it although the trial before the run passed.
     """
-    return train_with_own(federation, state, clients, None)[0]
+    return train_with_personal_layers(federation, state, clients, None)[0]
 
 
-def train_with_own(
+def train_with_personal_layers(
     federation: Federation, state: ServerState, clients: NDArray[np.int64], personal: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the weights as :func:`train_clients` does, and the personal layers (k, p) of ``clients`` after the round.
@@ -109,17 +111,17 @@ def train_with_own(
         trainer = trainer.in_round(state.ranges)
     if isinstance(trainer, PersonalTrainer) and personal is None:
         raise ConfigError("model.personal works only in simulations, which store each client's layers between rounds: remove this setting")
-    with refused_by_pytorch(federation, state, schedule):
+    with explained_pytorch_errors(federation, state, schedule):
         if isinstance(trainer, PersonalTrainer) and personal is not None:
             trained, after = trainer.train_both(state.weights, personal.to(federation.device), schedule, state.round + 1)
             after = after.cpu()
         else:
             trained, after = trainer.train(state.weights, schedule, state.round + 1), None
-    return federation.weighed(state.weights, trained.cpu(), clients), after
+    return federation.scaled_by_size(state.weights, trained.cpu(), clients), after
 
 
 @contextmanager
-def refused_by_pytorch(federation: Federation, state: ServerState, schedule: BatchSchedule) -> Iterator[None]:
+def explained_pytorch_errors(federation: Federation, state: ServerState, schedule: BatchSchedule) -> Iterator[None]:
     """Turn an error of PyTorch while it trains by ``schedule`` into a :class:`PrivacyError` that explains it.
 
     The error's text is not repeated, since it may hold private values. When many clients are trained at once, PyTorch forbids some writes
@@ -163,7 +165,7 @@ def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[n
     if isinstance(federation.trainer, CompiledTrainer):
         return MOST_CLIENTS
     if isinstance(federation.trainer, RecordGradientTrainer):  # its speed does not depend on it, so memory decides
-        return min(len(cohort), MOST_CLIENTS, most_sums(state.weights, federation.device))
+        return min(len(cohort), MOST_CLIENTS, max_clients_in_memory(state.weights, federation.device))
     largest_first = cohort[np.argsort(-federation.samples.sizes[cohort], kind="stable")]
     schedule = schedule_of(federation, state, largest_first[:MOST_CLIENTS])
     return choose_chunk_size(federation.trainer, state.weights, schedule, federation.device)
@@ -192,7 +194,7 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
     return best
 
 
-def most_sums(weights: Tensor, device: torch.device) -> int:
+def max_clients_in_memory(weights: Tensor, device: torch.device) -> int:
     """Return the number of clients whose gradient sums (d,), with all copies of them, fit into ``MEMORY_SHARE`` of the free memory."""
     return max(1, int(MEMORY_SHARE * _free_bytes(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
 

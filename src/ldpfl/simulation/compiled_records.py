@@ -13,8 +13,8 @@ from torch.func import grad, vmap
 
 from ldpfl.data.inputs import Inputs
 from ldpfl.mechanisms.record_clipping import RecordClip
-from ldpfl.simulation.compiling import Compiled, Work, work_of
-from ldpfl.simulation.forward_side_effects import nothing_written
+from ldpfl.simulation.compiling import Compiled, Work, measured_work
+from ldpfl.simulation.forward_side_effects import refuse_tensor_writes
 from ldpfl.simulation.local_training import LocalTask
 
 
@@ -40,17 +40,21 @@ class CompiledSums:
     :meth:`~ldpfl.mechanisms.record_clipping.RecordClip.points` makes of the eager gradient, because float32 rounds differently.
 
     Attributes:
-        proven: whether the step was compiled before in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
+        compiled_before: whether the step was compiled before in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
     """
 
     task: LocalTask
     clip: RecordClip
-    proven: bool = False
+    compiled_before: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"task": self.task, "clip": self.clip, "proven": True}  # without compiled code, which another process compiles again
+        return {
+            "task": self.task,
+            "clip": self.clip,
+            "compiled_before": True,
+        }  # without compiled code, which another process compiles again
 
-    def of(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
+    def block_sum(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
         """Return the sum over the records with ``rows`` (R, B). ``mask`` (R, B) is 0 for rows that do not count.
 
         Rounding may make a record's clipped points too long. Such a record is left out, as by :meth:`RecordClip.points`, and the others are
@@ -61,7 +65,7 @@ class CompiledSums:
             real: (R,) bool, whether a record is real; the others pad the block.
         """
         batch = self.task.data.at(rows)
-        with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
+        with refuse_tensor_writes(self.task.module, {"the weights": weights}, by_value=False):
             block_sum = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real))
             fits = block_sum.squares <= self.clip.steps**2  # False for NaN
             if not bool(fits.all()):
@@ -72,16 +76,16 @@ class CompiledSums:
     def work(self, weights: Tensor, block: int, width: int) -> Work:
         """Return the work of a call for a block of ``block`` records with ``width`` rows each, at ``weights`` (d,)."""
         rows = torch.zeros(block, width, dtype=torch.int64)
-        batch, summed = self.task.data.at(rows), self._code()
+        batch, summed = self.task.data.at(rows), self._uncompiled_sums()
         mask, real = torch.ones(rows.shape), torch.ones(block, dtype=torch.bool)
-        return work_of(lambda: summed(weights, batch.inputs, batch.targets, mask, real))
+        return measured_work(lambda: summed(weights, batch.inputs, batch.targets, mask, real))
 
     @cached_property
     def _summed(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """Compiled function that returns the fields of :class:`BlockSum`."""
-        return Compiled(self._code(), proven=self.proven)
+        return Compiled(self._uncompiled_sums(), compiled_before=self.compiled_before)
 
-    def _code(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    def _uncompiled_sums(self) -> Callable[[Tensor, Inputs, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
         """Return the function that computes the fields of :class:`BlockSum`, not compiled yet."""
         task, layout, clip_norm, scale = self.task, self.task.layout, self.clip.norm, self.clip.scale
 
@@ -95,7 +99,7 @@ class CompiledSums:
             # Squares of float32 values do not overflow in float64.
             norms = torch.stack([gradient.double().square().sum(dim=1) for gradient in gradients]).sum(dim=0).sqrt()
             usable = (real & norms.isfinite())[:, None]
-            factors = scale / norms.clamp_min(clip_norm)[:, None]
+            factors = scale / norms.clamp_min(clip_norm)[:, None]  # clips a gradient, and turns it into lattice points
             points, squares = [], []
             for gradient in gradients:
                 layer_points = torch.where(usable, (gradient.double() * factors).trunc(), 0.0)

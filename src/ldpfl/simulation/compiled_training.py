@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ldpfl.data.inputs import Inputs
-from ldpfl.simulation.compiling import Compiled, Work, compiled, work_of
-from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
+from ldpfl.simulation.compiling import Compiled, Work, compiled, measured_work
+from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import BatchSchedule, Descent
 from ldpfl.simulation.local_training import LocalTask, clipped
 
@@ -39,12 +39,12 @@ class CompiledTrainer:
 
     Attributes:
         width: number of samples of a client in a step.
-        proven: whether the steps were already compiled in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
+        compiled_before: whether the steps were already compiled in another process; see :class:`~ldpfl.simulation.compiling.Compiled`.
     """
 
     task: LocalTask
     width: int
-    proven: bool = False
+    compiled_before: bool = False
 
     @property
     def block(self) -> int:
@@ -56,7 +56,7 @@ class CompiledTrainer:
         starts = range(0, schedule.clients, self.block)
         trained = torch.empty(len(starts) * self.block, weights.numel())
         train_into = self._step_into if self.takes_one_step(schedule) else self._train_into
-        with nothing_kept(self.task.module):
+        with refuse_state_changes(self.task.module):
             for start in starts:
                 rows = slice(start, start + self.block)
                 block = _padded(BatchSchedule(schedule.index[rows], schedule.mask[rows]), self.block)
@@ -66,12 +66,12 @@ class CompiledTrainer:
     def takes_one_step(self, schedule: BatchSchedule) -> bool:
         """Return whether each client takes a single plain gradient step, so that all gradients are taken at the broadcast weights."""
         optimiser = self.task.optimiser
-        return schedule.steps == 1 and optimiser.kind == "sgd" and not optimiser.pulls and self.task.clip_norm is None
+        return schedule.steps == 1 and optimiser.kind == "sgd" and not optimiser.adds_to_gradient and self.task.clip_norm is None
 
     def _step_into(self, trained: Tensor, weights: Tensor, schedule: BatchSchedule, round_number: int) -> None:
         """Write the weights of clients after one step to ``trained`` (K, d)."""
         batch, rate = self.task.data.at(schedule.index[:, 0]), torch.tensor(self.task.optimiser.rate(round_number))
-        with nothing_written(self.task.module, {"the weights": weights}, by_value=False):
+        with refuse_tensor_writes(self.task.module, {"the weights": weights}, by_value=False):
             self._one_step(trained, weights, rate, batch.inputs, batch.targets, schedule.mask[:, 0])
 
     def _train_into(self, trained: Tensor, weights: Tensor, schedule: BatchSchedule, round_number: int) -> None:
@@ -82,7 +82,7 @@ class CompiledTrainer:
         descent = Descent(task.optimiser, parameters, round_number)
         for step in range(schedule.steps):
             index, mask = schedule.index[:, step], schedule.mask[:, step].contiguous()  # code is compiled for fixed strides, too
-            with nothing_written(task.module, dict(zip(start, parameters, strict=True)), by_value=False):
+            with refuse_tensor_writes(task.module, dict(zip(start, parameters, strict=True)), by_value=False):
                 batch = task.data.at(index)
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
             clipped_gradients = gradients if task.clip_norm is None else clipped(gradients, task.clip_norm)
@@ -90,7 +90,11 @@ class CompiledTrainer:
         trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"task": self.task, "width": self.width, "proven": True}  # without compiled code, which another process compiles again
+        return {
+            "task": self.task,
+            "width": self.width,
+            "compiled_before": True,
+        }  # without compiled code, which another process compiles again
 
     def work(self, weights: Tensor, *, sent: bool = False) -> Work:
         """Return the work of a step of a block at ``weights`` (d,). ``sent`` says whether clients send the result of this single step."""
@@ -98,13 +102,13 @@ class CompiledTrainer:
         batch = self.task.data.at(index)
         parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]
         gradients = self._gradient_code()
-        work = work_of(lambda: gradients(parameters, batch.inputs, batch.targets, torch.ones(index.shape)))
+        work = measured_work(lambda: gradients(parameters, batch.inputs, batch.targets, torch.ones(index.shape)))
         return replace(work, sent=self.block * weights.numel()) if sent else work
 
     @cached_property
     def _gradients(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
         """Compiled function for the gradients of a block of clients, see :meth:`_gradient_code`."""
-        return Compiled(self._gradient_code(), proven=self.proven)
+        return Compiled(self._gradient_code(), compiled_before=self.compiled_before)
 
     def _gradient_code(self) -> Callable[[list[Tensor], Inputs, Tensor, Tensor], list[Tensor]]:
         """Return the function for the gradients (K, *shape) of K clients' mean losses at their parameters (K, *shape), not compiled yet."""
@@ -126,7 +130,7 @@ class CompiledTrainer:
             gradients: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
             trained.copy_(weights - rate * torch.cat([gradient.flatten(1) for gradient in gradients], dim=1))
 
-        return Compiled(one_step, proven=self.proven)
+        return Compiled(one_step, compiled_before=self.compiled_before)
 
     def counting(self, first: Callable[..., Tensor], *, update: bool) -> Counter | None:
         """Return a function that trains a block of clients by one step and returns the fields of :class:`BitSums`; None after an error.
@@ -140,7 +144,7 @@ class CompiledTrainer:
             update: whether clients send the change of their weights instead of the weights.
         """
         if (first, update) not in self._counting:
-            self._counting[first, update] = compiled(self._counter(first, update))
+            self._counting[first, update] = compiled(self._counting_code(first, update))
         return self._counting[first, update]
 
     def stop_counting(self, error: Exception) -> None:
@@ -157,7 +161,7 @@ class CompiledTrainer:
         """Compiled functions by the arguments of :meth:`counting`; None after :meth:`stop_counting`."""
         return {}
 
-    def _counter(self, first: Callable[..., Tensor], update: bool) -> Counter:
+    def _counting_code(self, first: Callable[..., Tensor], update: bool) -> Counter:
         """Return the function that :meth:`counting` compiles. It computes the clients' values and sums their bits layer by layer."""
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]
@@ -228,8 +232,8 @@ def _bit_sums(values: Tensor, threshold: Tensor, first_bits: Tensor, positions: 
     words = (first_bits.float().view(torch.int32) >> 16).float()
     is_open = words == threshold
     outside = (values < low) | (values > high)
-    counted = ((words < threshold).float(), outside.float(), is_open.float(), is_open * positions, torch.where(is_open, values, 0.0))
-    return BitSums(*(part.sum(dim=0) for part in (*counted, values - values)))  # the difference is NaN for NaN and infinity, else 0
+    terms = ((words < threshold).float(), outside.float(), is_open.float(), is_open * positions, torch.where(is_open, values, 0.0))
+    return BitSums(*(term.sum(dim=0) for term in (*terms, values - values)))  # the difference is NaN for NaN and infinity, else 0
 
 
 def _padded(schedule: BatchSchedule, clients: int) -> BatchSchedule:

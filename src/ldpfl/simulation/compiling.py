@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ldpfl.errors import LdpflError
-from ldpfl.simulation.local_steps import without_advice
+from ldpfl.simulation.local_steps import without_vmap_warning
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ _MIN_CALLS = 500
 """Minimum number of calls for compiling by default. With fewer, a step would have to save 10 ms in each call."""
 
 
-def pays(calls: float, work: Callable[[], Work]) -> bool:
+def is_worth_compiling(calls: float, work: Callable[[], Work]) -> bool:
     """Return whether compiling a step is expected to save time in a run of ``calls`` calls. ``work`` computes the work of a call.
 
     Nothing is timed, so that the decision does not depend on other work on the machine.
@@ -77,7 +77,7 @@ def pays(calls: float, work: Callable[[], Work]) -> bool:
     return call_work.operations <= _MAX_OPERATIONS and calls * call_work.saved >= call_work.cost
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the work that PyTorch does within this context."""
 
     def __init__(self) -> None:
@@ -100,10 +100,10 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def work_of(function: Callable[[], object]) -> Work:
+def measured_work(function: Callable[[], object]) -> Work:
     """Call ``function`` once, and return the work of the call."""
-    counting = _Counting()
-    with counting, without_advice():
+    counting = _WorkCounter()
+    with counting, without_vmap_warning():
         function()
     return counting.work
 
@@ -115,14 +115,14 @@ class Compiled:
 
     Args:
         function: takes and returns tensors, or writes to some that it is given.
-        proven: whether the function was compiled successfully before, such as in the process that started the run. If compiling fails all
-            the same, for example because the disk is full, the function runs uncompiled, with a warning. A function that is not proven
-            raises PyTorch's error. Its first successful call proves it.
+        compiled_before: whether the function was compiled successfully before, such as in the process that started the run. If compiling it
+            fails now, for example because the disk is full, the function runs uncompiled, with a warning. A function that was never
+            compiled raises PyTorch's error instead, since the cause may be the function.
     """
 
-    def __init__(self, function: Any, *, proven: bool = False) -> None:
+    def __init__(self, function: Any, *, compiled_before: bool = False) -> None:
         self._plain: Callable[..., Any] = function
-        self._call, self._proven = compiled(function), proven
+        self._call, self._compiled_before = compiled(function), compiled_before
 
     def __call__(self, *values: Any) -> Any:
         """Return the function's result for ``values``."""
@@ -131,16 +131,16 @@ class Compiled:
         except LdpflError:
             raise
         except Exception as error:
-            if not self._proven or self._call is self._plain:
+            if not self._compiled_before or self._call is self._plain:
                 raise
-            result = self._plain(*values)  # raises an error itself if the cause is not the compiler
+            result = self._plain(*values)  # raises the error again if the compiler is not its cause
             self._call = self._plain
             # The error's text may hold private values.
             _LOG.warning(
                 "a compiled step failed (%s): it is run uncompiled from now on, so results may differ in their last bits from other runs",
                 type(error).__name__,
             )
-        self._proven = True
+        self._compiled_before = True
         return result
 
 

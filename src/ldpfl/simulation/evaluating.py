@@ -103,7 +103,8 @@ class RecordScores:
             return Weights(loss=APART)
         cell_share = _CELL_SHARE if self.has_cells else 0.0
         shares = np.array([_LOSS_SHARE, _RIGHT_SHARE, _GAP_SHARE, cell_share, _BIN_SHARE])
-        shares = shares / shares.sum() / [1, 1, 1, 2, 2]  # two one-hot parts differ by sqrt(2) times the entry
+        # Shares of the squared distance of two records' vectors. Two one-hot parts differ by sqrt(2) times the entry.
+        shares = shares / shares.sum() / [1, 1, 1, 2, 2]
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
@@ -258,7 +259,7 @@ class ClientFigures:
             if weights.gap:
                 gap = 2 * float(self.total.points[2]) / (weights.gap * count)
                 figures[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
-            figures |= self._auroc()
+            figures |= self._shown_auroc()
         return figures
 
     def counted(self) -> Figure | None:
@@ -302,27 +303,27 @@ class ClientFigures:
         return sqrt(max(squares - gap**2, 1 / self.records) / self.records)
 
     def too_many_ties(self) -> float | None:
-        """Return the bound on the AUROC's error due to binning if the AUROC is left out for it, else None."""
-        figure = self._any_auroc()
+        """Return the bound on the AUROC's error due to binning, if it is so large that the AUROC is not shown; else None."""
+        figure = self._auroc_if_clear()
         return figure.binning if figure is not None and figure.binning > MAX_BINNING else None
 
     def has_a_rare_class(self) -> bool:
-        """Return whether the AUROC is left out because one of two classes did not stand out from the noise."""
-        return self.scores.outputs == 2 and self.scores.of_classes and self._any_auroc() is None
+        """Return whether the AUROC is not shown because one of two classes did not stand out from the noise."""
+        return self.scores.outputs == 2 and self.scores.of_classes and self._auroc_if_clear() is None
 
-    def _auroc(self) -> dict[str, Figure]:
-        """Return the AUROC by its name if :meth:`_any_auroc` has one that binning does not blur, else an empty dict."""
-        figure = self._any_auroc()
+    def _shown_auroc(self) -> dict[str, Figure]:
+        """Return the AUROC by its name; an empty dict if noise hides a class, or if the error due to binning may be too large."""
+        figure = self._auroc_if_clear()
         return {} if figure is None or figure.binning > MAX_BINNING else {RANKED: figure}
 
-    def _any_auroc(self) -> Figure | None:
+    def _auroc_if_clear(self) -> Figure | None:
         """Return the AUROC if there are two classes and both stand out from the noise, else None."""
         if self.scores.outputs != 2 or not self.scores.of_classes:
             return None
         (negatives, positives), noise = self._bins()
         if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
             return None
-        return _auroc(negatives, positives, _SELECTION_FACTOR * noise)
+        return _auroc_figure(negatives, positives, _SELECTION_FACTOR * noise)
 
 
 MAX_BINNING = 0.1
@@ -341,11 +342,13 @@ _SELECTION_FACTOR = 1.33
 def _share_interval(part: float, count: float, noise: float) -> tuple[float, float]:
     """Return a 95 % interval of the share ``part`` / ``count``, where ``part`` and ``count - part`` each have the deviation ``noise``.
 
-    It holds each share p for which part - p count, whose mean is 0 if p is true, lies within the deviations of the noise (Fieller) and of
-    a finite number of records (Wilson). Its ends solve (part - p count)^2 = N ((1 - p)^2 + p^2) + R p (1 - p), where the deviations are
-    1.96 standard deviations, N is the squared deviation of the noise, and R p (1 - p) that of the records.
+    The interval has each share p for which part - p count, whose mean is 0 if p is true, lies within 1.96 standard deviations. Both the
+    noise (Fieller) and the finite number of records (Wilson) contribute. So the ends solve the quadratic equation
+    (part - p count)^2 = N ((1 - p)^2 + p^2) + R p (1 - p). N is 1.96^2 times the variance of the noise, widened by _SELECTION_FACTOR, and R
+    is 1.96^2 count.
     """
     n, r = (1.96 * _SELECTION_FACTOR * noise) ** 2, 1.96**2 * count
+    # The coefficients of p^2, -p and 1.
     square, linear, constant = count**2 + r - 2 * n, 2 * part * count + r - 2 * n, part**2 - n
     root = sqrt(max(linear**2 - 4 * square * constant, 0.0))
     low, high = (min(max((linear + sign * root) / (2 * square), 0.0), 1.0) for sign in (-1, 1))
@@ -357,11 +360,11 @@ def _deviation(share: float, count: int) -> float:
 
     Without them, the deviation would be too small near 0 and 1.
     """
-    inside = (min(max(share, 0.0), 1.0) * count + 2) / (count + 4)
-    return sqrt(inside * (1 - inside) / count)
+    adjusted_share = (min(max(share, 0.0), 1.0) * count + 2) / (count + 4)
+    return sqrt(adjusted_share * (1 - adjusted_share) / count)
 
 
-def _auroc(negatives: NDArray[np.float64], positives: NDArray[np.float64], noise: float) -> Figure:
+def _auroc_figure(negatives: NDArray[np.float64], positives: NDArray[np.float64], noise: float) -> Figure:
     """Return the AUROC from the counts in bins of scores, ``negatives`` for the first class and ``positives`` for the second.
 
     It is the probability that a record of the second class has the higher score; ties count half. Deviations are to first order (delta

@@ -54,27 +54,27 @@ def _weight(copies: int) -> float:
 class ClientScores(RecordScores):
     """The vector v of a held-back record, as in :class:`RecordScores`, and how a client sends the mean of its records' v."""
 
-    def asked(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
+    def client_values(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
         """Return the private values (K, d) float32 that clients randomise, from their held-back records ``units``.
 
         A client without held-back records has zeros, and so sends only noise or uniform bits.
 
         Args:
-            confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`.
+            confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`: a record that fails has zeros.
         """
         vectors: RecordVectors = OneByOne(self) if confined else self
         sums = torch.zeros(len(units), self.size, dtype=torch.float64)
         for owners, batch in vectors_of_units(vectors, task, weights, units):
             sums.index_add_(0, owners, batch)
         means = sums / torch.from_numpy(np.maximum(units.sizes, 1))[:, None]
-        return self.turned(means)
+        return self.sent_values(means)
 
     @abstractmethod
-    def turned(self, means: Tensor) -> Tensor:
+    def sent_values(self, means: Tensor) -> Tensor:
         """Return the values (K, d) float32 that clients randomise whose mean vectors v are ``means`` (K, size)."""
 
     @abstractmethod
-    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
+    def estimated_sum(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
         """Return the noisy sum of all clients' v, estimated from the reports of ``mechanism`` in ``pool``.
 
         Args:
@@ -108,7 +108,7 @@ class BitScores(ClientScores):
 
     @cached_property
     def rotation(self) -> Tensor:
-        """Q, (size, entries) float64. The row of the gap between predicted and observed, which is left out, is 0."""
+        """The matrix Q (size, entries) float64 of u = SCALE Q^T v. The gap between predicted and observed is left out: its row is 0."""
         if not self.of_classes:
             return torch.ones(1, 1, dtype=torch.float64)
         rotation = torch.zeros(self.size, self.entries, dtype=torch.float64)
@@ -123,12 +123,12 @@ class BitScores(ClientScores):
         """Public ranges of u: all entries lie in [-1, 1]."""
         return ranges_of(self.entries)
 
-    def turned(self, means: Tensor) -> Tensor:
-        """Return u = SCALE Q^T v, (K, entries) float32, for the clients' mean vectors v, ``means`` (K, size)."""
+    def sent_values(self, means: Tensor) -> Tensor:
+        """Return u = SCALE Q^T v, (K, entries) float32, for the clients' mean vectors v, ``means`` (K, size); Q is :attr:`rotation`."""
         return (SCALE * means @ self.rotation).clamp(-1, 1).float()
 
-    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
-        """Return the noisy sum of all clients' v, estimated from the bits in ``pool``.
+    def estimated_sum(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
+        """Return the noisy sum of all clients' v, estimated from the bits in ``pool`` as n Q u / SCALE from the mean u of n clients.
 
         The stated noise is the largest, that of bits about an entry of 0. If each client has a ``single`` record, the entries of its
         one-hot part are 1 or -1. Bits about these vary less: the variance of a client's estimate is smaller by 1.
@@ -150,15 +150,15 @@ class MeanScores(ClientScores):
         weights = self.weights
         return sqrt((weights.loss**2 + weights.right**2 + weights.gap**2) / 4 + weights.cell**2 + weights.bin**2) * _ROUNDING_FACTOR
 
-    def turned(self, means: Tensor) -> Tensor:
+    def sent_values(self, means: Tensor) -> Tensor:
         """Return the clients' mean vectors v, ``means`` (K, size), as float32, scaled so that their length is at most 1."""
         return (means / self.longest).float()
 
-    def told(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
+    def estimated_sum(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
         """Return the noisy sum of all clients' v from the reports in ``pool``, which are of v / ``longest``. ``single`` has no effect."""
-        unit, ranges = pool.clients * self.longest, self.ranges  # from the mean of reports to the sum of v
+        sum_per_mean, ranges = pool.clients * self.longest, self.ranges  # from the mean of the reports to the sum of v
         mean = pool.aggregate(mechanism, ranges).mean.double().numpy()
-        return NoisySum(mean * unit, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
+        return NoisySum(mean * sum_per_mean, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * sum_per_mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,11 +171,11 @@ class WholeClientEvaluation(ClientEvaluation):
         """Evaluate the model after round ``number``, as in the base class, from each client's mean vector."""
 
         def values_of(batch: range) -> Tensor:
-            return self.vectors.asked(task, weights, self.units[batch.start : batch.stop])
+            return self.vectors.client_values(task, weights, self.units[batch.start : batch.stop])
 
         context, clients = b"evaluation" + weights.numpy().tobytes(), len(self.units)
         pool = released_pool(
             values_of, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
         )
         single = bool(self.units.sizes.max(initial=0) <= 1)
-        return as_measured(self.vectors.told(pool, self.mechanism, single=single), clients)
+        return as_measured(self.vectors.estimated_sum(pool, self.mechanism, single=single), clients)

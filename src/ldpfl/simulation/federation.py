@@ -183,8 +183,11 @@ class Federation:
         """Return the random bits of ``clients`` in the round after ``state`` for public data. They do not depend on the values."""
         return SeededStreams.for_clients(known(self.secret_seed), state.round + 1, clients)
 
-    def mixing(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
-        """Return the generator that mixes ``reports`` in the round after ``state``: it draws their order, or all noise of a secure sum."""
+    def mixing_generator(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
+        """Return the generator that mixes ``reports`` in the round after ``state``: it draws their order, or all noise of a secure sum.
+
+        On a user's own data it depends on the sum of the reports and on the weights, since it draws noise that hides this sum.
+        """
         round_number = state.round + 1
         if not self.own_data:
             return stream(self.seed, Purpose.MIXING, round_number)
@@ -214,7 +217,7 @@ class Federation:
             return
         owners, starts = np.unique(clients, return_index=True)  # the samples are sorted by client
         for client, start, stop in zip(owners, starts, [*starts[1:], len(samples)], strict=True):
-            model = trainer.joined(weights, personal[client : client + 1])[0]
+            model = trainer.whole_models(weights, personal[client : client + 1])[0]
             yield from evaluated(trainer.whole.task, model, samples.take(slice(int(start), int(stop))))
 
     def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
@@ -226,11 +229,11 @@ class Federation:
         """Return whether early stopping applies: the validation loss has not fallen for ``patience`` rounds."""
         return self.stopping is not None and has_stopped(history, self.stopping.patience)
 
-    def charged_as(self, round_number: int) -> int:
+    def ledger_number(self, round_number: int) -> int:
         """Return the number of a round in the ledger, which also numbers histograms and evaluations at clients."""
         return self.measured + round_number + (0 if self.judged is None else self.judged.before(round_number))
 
-    def weighed(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
+    def scaled_by_size(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
         """Return ``trained`` (k, d) with the change from ``broadcast`` scaled down for ``clients`` (k,) that have few records."""
         if self.work.full_weight is None:
             return trained

@@ -35,7 +35,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @contextmanager
-def nothing_kept(module: nn.Module) -> Iterator[None]:
+def refuse_state_changes(module: nn.Module) -> Iterator[None]:
     """Raise an error if the block changes ``module``: its parameters, their gradients, its buffers or other attributes.
 
     Raises:
@@ -47,7 +47,7 @@ def nothing_kept(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def nothing_written(module: nn.Module, trained: Mapping[str, Tensor], *, by_value: bool) -> Iterator[None]:
+def refuse_tensor_writes(module: nn.Module, trained: Mapping[str, Tensor], *, by_value: bool) -> Iterator[None]:
     """Raise an error if the block, a forward or backward pass of ``module``, writes to the ``trained`` tensors, given by name.
 
     Inside ``vmap`` counters show every write. Elsewhere ``by_value`` is needed: it copies all tensors and compares them.
@@ -68,7 +68,10 @@ def nothing_written(module: nn.Module, trained: Mapping[str, Tensor], *, by_valu
 
 @contextmanager
 def _refuse_changes(module: nn.Module, changed_names: Callable[[], list[str]]) -> Iterator[None]:
-    """Raise an error after the block if ``changed_names`` finds any. It replaces another error of the block, whose cause it may be."""
+    """Raise a :class:`PrivacyError` after the block if ``changed_names`` returns any name.
+
+    It replaces an error that the block raised, since the change may have caused that error.
+    """
     try:
         yield
     except LdpflError:
@@ -94,16 +97,16 @@ def _snapshot(module: nn.Module) -> dict[str, object]:
     """Return the state of ``module``, by name, in a form that can be compared: copies of tensors, and other attributes as bytes."""
     snapshot: dict[str, object] = {}
     copies: dict[int, object] = {}  # by id: all parts of a model of ``transformers`` share one config, which is copied once
-    for prefix, part in module.named_modules():
-        left_out = PARTS | VIEWS if isinstance(part, nn.RNNBase) else PARTS
-        start = f"{prefix}." if prefix else ""
-        attributes = ((key, value) for key, value in part.__dict__.items() if key not in left_out)
-        for key, value in chain(attributes, part._buffers.items(), part._parameters.items()):
+    for module_name, submodule in module.named_modules():
+        left_out = PARTS | VIEWS if isinstance(submodule, nn.RNNBase) else PARTS
+        prefix = f"{module_name}." if module_name else ""
+        attributes = ((key, value) for key, value in submodule.__dict__.items() if key not in left_out)
+        for key, value in chain(attributes, submodule._buffers.items(), submodule._parameters.items()):
             if id(value) not in copies:
-                copies[id(value)] = _frozen_fingerprint(value) if _is_frozen(value) else _copied(value)
-            snapshot[start + key] = copies[id(value)]
+                copies[id(value)] = _frozen_fingerprint(value) if _is_frozen(value) else _comparable_copy(value)
+            snapshot[prefix + key] = copies[id(value)]
             if isinstance(value, Tensor) and isinstance(value, nn.Parameter):  # the first check is cheaper, and enough for most attributes
-                snapshot[f"{start}{key}.grad"] = _copied(value.grad)
+                snapshot[f"{prefix}{key}.grad"] = _comparable_copy(value.grad)
     return snapshot
 
 
@@ -113,12 +116,12 @@ def _is_frozen(value: object) -> bool:
 
 
 def _frozen_fingerprint(value: Tensor) -> object:
-    """Return write counter, address, shape and SHA-256 of a frozen parameter, since copies would double the memory of a large base."""
+    """Return write counter, address, shape and SHA-256 of a frozen parameter. Copies would double the memory of a pretrained model."""
     octets = value.detach().reshape(-1).view(torch.uint8).cpu().numpy()
     return value._version, value.data_ptr(), tuple(value.shape), hashlib.sha256(octets.data).digest()
 
 
-def _copied(value: object) -> object:
+def _comparable_copy(value: object) -> object:
     """Return a copy of ``value`` or bytes that stand for it, such that :func:`_equal` finds a later change of ``value``."""
     if value is None or type(value) in (bool, int, str):  # most attributes: to pickle them would take most of the time
         return value
@@ -130,7 +133,7 @@ def _copied(value: object) -> object:
         return pickle.dumps(value)
     with suppress(Exception):
         return _Contents.of(value)
-    return _named(value)
+    return _type_and_identity(value)
 
 
 class _Contents(pickle.Pickler):
@@ -151,12 +154,12 @@ class _Contents(pickle.Pickler):
         """Return how to pickle ``value``: as usual if that works, else as the docstring of the class says."""
         with suppress(Exception):
             pickle.dumps(value)
-            return NotImplemented
+            return NotImplemented  # pickle it as usual
         if isinstance(value, FunctionType):
-            return (str, (_named(value),), (_closure_values(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
+            return (str, (_type_and_identity(value),), (_closure_values(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
         with suppress(Exception):
             return value.__reduce_ex__(4)
-        return (str, (_named(value),))  # such as a nested class, or a tensor of vmap
+        return (str, (_type_and_identity(value),))  # such as a nested class, or a tensor of vmap
 
 
 def _closure_values(function: FunctionType) -> list[object]:
@@ -168,7 +171,7 @@ def _closure_values(function: FunctionType) -> list[object]:
     return values
 
 
-def _named(value: object) -> str:
+def _type_and_identity(value: object) -> str:
     """Return the type and identity of ``value``, as text."""
     return f"{type(value).__name__} {id(value)}"
 
@@ -179,7 +182,7 @@ def _differing_names(before: Mapping[str, object], after: Mapping[str, object]) 
 
 
 def _equal(first: object, second: object) -> bool:
-    """Whether two values of :func:`_copied` are equal, tensors bit by bit."""
+    """Whether two values of :func:`_comparable_copy` are equal, tensors bit by bit."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return _equal_bits(first, second)
     return type(first) is type(second) and first == second

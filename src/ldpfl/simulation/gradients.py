@@ -21,8 +21,8 @@ from ldpfl.models import CenteredLinear
 from ldpfl.models.adapters import is_of_transformers
 from ldpfl.models.mending import copied
 from ldpfl.simulation.compiled_records import CompiledSums
-from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
-from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule, many_at_once
+from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
+from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule, for_many_clients_at_once
 from ldpfl.simulation.local_training import LocalTask, PatchConvolutions, Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class GradientTrainer:
     at_once: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        with nothing_kept(self.task.module):
-            return _descents(self.task, _weight_copies(self.task, weights), *_only_step(schedule), at_once=self.at_once)
+        with refuse_state_changes(self.task.module):
+            return _negative_gradients(self.task, _weight_copies(self.task, weights), *_only_step(schedule), at_once=self.at_once)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RecordGradientTrainer:
     compiled: CompiledSums | None = None
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        with nothing_kept(self.task.module):
+        with refuse_state_changes(self.task.module):
             return self._train(weights, schedule, round_number)
 
     def in_round(self, ranges: LayerRanges) -> RecordGradientTrainer:
@@ -101,16 +101,16 @@ class RecordGradientTrainer:
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
         lanes = self.block(weights)
         at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
-        places, is_real = _assign_lanes(mask, self._lanes(index, lanes), lanes)
-        for start in range(0, len(places), at_once):
-            block, real = places[start : start + at_once], is_real[start : start + at_once].cpu()
+        ordered, is_real = _ordered_by_lane(mask, self._lanes(index, lanes), lanes)
+        for start in range(0, len(ordered), at_once):
+            block, real = ordered[start : start + at_once], is_real[start : start + at_once].cpu()  # (client, position) of each record
             rows, counted = self._rows(index[block[:, 0], block[:, 1]], round_number)
             if self.compiled is not None and self.left_out is None:
-                block_sum = self.compiled.of(weights, rows, counted, real)
+                block_sum = self.compiled.block_sum(weights, rows, counted, real)
                 sums[block[0, 0]] += block_sum.points  # all records of a block belong to one client
-                self._report_clipped(block_sum.norms[real])
+                self._report_clipped_records(block_sum.norms[real])
                 continue
-            descents, usable = self._descents(weights, rows, counted)
+            descents, usable = self._negative_gradients_and_usable(weights, rows, counted)
             if self.left_out is not None:
                 is_left_out = real & ~(usable & torch.linalg.vector_norm(descents.double(), dim=1).isfinite())
                 self.left_out(index[block[:, 0], block[:, 1]].cpu()[is_left_out])
@@ -129,7 +129,7 @@ class RecordGradientTrainer:
         """Return the number of records in a block. All records of a block belong to one client; a compiled step processes one block."""
         return min(self._max_records(weights), ALIGNED)
 
-    def _report_clipped(self, norms: Tensor) -> None:
+    def _report_clipped_records(self, norms: Tensor) -> None:
         """Call ``watch`` with a mask of the gradients, of the given ``norms`` (R,), that are clipped."""
         if self.watch is not None:
             self.watch(norms[norms.isfinite()] > self.clip.norm)
@@ -151,16 +151,16 @@ class RecordGradientTrainer:
             return self.persons.turn(records, round_number)
         return records[:, None], torch.ones(len(records), 1, device=records.device)
 
-    def _descents(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _negative_gradients_and_usable(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the negative gradient (R, d) of each record with ``rows`` (R, B), and a mask (R,) of the records that have one."""
         usable = torch.ones(len(rows), dtype=torch.bool)
         try:
-            return self._descents_of(weights, rows, mask), usable
+            return self._negative_gradients_of(weights, rows, mask), usable
         except (Exception, SystemExit) as error:
             if not self.confined:
                 raise
             kind = type(error).__name__
-            usable = torch.tensor([self._has_descent(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
+            usable = torch.tensor([self._runs_without_error(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
             if bool(usable.all()):  # no single record causes the error
                 raise
         if self.left_out is None:
@@ -170,17 +170,17 @@ class RecordGradientTrainer:
         # A usable record replaces each failing one, so that the others keep their lanes, on which their rounding depends.
         on_device = usable.to(rows.device)
         replaced = (torch.where(on_device[:, None], part, part[on_device][0]) for part in (rows, mask))
-        return self._descents_of(weights, *replaced), usable
+        return self._negative_gradients_of(weights, *replaced), usable
 
-    def _descents_of(self, weights: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+    def _negative_gradients_of(self, weights: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         """Return the negative gradient (R, d) of each record with ``rows`` (R, B), or raise if any record fails."""
         shared = _weight_copies(self.task, weights)  # new copies each time, since a failing record's pass may have written to them
-        return _descents(self.task, shared, rows, mask, at_once=self.at_once).cpu()
+        return _negative_gradients(self.task, shared, rows, mask, at_once=self.at_once).cpu()
 
-    def _has_descent(self, weights: Tensor, rows: Tensor, mask: Tensor) -> bool:
-        """Whether neither the model nor the loss raises for these records."""
+    def _runs_without_error(self, weights: Tensor, rows: Tensor, mask: Tensor) -> bool:
+        """Whether the gradients of these records can be computed: neither the model nor the loss raises."""
         try:
-            self._descents_of(weights, rows, mask)
+            self._negative_gradients_of(weights, rows, mask)
         except (Exception, SystemExit):
             return False
         return True
@@ -194,14 +194,16 @@ def confined(trainer: Trainer) -> Trainer:
     return replace(trainer, confined=True, compiled=None) if isinstance(trainer, RecordGradientTrainer) else trainer
 
 
-def _assign_lanes(mask: Tensor, lane_of: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
+def _ordered_by_lane(mask: Tensor, lane_of: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
     """Order the records in ``mask`` (K, B) so that each stands in its lane. Return their indices (N, 2), and a mask (N,) of real records.
 
-    Each client starts at a multiple of the number of ``lanes``. A record's position modulo ``lanes`` is its lane, ``lane_of`` (K, B). Gaps
-    are filled with copies of some record. A product's rounding depends on the position modulo ``lanes``, because of memory alignment. So it
-    does not depend on the other records that take part, or on their number.
+    A record's position modulo ``lanes`` is its lane, ``lane_of`` (K, B). Each client starts at a multiple of ``lanes``. Gaps are filled
+    with copies of some record, which the returned mask leaves out.
+
+    A product's rounding depends on the position modulo ``lanes``, because of memory alignment. So a record's rounding does not depend on
+    which or how many other records take part.
     """
-    places = mask.nonzero()
+    places = mask.nonzero()  # (client, position) of each record
     clients, record_lanes = places[:, 0], lane_of[places[:, 0], places[:, 1]]
     group = clients * lanes + record_lanes  # records of one client and lane
     sizes = torch.bincount(group, minlength=len(mask) * lanes)
@@ -228,7 +230,7 @@ def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in task.layout.unflatten(weights.to(task.data.device)).items()}
 
 
-def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
+def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
     """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``shared`` weights for all."""
     doubled = len(index) == 1  # a batch of one uses other kernels, which round differently
     if doubled:
@@ -237,13 +239,13 @@ def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: T
         flat = _center_means(task, index, mask)
         return flat[:1] if doubled else flat
     if not at_once:
-        flat = torch.cat([_descent(task, shared, *row) for row in zip(index, mask, strict=True)])
+        flat = torch.cat([_negative_gradient_of_row(task, shared, *row) for row in zip(index, mask, strict=True)])
         return flat[:1] if doubled else flat
     names = list(shared)
     # Each row has its own view of the parameters, without a copy. So the gradient of the sum holds each row's own gradient.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
-    losses = many_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
-    with nothing_written(task.module, shared, by_value=False):
+    losses = for_many_clients_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
+    with refuse_tensor_writes(task.module, shared, by_value=False):
         with PatchConvolutions():
             total = losses(parameters, *task.batch(index), mask).sum()
         gradients = torch.autograd.grad(total, parameters, materialize_grads=True)  # measured weights have no gradient
@@ -251,7 +253,7 @@ def _descents(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: T
     return flat[:1] if doubled else flat
 
 
-def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
+def _negative_gradient_of_row(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
     """Return minus the gradient of the mean loss over one row (B,), as (1, d).
 
     The row has a copy of the model to itself. Otherwise a pass that changes the model could change the gradients of other rows, and a later
@@ -260,7 +262,7 @@ def _descent(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Te
     task = replace(task, module=copied(task.module))
     parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
     inputs, targets = task.batch(index)
-    with nothing_kept(task.module), nothing_written(task.module, parameters, by_value=True):
+    with refuse_state_changes(task.module), refuse_tensor_writes(task.module, parameters, by_value=True):
         loss = task.loss(parameters, inputs, targets, mask)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     return task.layout.flatten(dict(zip(parameters, gradients, strict=True))).neg_()[None]

@@ -86,12 +86,15 @@ class LeastSquares:
         return self.vectors(inputs.flatten(1).cpu(), targets.cpu())
 
     def vectors(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the vectors (R, size) of records with ``inputs`` (R, inputs) and ``targets`` (R,)."""
+        """Return the vectors (R, size) of records with ``inputs`` (R, inputs) and ``targets`` (R,); zeros for a record without an answer.
+
+        A vector has the weighted products of each pair of features, then those of each feature with each target.
+        """
         features, scaled_targets = self._features(inputs), self._targets(targets)
         first, second = self._triangle
-        products = features[:, first] * features[:, second] * self._weights
-        crossed = (features[:, :, None] * scaled_targets[:, None, :]).flatten(1) * self._target_weight
-        vectors = torch.cat([products, crossed], dim=1)
+        feature_products = features[:, first] * features[:, second] * self._weights
+        target_products = (features[:, :, None] * scaled_targets[:, None, :]).flatten(1) * self._target_weight
+        vectors = torch.cat([feature_products, target_products], dim=1)
         return vectors.where(~absent_targets(targets)[:, None], 0.0)
 
     def solved(self, total: NoisySum, records: float) -> Tensor:
@@ -186,8 +189,11 @@ class LeastSquares:
 
 
 def _distance(target_share: float) -> float:
-    """Return the largest distance of two records' vectors of length 1; the file's docstring derives it. ``target_share`` is b^2."""
+    """Return the largest distance of two records' vectors of length 1; the file's docstring derives it.
+
+    ``target_share`` is b^2, the share of the products with targets in the squared length, and a^2 that of the products of features.
+    """
     feature_share = 1 - target_share
-    if target_share <= 2 * feature_share:  # the minimum is at c = -b^2 / 2 a^2
+    if target_share <= 2 * feature_share:  # the inner product is least if that of the features is c = -b^2 / 2 a^2; else at c = -1
         return sqrt(2 + target_share**2 / (2 * feature_share))
     return 2 * sqrt(target_share)

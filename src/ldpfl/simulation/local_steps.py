@@ -68,35 +68,35 @@ def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, 
         orders: for each epoch the source of random words by which samples are ordered; its row i is client i's.
         batch_size: width B of the schedule. It must be the same for all cohorts of a federation: see :attr:`Federation.batch_width`.
     """
-    table, inside = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
-    clients, most = table.shape
-    steps = -(-inside.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch
+    table, is_real = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
+    clients, most_samples = table.shape
+    steps = -(-is_real.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch
     # The width must not depend on the other clients: another width uses other kernels, which round differently.
     index = np.repeat(table[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
     mask = np.zeros(index.shape, dtype=np.float32)
-    row, place = np.nonzero(inside)
-    step, within = place // batch_size, place % batch_size
+    row, column = np.nonzero(is_real)
+    step, place_in_batch = column // batch_size, column % batch_size
     for epoch, source in enumerate(orders):
-        order = table if most == 1 else np.take_along_axis(table, _random_orders(source, inside), axis=1)
-        index[row, step + epoch * steps[row, 0], within] = order[row, place]
-        mask[row, step + epoch * steps[row, 0], within] = 1.0
+        shuffled = table if most_samples == 1 else np.take_along_axis(table, _random_orders(source, is_real), axis=1)
+        index[row, step + epoch * steps[row, 0], place_in_batch] = shuffled[row, column]
+        mask[row, step + epoch * steps[row, 0], place_in_batch] = 1.0
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
 
 
-def _random_orders(source: BlockSource, inside: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return a random order (K, n) of each row's entries, by 64 random bits for each. Entries that are not ``inside`` come last."""
-    clients, most = inside.shape
-    keys = source.block(range(clients), 2 * most).view(np.uint64)
-    return np.where(inside, keys, np.iinfo(np.uint64).max).argsort(axis=1)
+def _random_orders(source: BlockSource, is_real: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return a random order (K, n) of each row's entries, by 64 random bits for each. Entries that are not ``is_real`` come last."""
+    clients, width = is_real.shape
+    keys = source.block(range(clients), 2 * width).view(np.uint64)
+    return np.where(is_real, keys, np.iinfo(np.uint64).max).argsort(axis=1)
 
 
 def full_batch(samples: Sequence[Places], width: int) -> BatchSchedule:
     """Return a schedule of one step over all samples of each client, in order. ``width`` is B of :class:`BatchSchedule`."""
-    table, inside = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
+    table, is_real = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
     index = np.repeat(table[:, None, :1], width, axis=2)
     index[:, 0, : table.shape[1]] = table
     mask = np.zeros(index.shape, dtype=np.float32)
-    mask[:, 0, : table.shape[1]] = inside
+    mask[:, 0, : table.shape[1]] = is_real
     return BatchSchedule(torch.from_numpy(index), torch.from_numpy(mask))
 
 
@@ -109,7 +109,7 @@ def poisson_batch(whole: BatchSchedule, rate: float, coins: BlockSource) -> Batc
 
 Kind = Literal["sgd", "adam"]
 
-BETA, BETA_2, TINY = 0.9, 0.999, 1e-8
+ADAM_BETA_1, ADAM_BETA_2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 """Constants beta 1, beta 2 and epsilon of Adam (Kingma and Ba 2015), as in PyTorch."""
 
 
@@ -142,10 +142,10 @@ class LocalOptimiser:
     @property
     def is_plain(self) -> bool:
         """Whether it is SGD at a constant learning rate, with at most momentum."""
-        return self.kind == "sgd" and self.schedule == "constant" and not self.pulls
+        return self.kind == "sgd" and self.schedule == "constant" and not self.adds_to_gradient
 
     @property
-    def pulls(self) -> bool:
+    def adds_to_gradient(self) -> bool:
         """Whether weight decay or the proximal term adds to the gradient of the loss."""
         return bool(self.weight_decay or self.proximal)
 
@@ -165,16 +165,16 @@ class Descent:
         """Take one step. ``active`` (K,) is 0 for a client that has finished: neither momentum nor weight decay may move its weights."""
         self._steps += 1
         for number, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
-            if self._optimiser.pulls:
-                gradient = self._with_pull(number, gradient)
-            if not self._moments[number]:  # the gradient of a finished client is 0 already, unless something pulls
-                direction = gradient * beside(active, gradient) if self._optimiser.pulls else gradient
+            if self._optimiser.adds_to_gradient:
+                gradient = self._with_decay_and_proximal_term(number, gradient)
+            if not self._moments[number]:  # a finished client has a gradient of 0, unless decay or the proximal term adds to it
+                direction = gradient * factor_per_client(active, gradient) if self._optimiser.adds_to_gradient else gradient
                 parameter.sub_(direction, alpha=self._rate)
             else:
                 direction = self._direction(self._moments[number], gradient)
-                parameter.sub_(direction * beside(active, direction), alpha=self._rate)
+                parameter.sub_(direction * factor_per_client(active, direction), alpha=self._rate)
 
-    def _with_pull(self, number: int, gradient: Tensor) -> Tensor:
+    def _with_decay_and_proximal_term(self, number: int, gradient: Tensor) -> Tensor:
         """Return the ``gradient`` of parameter ``number``, plus the gradients of weight decay and of the proximal term."""
         parameter = self._parameters[number]
         gradient = gradient + self._optimiser.weight_decay * parameter
@@ -184,18 +184,21 @@ class Descent:
         """Update the ``moments`` of a parameter by ``gradient``, and return the step for a learning rate of 1."""
         if self._optimiser.kind == "sgd":
             return moments[0].mul_(self._optimiser.momentum).add_(gradient)
-        first, second = moments[0].lerp_(gradient, 1 - BETA), moments[1].mul_(BETA_2).addcmul_(gradient, gradient, value=1 - BETA_2)
-        root = second.sqrt() / sqrt(1 - BETA_2**self._steps)  # both moments are corrected for their start at 0
-        return first / (1 - BETA**self._steps) / (root + TINY)
+        first, second = (
+            moments[0].lerp_(gradient, 1 - ADAM_BETA_1),
+            moments[1].mul_(ADAM_BETA_2).addcmul_(gradient, gradient, value=1 - ADAM_BETA_2),
+        )
+        root = second.sqrt() / sqrt(1 - ADAM_BETA_2**self._steps)  # both moments are corrected for their start at 0
+        return first / (1 - ADAM_BETA_1**self._steps) / (root + ADAM_EPSILON)
 
 
-def beside(clients: Tensor, values: Tensor) -> Tensor:
+def factor_per_client(clients: Tensor, values: Tensor) -> Tensor:
     """Return one number for each client, ``clients`` (K,), as (K, 1, ...), to multiply ``values`` (K, *shape) client by client."""
     return clients.view(-1, *[1] * (values.dim() - 1))
 
 
 def split_evenly(count: int, largest: int, unit: int = ALIGNED) -> Iterator[slice]:
-    """Cut ``count`` clients into pieces of nearly equal length, at most ``largest``. Lengths are multiples of ``unit`` if it fits.
+    """Cut ``count`` clients into pieces of nearly equal length, at most ``largest``. Lengths are multiples of ``unit``, if that fits.
 
     The rounding of products depends on the alignment of a client's rows in memory, which repeats after 16 clients. So a client's weights do
     not depend on the number of clients that are trained together, if that number is at least 16.
@@ -212,19 +215,19 @@ _ONE_AFTER_ANOTHER = "There is a performance drop because we have not yet implem
 
 
 @contextmanager
-def without_advice() -> Iterator[None]:
-    """Leave out PyTorch's warning on operations that it has no rule for. Results are right, and users cannot add a rule."""
+def without_vmap_warning() -> Iterator[None]:
+    """Suppress PyTorch's warning that it computes an operation for one client after another: results are right all the same."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", _ONE_AFTER_ANOTHER, UserWarning)
         yield
 
 
-def many_at_once(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def for_many_clients_at_once(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the function that computes ``loss`` for many clients: each argument has a further dimension in front, that of clients."""
     losses = vmap(loss)
 
     def quiet_losses(*arguments: object) -> Tensor:
-        with without_advice():
+        with without_vmap_warning():
             result: Tensor = losses(*arguments)
         return result
 

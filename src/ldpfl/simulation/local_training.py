@@ -18,8 +18,17 @@ from ldpfl.data.inputs import Inputs, each
 from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.models.layout import ParameterLayout, called_with
-from ldpfl.simulation.forward_side_effects import nothing_kept, nothing_written
-from ldpfl.simulation.local_steps import BETA, BETA_2, TINY, BatchSchedule, Descent, LocalOptimiser, beside, many_at_once
+from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
+from ldpfl.simulation.local_steps import (
+    ADAM_BETA_1,
+    ADAM_BETA_2,
+    ADAM_EPSILON,
+    BatchSchedule,
+    Descent,
+    LocalOptimiser,
+    factor_per_client,
+    for_many_clients_at_once,
+)
 from ldpfl.tasks import CLASSIFICATION, Task
 
 Precision = Literal["float32", "bf16"]
@@ -142,7 +151,7 @@ class VectorizedTrainer:
         if schedule.clients == 1:  # a batch of one uses other kernels, which round differently, so it is doubled
             doubled = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
             return self.train(weights.expand(2, -1), doubled, round_number)[:1]
-        with nothing_kept(self.task.module):
+        with refuse_state_changes(self.task.module):
             return self._train(weights, schedule, round_number)
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
@@ -152,11 +161,11 @@ class VectorizedTrainer:
         names = list(start)
         parameters = [start[name].clone().requires_grad_() for name in names]
         descent = Descent(task.optimiser, parameters, round_number)
-        client_losses = many_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
+        client_losses = for_many_clients_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
         for step in range(schedule.steps):
             inputs, targets = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]
-            with nothing_written(task.module, dict(zip(names, parameters, strict=True)), by_value=False):
+            with refuse_tensor_writes(task.module, dict(zip(names, parameters, strict=True)), by_value=False):
                 with PatchConvolutions() if self.patches else nullcontext():
                     total = client_losses(parameters, inputs, targets, mask).sum()
                 # Clients share no parameter, so the gradient of the sum is every client's own gradient.
@@ -174,7 +183,7 @@ def clipped(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, ...]
     """Return the gradients (K, *shape) of K clients, with each client's whole gradient clipped to ``clip_norm``."""
     factors = _clip_factors(gradients, clip_norm)
     # Not in place: autograd may hand out one tensor as the gradient of two parameters.
-    return tuple(gradient * beside(factors, gradient) for gradient in gradients)
+    return tuple(gradient * factor_per_client(factors, gradient) for gradient in gradients)
 
 
 def _clip_factors(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
@@ -200,7 +209,7 @@ class LoopTrainer:
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         clients = (BatchSchedule(index[None], mask[None]) for index, mask in zip(schedule.index, schedule.mask, strict=True))
-        with nothing_kept(self.task.module):
+        with refuse_state_changes(self.task.module):
             return torch.stack([self._train_one(weights, client, round_number) for client in clients])
 
     def _train_one(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
@@ -215,13 +224,13 @@ class LoopTrainer:
                 break
             inputs, targets = task.batch(chosen)
             optimiser.zero_grad()
-            with nothing_written(task.module, parameters, by_value=True):
+            with refuse_tensor_writes(task.module, parameters, by_value=True):
                 task.losses(task.trained(parameters, inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
             if task.clip_norm is not None:
                 gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
                 factor = _clip_factors(gradients, task.clip_norm)
                 for gradient in gradients:
-                    gradient.mul_(beside(factor, gradient))
+                    gradient.mul_(factor_per_client(factor, gradient))
             if task.optimiser.proximal:
                 for name, parameter in parameters.items():
                     if parameter.grad is not None:
@@ -234,7 +243,7 @@ def _torch_optimiser(optimiser: LocalOptimiser, parameters: Iterable[Tensor], ro
     """Return PyTorch's optimiser for the settings of ``optimiser``, except the proximal term, which it does not have."""
     rate, decay = optimiser.rate(round_number), optimiser.weight_decay
     if optimiser.kind == "adam":
-        return torch.optim.Adam(parameters, lr=rate, betas=(BETA, BETA_2), eps=TINY, weight_decay=decay)
+        return torch.optim.Adam(parameters, lr=rate, betas=(ADAM_BETA_1, ADAM_BETA_2), eps=ADAM_EPSILON, weight_decay=decay)
     return torch.optim.SGD(parameters, lr=rate, momentum=optimiser.momentum, weight_decay=decay)
 
 
@@ -259,10 +268,10 @@ def evaluated(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tu
     """
     # The model gets copies, so that it cannot change the broadcast weights.
     parameters = {name: value.clone() for name, value in task.layout.unflatten(weights.to(samples.device)).items()}
-    with torch.no_grad(), nothing_kept(task.module):
+    with torch.no_grad(), refuse_state_changes(task.module):
         for start in range(0, len(samples), AT_ONCE):
             batch = samples.take(slice(start, start + AT_ONCE))
-            with nothing_written(task.module, parameters, by_value=True):
+            with refuse_tensor_writes(task.module, parameters, by_value=True):
                 outputs = task.outputs(parameters, task.normalised(batch.inputs))
             yield outputs, batch.targets
 
@@ -297,8 +306,8 @@ def _has_few_channels(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> bool:
     """Whether :func:`_patch_conv2d` computes the convolution with these arguments of ``torch.conv2d``."""
-    plain = groups == 1 and dilation in (1, (1,), (1, 1)) and not isinstance(padding, str)
-    return plain and input.dim() == 4 and weight.shape[1] <= FEW_CHANNELS
+    has_plain_settings = groups == 1 and dilation in (1, (1,), (1, 1)) and not isinstance(padding, str)
+    return has_plain_settings and input.dim() == 4 and weight.shape[1] <= FEW_CHANNELS
 
 
 def _patch_conv2d(

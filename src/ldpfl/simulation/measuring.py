@@ -51,7 +51,7 @@ class ColumnStages:
     stages: tuple[tuple[Histogram | None, ...], ...] = ()
 
     @classmethod
-    def begun(cls, columns: Sequence[Unscaled]) -> ColumnStages:
+    def before_first_stage(cls, columns: Sequence[Unscaled]) -> ColumnStages:
         """Return the state before anything is measured."""
         return cls(tuple(columns), tuple(map(scaling.first_edges, columns)))
 
@@ -61,14 +61,14 @@ class ColumnStages:
         return [ends.size - 1 for ends in self.edges]
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) counts its ``points`` (n,)."""
-        places = [scaling.place(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
-        return np.concatenate(_points_in_bins(places, self.bins, points))
+        """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) adds its ``points`` (n,)."""
+        bin_of_rows = [scaling.place(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
+        return np.concatenate(_points_in_bins(bin_of_rows, self.bins, points))
 
     def after(self, total: NoisySum, point: int) -> ColumnStages:
         """Return the state after the ``total`` of all clients' counts, in which a row counts ``point`` lattice points."""
         counts = np.split(total.points / point, np.cumsum(self.bins)[:-1])
-        histograms = [Histogram(ends, column, total.noise / point) for ends, column in zip(self.edges, counts, strict=True)]
+        histograms = [Histogram(ends, column_counts, total.noise / point) for ends, column_counts in zip(self.edges, counts, strict=True)]
         return self.with_histograms(histograms)
 
     def with_histograms(self, histograms: Sequence[Histogram]) -> ColumnStages:
@@ -91,18 +91,18 @@ class ColumnStages:
         return _scaled(dataset, self.stages)
 
 
-def point_of(steps: int, columns: int) -> int:
+def points_per_row(steps: int, columns: int) -> int:
     """Return the number of lattice points that a row counts in each of ``columns`` columns. The clipping norm C is ``steps`` points.
 
     Replacing a record lowers one count of each column and raises another. With p points, c columns move by p sqrt(2 c) in all. A sum of
     gradients may move by 2 C, so the largest p has c p^2 <= 2 C^2.
     """
     point = floor(steps * sqrt(2 / columns))
-    return point - (columns * point**2 > 2 * steps**2)
+    return point - (columns * point**2 > 2 * steps**2)  # one less if the root was rounded up
 
 
-def taken_off(point: int, mechanism: DpSgd) -> int:
-    """Return the number of points that each client subtracts from every count before it sends the counts. The server adds them to the sum.
+def count_offset(point: int, mechanism: DpSgd) -> int:
+    """Return the number of points that each client subtracts from every count before sending. The server adds it again, for each client.
 
     A sum's lattice holds ``steps`` points for each record in a coordinate. With a single column, ``point`` exceeds ``steps``, so that a
     count of nearly all records would not fit. So half of the largest count is subtracted. It follows from the stated number of records,
@@ -138,13 +138,13 @@ class Measuring:
         Raises:
             DataError: the target is a number, and noise hides its range.
         """
-        values, stages = scaling.unscaled_values(dataset), ColumnStages.begun(dataset.unscaled)
+        values, stages = scaling.unscaled_values(dataset), ColumnStages.before_first_stage(dataset.unscaled)
         sharing = [np.ones_like(rows) for rows in parts] if sharing is None else sharing
         for stage in range(1, scaling.STAGES + 1):
-            stages = stages.after(*self._released(values, stages, parts, sharing, stage=stage))
-        return stages.scaled(dataset), charged(self.mechanism, len(parts), self.channel, self.colluding)
+            stages = stages.after(*self._release_histograms(values, stages, parts, sharing, stage=stage))
+        return stages.scaled(dataset), measuring_ledger(self.mechanism, len(parts), self.channel, self.colluding)
 
-    def _released(
+    def _release_histograms(
         self,
         values: Sequence[Floats],
         stages: ColumnStages,
@@ -153,27 +153,27 @@ class Measuring:
         *,
         stage: int,
     ) -> tuple[NoisySum, int]:
-        """Return the sum of all clients' counts for one histogram of each column, and the number of points that a row counts in it."""
+        """Return the sum of all clients' counts for one histogram of each column, and the points of a row, which a person's rows share."""
         if self.mechanism is None:
             rows = np.arange(len(values[0]))
             counts = stages.counts(values, rows, np.ones_like(rows)).astype(np.float64)
             return NoisySum(counts, 0.0), 1
-        point = point_of(self.mechanism.steps, len(stages.columns))
-        offset = taken_off(point, self.mechanism)
+        row_points = points_per_row(self.mechanism.steps, len(stages.columns))
+        offset = count_offset(row_points, self.mechanism)
         edges = b"".join(ends.tobytes() for ends in stages.edges)
 
         def counts_of(clients: range) -> Tensor:
-            counts = [stages.counts(values, parts[client], point // sharing[client]) for client in clients]
+            counts = [stages.counts(values, parts[client], row_points // sharing[client]) for client in clients]
             return torch.from_numpy(np.stack(counts) - offset)
 
         # The context leaves out the number of rounds, since columns are measured once, even if the run is extended later.
         size, purpose = sum(stages.bins), Purpose.MEASURING
         total = released_sum(counts_of, len(parts), size, self.mechanism, seed=self.seed, purpose=purpose, number=stage, context=edges)
-        return NoisySum(total.points + offset * len(parts), total.noise), point
+        return NoisySum(total.points + offset * len(parts), total.noise), row_points
 
 
-def charged(mechanism: DpSgd | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:
-    """Return the ledger of measuring with ``mechanism``; it is empty if ``mechanism`` is None, which protects nothing."""
+def measuring_ledger(mechanism: DpSgd | None, clients: int, channel: Channel, colluding: int = 0) -> Ledger:
+    """Return the ledger of measuring columns with ``mechanism``. It is empty if ``mechanism`` is None, which protects nothing."""
     ledger = Ledger()
     if mechanism is not None:
         release = released(mechanism, ranges_of(1))
@@ -190,7 +190,7 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
     bins = sum(histogram.counts.size for histogram in noisy)
     pairs = zip(noisy, columns, strict=True)
     clear = [histogram if column.classes else histogram.standing_out(bins, together=not first) for histogram, column in pairs]
-    return [histogram if first or histogram else before for histogram, before in zip(clear, noisy, strict=True)]
+    return [histogram if first or histogram else noisy_histogram for histogram, noisy_histogram in zip(clear, noisy, strict=True)]
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> Dataset:
@@ -275,10 +275,13 @@ def _shares(histograms: Sequence[Histogram], column: Unscaled) -> list[float]:
     return share.tolist() if column.label is None else [float(share[1])]
 
 
-def _points_in_bins(places: Sequence[NDArray[np.int64]], bins: Sequence[int], points: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return for each column the rows' ``points`` (n,) in each bin (bins,). A column's ``places`` (n,) are the rows' bins, -1 for none."""
-    inside = [column >= 0 for column in places]
+def _points_in_bins(bin_of_rows: Sequence[NDArray[np.int64]], bins: Sequence[int], points: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return for each column the sum of the rows' ``points`` (n,) in each bin (bins,).
+
+    ``bin_of_rows`` has for each column the bin (n,) of each row, -1 for a row without a bin.
+    """
+    has_bin = [column >= 0 for column in bin_of_rows]
     return [
         np.bincount(column[rows], weights=points[rows], minlength=size).astype(np.int64)  # exact below 2^53
-        for column, rows, size in zip(places, inside, bins, strict=True)
+        for column, rows, size in zip(bin_of_rows, has_bin, bins, strict=True)
     ]

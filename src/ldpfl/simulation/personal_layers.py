@@ -41,12 +41,12 @@ class PersonalTrainer:
 
     def train_both(self, weights: Tensor, before: Tensor, schedule: BatchSchedule, round_number: int) -> tuple[Tensor, Tensor]:
         """Return the shared layers (K, d) and the personal layers (K, p) of clients whose personal layers were ``before`` (K, p)."""
-        trained = self.whole.train(self.joined(weights, before), schedule, round_number)
+        trained = self.whole.train(self.whole_models(weights, before), schedule, round_number)
         layers = self.whole.task.layout.unflatten(trained)
         shared, personal = ({name: layers[name] for name in layout.names} for layout in (self.shared, self.personal))
         return self.shared.flatten(shared), self.personal.flatten(personal)
 
-    def joined(self, weights: Tensor, values: Tensor) -> Tensor:
+    def whole_models(self, weights: Tensor, values: Tensor) -> Tensor:
         """Return the weights (K, d + p) of whole models with the shared layers ``weights`` (d,) and personal layers ``values`` (K, p)."""
         shared = self.shared.unflatten(weights.to(values.device).expand(len(values), -1))
         return self.whole.task.layout.flatten(shared | self.personal.unflatten(values))
@@ -69,7 +69,7 @@ class KeptLayers:
         return cls(clients, values)
 
 
-def after_round(before: Tensor, kept: Sequence[KeptLayers]) -> Tensor:
+def personal_layers_after_round(before: Tensor, kept: Sequence[KeptLayers]) -> Tensor:
     """Return the personal layers (N, p) of all clients after a round. Clients that did not take part keep theirs."""
     after = before.clone()  # the checkpoint before this round still uses the original
     for layers in kept:

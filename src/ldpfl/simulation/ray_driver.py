@@ -70,7 +70,7 @@ class Answer:
     processor: str
 
 
-def drive(where: str, folder: Path, pipe: Connection) -> None:
+def run_ray_driver(where: str, folder: Path, pipe: Connection) -> None:
     """Run Ray's driver until the other end of ``pipe`` is closed. An error is sent through ``pipe`` as the last message.
 
     Args:
@@ -88,7 +88,7 @@ def drive(where: str, folder: Path, pipe: Connection) -> None:
             _serve(pipe)
         except LdpflError as error:
             pipe.send(error)
-        except Exception as error:  # of Ray: its text may be pages long
+        except Exception as error:  # an error of Ray, whose text may be pages long
             if not isinstance(error, EOFError | BrokenPipeError):
                 pipe.send(LdpflError(LOST.format(type(error).__name__)))
 
@@ -130,12 +130,12 @@ def _address(where: str) -> str:
     with suppress(OSError, ValueError):
         if address_file.stat().st_uid == os.getuid():
             address = address_file.read_text().strip()
-            if _listens(int(address.rpartition(":")[2])):
+            if _own_process_listens(int(address.rpartition(":")[2])):
                 return address
     return "local"
 
 
-def _listens(port: int) -> bool:
+def _own_process_listens(port: int) -> bool:
     """Whether a process of this user listens at ``port`` of this machine. A killed cluster leaves its address file behind."""
     with suppress(psutil.Error):
         for socket in psutil.net_connections(kind="tcp"):
@@ -156,11 +156,11 @@ def _serve(pipe: Connection) -> None:
             arrays = [np.frombuffer(pipe.recv_bytes(), np.uint8) for _ in range(message.arrays)]
             references[message.name] = ray.put((message.name, pickled, arrays))
         else:
-            _do_round(pipe, message, references)
+            _train_round_on_cluster(pipe, message, references)
             del references[message.start]
 
 
-def _do_round(pipe: Connection, request: RoundRequest, references: dict[str, Any]) -> None:
+def _train_round_on_cluster(pipe: Connection, request: RoundRequest, references: dict[str, Any]) -> None:
     """Have all shares of a round trained, and send each answer at once. ``references`` has the values in Ray's object store, by name."""
     import ray
 
@@ -182,11 +182,15 @@ def _do_round(pipe: Connection, request: RoundRequest, references: dict[str, Any
             raise EOFError
         for reference in ready:
             node, outcome = _fetch(reference)
-            pipe.send(answer_of(waiting.pop(reference), node, outcome))
+            pipe.send(answer_from_outcome(waiting.pop(reference), node, outcome))
 
 
 def _fetch(reference: Any) -> tuple[str, Any]:
-    """Return the name of a share's node, and its outcome there; an LdpflError if the node cannot train or the share was lost too often."""
+    """Return the name of the node that trained a share, and the share's outcome there.
+
+    Raises:
+        LdpflError: the node cannot train, or the share was lost too often.
+    """
     from ray import exceptions, get
 
     try:
@@ -204,7 +208,7 @@ def _fetch(reference: Any) -> tuple[str, Any]:
     return str(node), outcome
 
 
-def answer_of(index: int, node: str, outcome: dict[str, str] | bytes) -> Answer:
+def answer_from_outcome(index: int, node: str, outcome: dict[str, str] | bytes) -> Answer:
     """Return the answer for the share at ``index`` from the ``outcome`` on ``node``: a pickled result, or the node's different versions.
 
     Raises:
@@ -231,13 +235,13 @@ def versions_finder() -> Callable[[], dict[str, str]]:
         import platform
         from importlib.metadata import PackageNotFoundError, version
 
-        found = {"python": platform.python_version()}
+        version_of = {"python": platform.python_version()}
         for name in ("ldpfl", "torch", "numpy"):
             try:
-                found[name] = version(name)
+                version_of[name] = version(name)
             except PackageNotFoundError:
-                found[name] = "not installed"
-        return found
+                version_of[name] = "not installed"
+        return version_of
 
     return versions
 
@@ -245,17 +249,17 @@ def versions_finder() -> Callable[[], dict[str, str]]:
 def share_task() -> Callable[[Any, Any, bytes], tuple[str, Any]]:
     """Return the task that a node runs for a share. It returns the node's name, and the pickled result or the node's different versions."""
     versions = versions_finder()
-    ours = versions()
+    driver_versions = versions()
 
     def train(federation: Any, start: Any, share: bytes) -> tuple[str, Any]:
         import platform
 
-        theirs = versions()
-        if theirs != ours:
-            return platform.node(), theirs
-        from ldpfl.simulation.ray_driver import collected
+        node_versions = versions()
+        if node_versions != driver_versions:
+            return platform.node(), node_versions
+        from ldpfl.simulation.ray_driver import train_and_pickle
 
-        return platform.node(), collected(federation, start, share)
+        return platform.node(), train_and_pickle(federation, start, share)
 
     return train
 
@@ -280,7 +284,7 @@ _unpack_federation = lru_cache(maxsize=2)(_unpack)
 _unpack_start = lru_cache(maxsize=1)(_unpack)
 
 
-def collected(federation: tuple[str, bytes, Any], start: tuple[str, bytes, Any], share: bytes) -> bytes:
+def train_and_pickle(federation: tuple[str, bytes, Any], start: tuple[str, bytes, Any], share: bytes) -> bytes:
     """Return a pickle of the result of a ``share``, or of the error that stopped it, and of the kind of this processor."""
     result: Collected | LdpflError
     try:

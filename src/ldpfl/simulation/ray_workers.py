@@ -22,9 +22,9 @@ from torch import Tensor
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.ray_driver import ANY_CLUSTER, LOST, Answer, RoundRequest, ValueHeader, drive
-from ldpfl.simulation.shared_objects import packed
-from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, for_shares
+from ldpfl.simulation.ray_driver import ANY_CLUSTER, LOST, Answer, RoundRequest, ValueHeader, run_ray_driver
+from ldpfl.simulation.shared_objects import pickle_and_arrays
+from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, without_parts_for_this_process
 
 _DRIVER_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -64,7 +64,7 @@ class RayTasks:
         resource_tracker.register(str(self._folder), "folder")  # which removes it even if this process is killed
         context = get_context("loky")
         self._pipe, driver_end = context.Pipe()
-        self._driver = context.Process(target=drive, args=(where, self._folder / "ray", driver_end), env=_DRIVER_ENV)
+        self._driver = context.Process(target=run_ray_driver, args=(where, self._folder / "ray", driver_end), env=_DRIVER_ENV)
         self._driver.start()
         driver_end.close()
         try:
@@ -101,15 +101,15 @@ class RayTasks:
         pickled = [pickle.dumps(share, protocol=5) for share in shares]
         try:
             if id(federation) not in self._federations:
-                self._federations[id(federation)] = federation, self._store(for_shares(federation))
+                self._federations[id(federation)] = federation, self._store(without_parts_for_this_process(federation))
             self._pipe.send(RoundRequest(self._federations[id(federation)][1], self._store(start), pickled, on_gpu))
         except OSError:
-            pass  # the driver has ended, and its reason can be received
+            pass  # the driver has ended: the caller's next :meth:`_receive` raises the reason
 
     def _store(self, value: object) -> str:
         """Have the driver put ``value`` into Ray's object store, and return its name there."""
         self._value_count += 1
-        pickled, arrays = packed(value)
+        pickled, arrays = pickle_and_arrays(value)
         self._pipe.send(ValueHeader(str(self._value_count), len(arrays)))
         for part in (pickled, *arrays):
             self._pipe.send_bytes(part)
@@ -153,7 +153,7 @@ class RayTasks:
 
 @contextmanager
 def ray_workers(where: str, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
-    """Give workers on the Ray cluster ``where`` for as long as the block lasts. A ``device`` that Ray does not manage has one process.
+    """Yield workers on the Ray cluster ``where`` for as long as the block lasts, or one process if Ray does not manage the ``device``.
 
     Raises:
         ConfigError: Ray is not installed.

@@ -6,7 +6,7 @@ the sum with the same noise, and the ledger charges the same release.
 
 The proof is about the integers (lattice points) that are sent. A vector is multiplied by a scale and rounded towards 0. Two vectors whose
 coordinates have the same sign move apart by less than 1 in that coordinate, and two of different signs move closer. So d coordinates add
-less than sqrt(d) to a distance, and :func:`points_a_unit` leaves room for that: no two records' integers lie farther apart than 2
+less than sqrt(d) to a distance, and :func:`points_per_unit` leaves room for that: no two records' integers lie farther apart than 2
 ``steps``. A person's vector is the mean of the vectors of its rows, and a mean of such vectors lies no farther from another mean.
 """
 
@@ -62,20 +62,21 @@ class RecordVectors(Protocol):
         """
 
 
-def points_a_unit(steps: int, size: int) -> float:
+def points_per_unit(steps: int, size: int) -> float:
     """Return the number of lattice points that stand for 1 in a vector of ``size`` numbers. The clipping norm is ``steps`` points.
 
-    Two vectors are at most APART apart, and rounding adds less than sqrt(size) points. Their points may be 2 ``steps`` apart.
+    Two records' vectors are at most APART apart, and rounding adds less than sqrt(size) points to their distance. The points of two
+    records may be at most 2 ``steps`` apart, twice the clipping norm.
     """
     return (2 * steps - isqrt(size) - 1) * _INSIDE / APART
 
 
-def points_of(vectors: Tensor, steps: int) -> Tensor:
+def lattice_points(vectors: Tensor, steps: int) -> Tensor:
     """Return ``vectors`` (R, size) float64 as lattice points (R, size) int64. A vector with NaN or infinity counts as zeros."""
     usable = vectors.isfinite().all(dim=1)
     if not bool(usable.all()):
         vectors = vectors.where(usable[:, None], 0.0)
-    return (vectors * points_a_unit(steps, vectors.shape[1])).trunc().to(torch.int64)
+    return (vectors * points_per_unit(steps, vectors.shape[1])).trunc().to(torch.int64)
 
 
 def client_sums(
@@ -97,7 +98,7 @@ def client_sums(
     vectors = OneByOne(vectors) if confined else vectors
     sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
     for owners, batch in vectors_of_units(vectors, task, weights, units, persons):
-        sums.index_add_(0, owners, points_of(batch, steps))
+        sums.index_add_(0, owners, lattice_points(batch, steps))
     return sums
 
 
@@ -109,7 +110,10 @@ def vectors_of_units(
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
     for start in range(0, len(indices), at_once):
         batch = indices[start : start + at_once]
-        values = _of_rows(vectors, task, weights, batch) if persons is None else _means(vectors, task, weights, batch, persons, at_once)
+        if persons is None:
+            values = _row_vectors(vectors, task, weights, batch)
+        else:
+            values = _person_means(vectors, task, weights, batch, persons, at_once)
         yield torch.from_numpy(owners[start : start + at_once]), values
 
 
@@ -126,23 +130,26 @@ class OneByOne:
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vector of each record (R, size). A warning names only the kinds of errors, whose texts may hold private values."""
-        found, errors = torch.zeros(len(rows), self.size, dtype=torch.float64), set[str]()
-        for place in range(len(rows)):
+        values, error_kinds = torch.zeros(len(rows), self.size, dtype=torch.float64), set[str]()
+        for index in range(len(rows)):
             try:
-                found[place] = self.vectors.of(task, weights, rows[place : place + 1])[0]
+                values[index] = self.vectors.of(task, weights, rows[index : index + 1])[0]
             except (Exception, SystemExit) as error:
-                errors.add(type(error).__name__)
-        if errors:
-            _LOG.warning("some records add nothing to the sum, because the model or its loss raises %s for them", ", ".join(sorted(errors)))
-        return found
+                error_kinds.add(type(error).__name__)
+        if error_kinds:
+            kinds = ", ".join(sorted(error_kinds))
+            _LOG.warning("some records add nothing to the sum, because the model or its loss raises %s for them", kinds)
+        return values
 
 
-def _of_rows(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
+def _row_vectors(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """Return the vector of each of the task's ``rows`` (R,), as (R, size)."""
     return vectors.of(task, weights, torch.from_numpy(rows).to(task.data.device))
 
 
-def _means(vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: NDArray[np.int64], persons: Persons, at_once: int) -> Tensor:
+def _person_means(
+    vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: NDArray[np.int64], persons: Persons, at_once: int
+) -> Tensor:
     """Return for each person of ``indices`` (P,) the mean (size,) of its rows' vectors. At most ``at_once`` rows are in memory."""
     rows, sharing = persons.rows_of(indices)
     owners = torch.from_numpy(np.repeat(np.arange(len(indices)), persons.counts[indices]))
@@ -150,7 +157,7 @@ def _means(vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: ND
     means = torch.zeros(len(indices), vectors.size, dtype=torch.float64)
     for start in range(0, len(rows), at_once):
         batch = slice(start, start + at_once)
-        means.index_add_(0, owners[batch], _of_rows(vectors, task, weights, rows[batch]) * row_weights[batch, None])
+        means.index_add_(0, owners[batch], _row_vectors(vectors, task, weights, rows[batch]) * row_weights[batch, None])
     return means
 
 
@@ -168,7 +175,7 @@ class NoisySum:
 
     def in_units(self, steps: int) -> NoisySum:
         """Return the sum in units of the records' vectors, from this sum in lattice points. The clipping norm is ``steps`` points."""
-        unit = points_a_unit(steps, self.points.size)
+        unit = points_per_unit(steps, self.points.size)
         return NoisySum(self.points / unit, self.noise / unit)
 
 
@@ -219,10 +226,10 @@ def released_pool(
 
 def noisy_sum(pool: ReportPool | PartialPool, mechanism: DpSgd, size: int) -> NoisySum:
     """Return the noisy sum of vectors of this ``size``, in lattice points, from the reports of ``mechanism`` in ``pool``."""
-    # The mechanism states a mean over records, in multiples of the clipping norm. ``unit`` turns it into a sum in lattice points.
-    ranges, unit = ranges_of(size), mechanism.records * mechanism.sample_rate * pool.clients * mechanism.steps
-    points = pool.aggregate(mechanism, ranges).mean.double().numpy() * unit
-    return NoisySum(points, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * unit)
+    # The mechanism states a mean over records, in multiples of the clipping norm.
+    ranges, points_per_mean = ranges_of(size), mechanism.records * mechanism.sample_rate * pool.clients * mechanism.steps
+    points = pool.aggregate(mechanism, ranges).mean.double().numpy() * points_per_mean
+    return NoisySum(points, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * points_per_mean)
 
 
 def ranges_of(size: int) -> LayerRanges:

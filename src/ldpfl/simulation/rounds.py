@@ -23,9 +23,9 @@ from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.least_squares import LeastSquares
-from ldpfl.simulation.personal_layers import after_round
+from ldpfl.simulation.personal_layers import personal_layers_after_round
 from ldpfl.simulation.record_sums import client_sums, released_sum
-from ldpfl.simulation.shares import ONE_PROCESS, ClientFacts, Collected, RoundNoise, RoundStart, Workers, cut, one_thread
+from ldpfl.simulation.shares import ONE_PROCESS, ClientFacts, Collected, RoundNoise, RoundStart, Workers, cut_into_shares, one_thread
 from ldpfl.transport.shuffling import mix
 from ldpfl.util.randomness import Purpose, known
 
@@ -52,7 +52,7 @@ def simulate(
             checkpoint = _solved_round(federation, federation.head, checkpoint, cohort, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
-            checkpoint = _round(federation, checkpoint, cohort, joined, chunk_size, rounds, clients_done, workers)
+            checkpoint = _trained_round(federation, checkpoint, cohort, joined, chunk_size, rounds, clients_done, workers)
         joined[cohort] += 1
         if federation.judged is not None and federation.judged.is_due(checkpoint.state.round):
             joined += 1
@@ -86,7 +86,7 @@ def _event(
     """Return the privacy event of round ``number``, in which ``clients`` of the ``cohort`` reported."""
     participation = federation.participation
     return round_event(
-        federation.charged_as(number),
+        federation.ledger_number(number),
         release,
         clients,
         joined + np.bincount(cohort, minlength=joined.size),
@@ -97,7 +97,7 @@ def _event(
     )
 
 
-def _round(
+def _trained_round(
     federation: Federation,
     before: Checkpoint,
     cohort: NDArray[np.int64],
@@ -116,12 +116,16 @@ def _round(
         memory = mechanism.schedule.initial_memory(len(federation.samples), ranges.dimension)
     facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.from_numpy(joined), memory, before.personal)
     start = RoundStart(before.state, mechanism, chunk_size, rounds - number)
-    collected = workers.collect(federation, start, cut(federation, cohort, facts), clients_done)
+    collected = workers.collect(federation, start, cut_into_shares(federation, cohort, facts), clients_done)
     noise = RoundNoise(mechanism, memory, [sent for part in collected for sent in part.noise])
     reports = [batch for part in collected for batch in part.reports]
-    personal = None if before.personal is None else after_round(before.personal, [layers for part in collected for layers in part.kept])
+    personal = (
+        None
+        if before.personal is None
+        else personal_layers_after_round(before.personal, [layers for part in collected for layers in part.kept])
+    )
     # From here on nothing knows which client sent what.
-    pool = mix(reports, federation.mixing(before.state, reports))
+    pool = mix(reports, federation.mixing_generator(before.state, reports))
     noise_std = noise.std()
     score = partial(workers.score, federation) if personal is None else partial(_score_with_personal, federation, personal)
     return close_round(
@@ -132,8 +136,8 @@ def _round(
         event=_event(federation, number, released(mechanism, ranges, federation.mechanism), pool.clients, cohort, joined),
         uplink_bytes=pool.reports.bytes_per_client,
         observed=Observed(
-            clipped=_clipped(collected, ranges),
-            clipped_records=_clipped_records(collected),
+            clipped=_clipped_shares(collected, ranges),
+            clipped_records=_clipped_record_share(collected),
             # The noise that a schedule drew depends on the data. So a user's own data have only the largest possible noise recorded.
             noise_std=None if noise_std is None or federation.own_data else noise_std.tolist(),
             noise={} if federation.own_data else noise.figures(ranges.sizes),
@@ -150,8 +154,8 @@ def _solved_round(
     began, number, mechanism = time.perf_counter(), before.state.round + 1, require_dp_sgd(federation.mechanism)
     units, task = federation.samples.take(cohort), federation.task
 
-    def sums_of(places: range) -> Tensor:
-        return client_sums(head, task, before.state.weights, units[places.start : places.stop], mechanism.steps, federation.persons)
+    def sums_of(clients: range) -> Tensor:
+        return client_sums(head, task, before.state.weights, units[clients.start : clients.stop], mechanism.steps, federation.persons)
 
     seed, purpose = known(federation.secret_seed), Purpose.LEAST_SQUARES
     with one_thread(federation.device):
@@ -176,13 +180,13 @@ def _evaluate_at_clients(federation: Federation, evaluation: ClientEvaluation, b
     number = before.state.round
     with one_thread(federation.device):
         result = evaluation.measured(federation.task, before.state.model, known(federation.secret_seed), number)
-    event_number = federation.charged_as(number) + 1
+    event_number = federation.ledger_number(number) + 1
     event = evaluation_event(event_number, evaluation.release, joined, federation.participation.channel, federation.participation.colluding)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=result))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 
 
-def _clipped(collected: Sequence[Collected], ranges: LayerRanges) -> list[float]:
+def _clipped_shares(collected: Sequence[Collected], ranges: LayerRanges) -> list[float]:
     """Return the share of values outside their range, by layer; an empty list if values have no range."""
     clients = sum(part.clients for part in collected)
     outside = [part.outside for part in collected if part.outside is not None]
@@ -191,7 +195,7 @@ def _clipped(collected: Sequence[Collected], ranges: LayerRanges) -> list[float]
     return [int(count) / (size * clients) for count, size in zip(np.sum(outside, axis=0), ranges.sizes, strict=True)]
 
 
-def _clipped_records(collected: Sequence[Collected]) -> float | None:
+def _clipped_record_share(collected: Sequence[Collected]) -> float | None:
     """Return the share of records whose gradient was clipped; None if per-record gradients are not clipped."""
     records = sum(part.records for part in collected)
     return sum(part.clipped_records for part in collected) / records if records else None

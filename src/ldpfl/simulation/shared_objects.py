@@ -54,7 +54,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
         return super().reducer_override(value)
 
     def _source(self, module: str | None) -> ModuleSource | None:
-        """Return where other processes find ``module``, if they do not find it by its name."""
+        """Return the file from which other processes load ``module``; None if they find it by its name."""
         if module is None:
             return None
         if module not in self._sources:
@@ -70,8 +70,8 @@ def _is_found(source: ModuleSource, value: type | FunctionType) -> bool:
         return False
 
 
-def packed(value: object) -> tuple[memoryview, list[memoryview]]:
-    """Return a pickle of ``value`` without the bytes of its arrays, and these bytes for each array. They are not copied.
+def pickle_and_arrays(value: object) -> tuple[memoryview, list[memoryview]]:
+    """Return a pickle of ``value`` that lacks the bytes of its arrays, and the bytes of each array, which are not copied.
 
     Raises:
         CannotShareError: ``value`` cannot be pickled.
@@ -85,13 +85,13 @@ def packed(value: object) -> tuple[memoryview, list[memoryview]]:
     return stream.getbuffer(), [array.raw() for array in arrays]
 
 
-def place(value: object, path: Path) -> None:
-    """Write ``value`` to ``path``, for :func:`placed` to read.
+def write_shared(value: object, path: Path) -> None:
+    """Write ``value`` to ``path``, for :func:`read_shared` to read.
 
     Raises:
         CannotShareError: ``value`` cannot be pickled.
     """
-    pickled, arrays = packed(value)
+    pickled, arrays = pickle_and_arrays(value)
     sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
     with path.open("wb") as file:
         file.write(_HEADER.pack(len(arrays), pickled.nbytes) + sizes + pickled)
@@ -100,8 +100,10 @@ def place(value: object, path: Path) -> None:
             file.write(array)
 
 
-def placed(path: Path) -> Any:
-    """Return the object that :func:`place` wrote to ``path``. Its arrays are mapped: a page is copied only if this process writes to it.
+def read_shared(path: Path) -> Any:
+    """Return the object that :func:`write_shared` wrote to ``path``.
+
+    Its arrays are mapped: a page of memory is copied only if this process writes to it.
 
     Raises:
         CannotShareError: this process cannot load the object, for example because a module is missing here.

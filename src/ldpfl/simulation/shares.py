@@ -20,9 +20,9 @@ from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.mechanisms.reports.vectors import VectorReports, VectorTotal
 from ldpfl.server import ServerState, client_values
-from ldpfl.simulation.cohort_training import ClientsDone, in_chunks, train_with_own
+from ldpfl.simulation.cohort_training import ClientsDone, chunks_of_cohort, train_with_personal_layers
 from ldpfl.simulation.compiled_training import CompiledTrainer
-from ldpfl.simulation.counted_steps import TOGETHER, CountedSteps
+from ldpfl.simulation.counted_steps import CLIENTS_PER_SCHEDULE, CountedSteps
 from ldpfl.simulation.federation import Evaluation, Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import ALIGNED, MOST_CLIENTS, split_evenly
@@ -82,12 +82,13 @@ class Collected:
     kept: tuple[KeptLayers, ...] = ()
 
 
-def cut(federation: Federation, cohort: NDArray[np.int64], facts: ClientFacts) -> list[Share]:
+def cut_into_shares(federation: Federation, cohort: NDArray[np.int64], facts: ClientFacts) -> list[Share]:
     """Cut a ``cohort`` into shares, with clients of similar size together, so that fewer steps are padding.
 
     The shares depend only on the cohort, not on the number of workers. ``facts`` are those of all clients of the federation.
     """
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
+    # Whole blocks, and whole multiples of the memory alignment, so that the cut does not affect rounding.
     unit = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else ALIGNED
     share_size = unit * -(-len(cohort) // (unit * _MAX_SHARES))
     pieces = split_evenly(len(cohort), share_size, unit)
@@ -102,28 +103,28 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     Raises:
         PrivacyError: a client's values cannot be randomised, for example because they are NaN.
     """
-    records, clipped = ClippedRecords(), ClippedCounter(start.state.ranges)
+    clipped_records, clipped_values = ClippedRecords(), ClippedCounter(start.state.ranges)
     if isinstance(federation.trainer, RecordGradientTrainer):
-        federation = replace(federation, trainer=replace(federation.trainer, watch=records.add))
+        federation = replace(federation, trainer=replace(federation.trainer, watch=clipped_records.add))
     reports: list[Reports] = []
     noise: list[SentNoise] = []
     kept: list[KeptLayers] = []
-    steps = None
+    counter = None
     if isinstance(federation.trainer, CompiledTrainer):
-        ends = clipped.low, clipped.high
-        steps = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
-    for rows in in_chunks(federation, share.clients, start.chunk_size, MOST_CLIENTS if steps is None else TOGETHER):
-        uncounted = rows if steps is None else rows[steps.add(share.clients[rows])]
+        ends = clipped_values.low, clipped_values.high
+        counter = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
+    for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE):
+        uncounted = rows if counter is None else rows[counter.add(share.clients[rows])]
         if uncounted.size:
-            batch_noise, batch, layers = _train_and_encode(federation, start, share, uncounted, clipped)
-            noise += [] if batch_noise is None else [batch_noise]
+            chunk_noise, chunk_reports, layers = _train_and_encode(federation, start, share, uncounted, clipped_values)
+            noise += [] if chunk_noise is None else [chunk_noise]
             kept += [] if layers is None else [layers]
-            _add_reports(reports, batch)
+            _add_reports(reports, chunk_reports)
         chunk_done(len(rows))
-    if steps is not None and steps.clients:
-        reports.append(steps.reports())
-        clipped.add_counts(steps.outside)
-    outside = None if federation.perturbed == "gradient" else clipped.outside
+    if counter is not None and counter.clients:
+        reports.append(counter.reports())
+        clipped_values.add_counts(counter.outside)
+    outside, records = None if federation.perturbed == "gradient" else clipped_values.outside, clipped_records
     return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, tuple(kept))
 
 
@@ -132,8 +133,8 @@ def _train_and_encode(
 ) -> tuple[SentNoise | None, Reports, KeptLayers | None]:
     """Train the clients at ``rows`` of a ``share`` together. Return the noise in their reports, the reports, and their personal layers."""
     clients, facts = share.clients[rows], share.facts.take(rows)
-    mechanism = facts.bound(start.mechanism)
-    trained, personal = train_with_own(federation, start.state, clients, facts.personal)
+    mechanism = facts.with_noise_of_clients(start.mechanism)
+    trained, personal = train_with_personal_layers(federation, start.state, clients, facts.personal)
     values = client_values(trained, start.state, federation.perturbed)
     try:
         kept = None if personal is None else KeptLayers.of(clients, personal)
@@ -148,17 +149,17 @@ def _train_and_encode(
 
 def _add_reports(reports: list[Reports], batch: Reports) -> None:
     """Add ``batch`` to ``reports``. Bits are reduced to counts and vectors to sums, which is all that a round needs of them."""
-    before = reports.pop() if reports and type(batch) in (BitReports, VectorReports) else None
+    total = reports.pop() if reports and type(batch) in (BitReports, VectorReports) else None
     if type(batch) is BitReports:  # subclasses need each client's bits together
-        reports.append(before.plus(batch) if isinstance(before, BitCounts) else batch.to_counts())
+        reports.append(total.plus(batch) if isinstance(total, BitCounts) else batch.to_counts())
     elif type(batch) is VectorReports:  # subclasses hold more than values
-        reports.append(before.plus(batch) if isinstance(before, VectorTotal) else batch.to_total())
+        reports.append(total.plus(batch) if isinstance(total, VectorTotal) else batch.to_total())
     else:
         reports.append(batch)
 
 
-def for_shares(federation: Federation) -> Federation:
-    """Return ``federation`` without the parts that worker processes do not need."""
+def without_parts_for_this_process(federation: Federation) -> Federation:
+    """Return ``federation`` without the parts that only the process that starts the workers needs, so that less is sent to them."""
     return replace(federation, encoder=None, evaluation=Evaluation(federation.evaluation.samples), stopping=None, judged=None)
 
 
@@ -232,7 +233,7 @@ class ClientFacts:
         memory = {name: values[index] for name, values in self.memory.items()}
         return ClientFacts(self.samples[index], self.joined[index], memory, None if self.personal is None else self.personal[index])
 
-    def bound(self, mechanism: Mechanism) -> Mechanism:
+    def with_noise_of_clients(self, mechanism: Mechanism) -> Mechanism:
         """Return ``mechanism`` with the noise of these clients. It is unchanged unless its noise follows a schedule."""
         if not isinstance(mechanism, Gaussian):
             return mechanism
@@ -249,11 +250,16 @@ class SentNoise:
     memory: Memory
 
     @classmethod
-    def of(cls, bound: Mechanism, clients: NDArray[np.int64], values: Tensor, ranges: LayerRanges, reports: Reports) -> SentNoise | None:
-        """Return the noise in the ``reports`` of ``values`` (k, d); None without a noise schedule."""
-        if not (isinstance(bound, Gaussian) and isinstance(reports, NoisyReports)):
+    def of(
+        cls, mechanism: Mechanism, clients: NDArray[np.int64], values: Tensor, ranges: LayerRanges, reports: Reports
+    ) -> SentNoise | None:
+        """Return the noise in the ``reports`` of ``values`` (k, d); None without a noise schedule.
+
+        ``mechanism`` is the result of :meth:`ClientFacts.with_noise_of_clients` for these clients.
+        """
+        if not (isinstance(mechanism, Gaussian) and isinstance(reports, NoisyReports)):
             return None
-        return cls(clients, reports.sigma, reports.noise_norm, bound.remember(values, ranges, reports))
+        return cls(clients, reports.sigma, reports.noise_norm, mechanism.remember(values, ranges, reports))
 
 
 class RoundNoise:
@@ -328,7 +334,7 @@ class ClippedCounter:
     def __init__(self, ranges: LayerRanges) -> None:
         center, radius = ranges.expand()
         self.low, self.high = (center - radius).float().numpy(), (center + radius).float().numpy()
-        self._starts = np.cumsum((0, *ranges.sizes[:-1]))
+        self._starts = np.cumsum((0, *ranges.sizes[:-1]))  # first coordinate of each layer
         self.outside = np.zeros(len(ranges.sizes), dtype=np.int64)
 
     def add(self, values: Tensor) -> None:

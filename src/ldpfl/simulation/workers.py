@@ -31,8 +31,8 @@ from ldpfl.simulation.cohort_training import ClientsDone
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.local_training import AT_ONCE, evaluated
 from ldpfl.simulation.ray_workers import is_ray, ray_workers
-from ldpfl.simulation.shared_objects import CannotShareError, place, placed
-from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, collect, for_shares
+from ldpfl.simulation.shared_objects import CannotShareError, read_shared, write_shared
+from ldpfl.simulation.shares import ONE_PROCESS, Collected, RoundStart, Share, Workers, collect, without_parts_for_this_process
 
 PAYS_S = 20.0
 """``auto`` starts worker processes once the rest of a run is expected to take this many seconds in one process. Starting takes 3 to 6."""
@@ -93,7 +93,7 @@ class Processes:
                     deaths = 1 if len(done) > done_before else deaths + 1
                     self._restart_pool(deaths)
         except CannotShareError as error:
-            self._keep_here(federation, error)
+            self._train_in_this_process(federation, error)
             return ONE_PROCESS.collect(federation, start, shares, clients_done)
         except BaseException:
             self.close(kill=True)
@@ -138,7 +138,7 @@ class Processes:
             self._restart_pool(1)
             return ONE_PROCESS.score(federation, weights)
         except CannotShareError as error:
-            self._keep_here(federation, error)
+            self._train_in_this_process(federation, error)
             return ONE_PROCESS.score(federation, weights)
         except BaseException:
             self.close(kill=True)
@@ -170,12 +170,12 @@ class Processes:
         """Return the file from which workers read the ``federation``; None if they cannot load it. It is written once."""
         if id(federation) not in self._federations:
             try:
-                self._federations[id(federation)] = federation, self._write(for_shares(federation))
+                self._federations[id(federation)] = federation, self._write(without_parts_for_this_process(federation))
             except CannotShareError as error:
-                self._keep_here(federation, error)
+                self._train_in_this_process(federation, error)
         return self._federations[id(federation)][1]
 
-    def _keep_here(self, federation: Federation, error: CannotShareError) -> None:
+    def _train_in_this_process(self, federation: Federation, error: CannotShareError) -> None:
         """Train the ``federation`` in this process from now on, and tell the user the reason, which is the ``error``."""
         self._federations[id(federation)] = federation, None
         self._warn(f"{error}: this process trains alone, with the same results")
@@ -184,7 +184,7 @@ class Processes:
         """Write ``value`` to a new file for the workers, and return its path."""
         self._file_count += 1
         path = self._folder / str(self._file_count)
-        place(value, path)
+        write_shared(value, path)
         return path
 
     def close(self, *, kill: bool = False) -> None:
@@ -201,8 +201,8 @@ def _private_folder() -> Path:
     Its name holds this process's number.
     """
     memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > psutil.virtual_memory().available / 2
-    folder = Path(tempfile.mkdtemp(prefix=f"ldpfl-{os.getpid()}-", dir=memory if roomy else None))
+    has_room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > psutil.virtual_memory().available / 2
+    folder = Path(tempfile.mkdtemp(prefix=f"ldpfl-{os.getpid()}-", dir=memory if has_room else None))
     resource_tracker.register(str(folder), "folder")
     return folder
 
@@ -226,10 +226,10 @@ class Automatic:
             remaining = total - trained + total * start.rounds_left  # clients of this round and of the next rounds
             if (time.perf_counter() - began) / trained * remaining > PAYS_S:
                 self._processes = Processes(self._count, self._warn)
-        rest = shares[len(done) :]
-        if self._processes is not None and rest:
+        missing_shares = shares[len(done) :]
+        if self._processes is not None and missing_shares:
             trained = sum(part.clients for part in done)
-            done += self._processes.collect(federation, start, rest, partial(_add_progress, clients_done, trained, total))
+            done += self._processes.collect(federation, start, missing_shares, partial(_add_progress, clients_done, trained, total))
         return done
 
     def score(self, federation: Federation, weights: Tensor) -> float:
@@ -249,18 +249,18 @@ def _prepare_worker(parent: int) -> None:
     """Prepare this worker process: one thread, and an end together with its ``parent`` process. Only the parent handles interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_exit_without, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_when_parent_ends, args=(parent,), daemon=True).start()
 
 
-def _exit_without(parent: int) -> None:
+def _exit_when_parent_ends(parent: int) -> None:
     """Exit this worker process once its ``parent`` process is gone."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
-_read_federation = lru_cache(maxsize=2)(placed)
-_read_start = lru_cache(maxsize=1)(placed)
+_read_federation = lru_cache(maxsize=2)(read_shared)
+_read_start = lru_cache(maxsize=1)(read_shared)
 
 
 def _collect_in_worker(federation: Path, start: Path, share: Share) -> Collected:
@@ -270,8 +270,8 @@ def _collect_in_worker(federation: Path, start: Path, share: Share) -> Collected
 
 def _outputs_in_worker(federation: Path, weights: Path, samples: slice) -> list[tuple[Tensor, Tensor]]:
     """Return the model's outputs for a slice of the evaluation ``samples``, and the targets, batch by batch."""
-    read: Federation = _read_federation(federation)
-    return list(evaluated(read.task, placed(weights), read.evaluation.samples.take(samples)))
+    loaded: Federation = _read_federation(federation)
+    return list(evaluated(loaded.task, read_shared(weights), loaded.evaluation.samples.take(samples)))
 
 
 Count = int | str
@@ -293,7 +293,7 @@ def checked_count(count: object) -> Count:
 
 @contextmanager
 def workers(count: Count, device: torch.device, warn: Callable[[str], None] = lambda message: None) -> Iterator[Workers]:
-    """Give ``count`` workers for as long as the block lasts. Without Ray, a device other than a CPU has one process.
+    """Yield ``count`` workers for as long as the block lasts. Without Ray, a device other than a CPU has one process.
 
     Raises:
         ConfigError: ``count`` names a Ray cluster, and Ray is not installed.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ldpfl import ConfigError
 from ldpfl.privacy.accountants.behind_shuffler import BlanketedReports, ClonedReports
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
-from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.accountants.shuffled import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
@@ -201,7 +201,7 @@ def test_more_in_common_hides_more_and_never_less_than_any_report_does() -> None
     bits = 2 / (1 + exp(1.0))
     assert epsilon(0.8) < epsilon(exp(-0.5)) < epsilon(bits)
     assert epsilon(bits) == pytest.approx(blanket_epsilon([Hidden(Bits(1.0, 1), 500, 20)], 1e-6), rel=5e-3)
-    assert epsilon(bits) < composed_clone_epsilon(1.0, 500, 20, 1e-6, any_report(1.0))
+    assert epsilon(bits) < composed_clone_epsilon(1.0, 500, 20, 1e-6, clone_probability(1.0))
 
 
 def cloned(group: RoundGroup) -> ClonedReports:

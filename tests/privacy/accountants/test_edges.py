@@ -12,7 +12,7 @@ from grids import each
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, hidden_epsilon
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
-from ldpfl.privacy.accountants.clones import any_report, clone_delta, clone_epsilon, clone_log_moment, composed_clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_delta, clone_epsilon, clone_log_moment, clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.accountants.losses import GridLosses, PrivacyCurve, composed_curves, epsilon_of, from_curve
@@ -58,7 +58,7 @@ def counted(clients: int, reports: int, rounds: int) -> Of:
 FAST: dict[str, tuple[Of, float]] = {
     "one report": (lambda epsilon, delta: composed_epsilon(epsilon, 1, delta), 1e-9),
     "a billion reports": (lambda epsilon, delta: composed_epsilon(epsilon, 10**9, delta), 1e-9),
-    "clones": (lambda epsilon, delta: clone_epsilon(epsilon, 50, delta, any_report(epsilon)), 1e-6),
+    "clones": (lambda epsilon, delta: clone_epsilon(epsilon, 50, delta, clone_probability(epsilon)), 1e-6),
     "a filter": (lambda epsilon, delta: filtered_epsilon([(BinaryRelease("duchi", epsilon, 7), 10**6)], 1.0, delta), 1e-9),
 }
 
@@ -97,7 +97,7 @@ LARGE: dict[str, tuple[Of, tuple[float, ...], float]] = {
     "linked bits": (linked, EPSILONS, 1e-2),
     "blankets": (blanketed, EPSILONS, 1e-2),
     "composed clones": (
-        lambda epsilon, delta: composed_clone_epsilon(epsilon, 50, 3, delta, any_report(epsilon)),
+        lambda epsilon, delta: composed_clone_epsilon(epsilon, 50, 3, delta, clone_probability(epsilon)),
         EPSILONS,
         1e-2,
     ),
@@ -145,12 +145,12 @@ def test_what_a_budget_is_charged_is_never_below_nothing() -> None:
         for count in (1, 10**9):
             assert filtered_epsilon([(BinaryRelease("duchi", 1e-12, 1), count)], order, 0.5) >= 0
             assert hidden_epsilon([(BinaryRelease("duchi", 1e-12, 1), 1000, 1, count)], order, 0.5) >= 0
-    assert clone_log_moment(1e-12, 1000, 1e-8, any_report(1e-12)) >= 0
+    assert clone_log_moment(1e-12, 1000, 1e-8, clone_probability(1e-12)) >= 0
     assert filter_order(1e-12, 1e-300) == inf
 
 
 def test_far_away_there_is_a_delta_too() -> None:
-    assert clone_delta(1.0, 10, 1e6, any_report(1.0)) == 0
+    assert clone_delta(1.0, 10, 1e6, clone_probability(1.0)) == 0
     assert gaussian_delta(1e12, 1e-12) == 1
     assert central_limit_epsilon(1e12, 10, 1, 1e-5) == inf
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scipy import optimize, stats
 
-from ldpfl.privacy.accountants.binomial import fewest_ones
+from ldpfl.privacy.accountants.binomial import binomial_quantile
 from ldpfl.privacy.accountants.roots import brentq
 
 
@@ -54,5 +54,5 @@ def test_a_quantile_is_that_of_scipy() -> None:
     for _ in range(500):
         count, probability = int(10 ** draw.uniform(0, 6.5)), draw.choice([1e-30, 1e-12, 1e-6, 0.3])
         share = draw.choice([draw.random(), 10 ** draw.uniform(-8, 0)])
-        assert fewest_ones(probability, count, share) == max(0, int(stats.binom.ppf(probability, count, share)))
-    assert fewest_ones(1e-30, 0, 0.5) == 0
+        assert binomial_quantile(probability, count, share) == max(0, int(stats.binom.ppf(probability, count, share)))
+    assert binomial_quantile(1e-30, 0, 0.5) == 0

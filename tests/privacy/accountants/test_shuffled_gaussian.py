@@ -16,7 +16,7 @@ from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, common_share, shuffled_gaussian_epsilon, vector_delta
-from ldpfl.privacy.charged_rounds import RoundGroup, charged
+from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.statement import account
 
@@ -237,9 +237,9 @@ def test_a_ledger_from_before_says_as_little_as_it_did() -> None:
 def test_of_rounds_that_differ_in_noise_and_cohort_all_are_charged() -> None:
     """The one with the larger mu may be hidden by more clients, and neither costs more under each trust model."""
     mixed = Ledger((*ledger_of(NOISE, 300).events, *(replace(e, round=2) for e in ledger_of(replace(NOISE, mu=0.25), 50).events)))
-    assert sum(group.rounds for group in charged(mixed)) == 2
+    assert sum(group.rounds for group in charged_groups(mixed)) == 2
     alike = Ledger((*ledger_of(NOISE, 300).events, *(replace(e, round=2) for e in ledger_of(replace(NOISE, mu=0.25), 300).events)))
-    assert sum(group.rounds for group in charged(alike)) == 2 - (300 * 2 <= 400)
+    assert sum(group.rounds for group in charged_groups(alike)) == 2 - (300 * 2 <= 400)
 
 
 def test_colluding_clients_hide_nobody() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ldpfl import ConfigError
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_delta, clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_delta, clone_epsilon, clone_probability, clone_probability_for_bits
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import classical_sigma, composed_mu, gaussian_epsilon, gaussian_sigma
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
@@ -80,8 +80,8 @@ def shuffle_single(inputs: Values, outputs: Values, rtol: float) -> set[str]:
     epsilon0, clients, delta = inputs["eps0"], inputs["n"], inputs["delta"]
     found = {
         "eps_exact": single_epsilon(epsilon0, clients, delta),
-        "eps_clone_rr": clone_epsilon(epsilon0, clients, delta, binary_report(epsilon0)),
-        "eps_clone_fmt21": clone_epsilon(epsilon0, clients, delta, any_report(epsilon0)),
+        "eps_clone_rr": clone_epsilon(epsilon0, clients, delta, clone_probability_for_bits(epsilon0)),
+        "eps_clone_fmt21": clone_epsilon(epsilon0, clients, delta, clone_probability(epsilon0)),
         "eps_fmt21_closed": clone_closed_form(epsilon0, clients, delta),
     }
     return agree(found, outputs, rtol)
@@ -91,8 +91,8 @@ def shuffle_single_delta(inputs: Values, outputs: Values, rtol: float) -> set[st
     epsilon0, clients, epsilon = inputs["eps0"], inputs["n"], inputs["eps"]
     found = {
         "delta_exact": single_delta(epsilon0, clients, epsilon),
-        "delta_clone_rr": clone_delta(epsilon0, clients, epsilon, binary_report(epsilon0)),
-        "delta_clone_fmt21": clone_delta(epsilon0, clients, epsilon, any_report(epsilon0)),
+        "delta_clone_rr": clone_delta(epsilon0, clients, epsilon, clone_probability_for_bits(epsilon0)),
+        "delta_clone_fmt21": clone_delta(epsilon0, clients, epsilon, clone_probability(epsilon0)),
     }
     return agree(found, outputs, rtol)
 
@@ -103,8 +103,8 @@ def shuffle_single_large_n(inputs: Values, outputs: Values, rtol: float) -> set[
     assert single_epsilon(epsilon0, clients, delta) <= outputs["eps_clone_rr"]
     found = {
         "eps_fmt21_closed": clone_closed_form(epsilon0, clients, delta),
-        "eps_clone_fmt21": clone_epsilon(epsilon0, clients, delta, any_report(epsilon0)),
-        "eps_clone_rr": clone_epsilon(epsilon0, clients, delta, binary_report(epsilon0)),
+        "eps_clone_fmt21": clone_epsilon(epsilon0, clients, delta, clone_probability(epsilon0)),
+        "eps_clone_rr": clone_epsilon(epsilon0, clients, delta, clone_probability_for_bits(epsilon0)),
     }
     return agree(found, outputs, rtol)
 

@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError, shown
 from ldpfl.experiments.planning.search import fewest, smallest, smallest_by
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.privacy.accountants.binomial import fewest_ones, sigmoid
+from ldpfl.privacy.accountants.binomial import binomial_quantile, sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.authors import released
@@ -252,7 +252,7 @@ def _cohort_of(setting: Setting, release: Release) -> int:
     is_averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
     if setting.participation == 1 or not setting.self_sampling or is_averaged:
         return setting.cohort
-    return max(1, fewest_ones(_SHORTFALL_PROBABILITY / setting.rounds, setting.clients, setting.participation))
+    return max(1, binomial_quantile(_SHORTFALL_PROBABILITY / setting.rounds, setting.clients, setting.participation))
 
 
 @dataclass(frozen=True)

@@ -46,19 +46,23 @@ def filter_order(epsilon: float, delta: float) -> float:
     """
     if delta <= 0 or epsilon <= 0:
         return inf
-    room = (epsilon - _price(_ORDERS, delta)) / (1 + _ORDERS)
+    allowed_rho = (epsilon - _epsilon_for_delta(_ORDERS, delta)) / (1 + _ORDERS)
     # Three digits only, so that machines which round differently get the same order.
-    return float(f"{_ORDERS[int(np.argmax(room))]:.3g}") if room.max() > 0 else inf
+    return float(f"{_ORDERS[int(np.argmax(allowed_rho))]:.3g}") if allowed_rho.max() > 0 else inf
 
 
 def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delta: float) -> float:
-    """Return the smallest epsilon, rounded up, at which this module's filter of Rényi order 1 + ``order`` allows all ``releases``."""
+    """Return the smallest epsilon, rounded up, at which this module's filter of Rényi order 1 + ``order`` allows all ``releases``.
+
+    It is the smaller of two sums: of the pure epsilons, and of the Rényi divergences plus the epsilon that their conversion to ``delta``
+    adds. Only the first one counts if ``order`` is infinite.
+    """
     composed = accountant(releases)
     pure = composed.epsilon(0.0)
     if order == inf or delta <= 0 or not all(release.protected for release in composed.releases):
         return pure
     t = np.array([order])
-    return min(pure, max(0.0, float((composed.divergence(t) + _price(t, delta))[0])) * _UP) if composed.releases else 0.0
+    return min(pure, max(0.0, float((composed.divergence(t) + _epsilon_for_delta(t, delta))[0])) * _UP) if composed.releases else 0.0
 
 
 def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: float, delta: float) -> float:
@@ -69,20 +73,25 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
     Args:
         sent: (release, clients that its bits were mixed among, bits in one message, number of times) for each kind.
     """
-    from ldpfl.privacy.accountants.clones import any_report, binary_report, clone_log_moment, clone_outside  # most nodes need none of it
+    from ldpfl.privacy.accountants.clones import (  # most nodes need none of it
+        clone_log_moment,
+        clone_outside,
+        clone_probability,
+        clone_probability_for_bits,
+    )
 
     if order == inf:
         return inf
-    divergence, missed = 0.0, 0.0
+    divergence, failure_probability = 0.0, 0.0
     for release, clients, linked, count in sent:
         bits = min(linked, release.units)
         epsilon, records = bits * release.epsilon, ceil(release.units / bits) * count
-        share = binary_report(epsilon) if bits == 1 else any_report(epsilon)
+        share = clone_probability_for_bits(epsilon) if bits == 1 else clone_probability(epsilon)
         divergence += records * clone_log_moment(epsilon, clients, order, share) / order
-        missed += records * clone_outside(clients, share)
-    if missed >= delta:
+        failure_probability += records * clone_outside(clients, share)
+    if failure_probability >= delta:
         return inf
-    return max(0.0, divergence + float(_price(np.array([order]), delta - missed)[0])) * _UP
+    return max(0.0, divergence + float(_epsilon_for_delta(np.array([order]), delta - failure_probability)[0])) * _UP
 
 
 def summed_epsilon(sent: Iterable[tuple[GaussianRelease, int, int]], order: float, delta: float) -> float:
@@ -100,23 +109,26 @@ def in_sum(release: GaussianRelease, clients: int) -> GaussianRelease:
 
 
 def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> float:
-    """Return approximately the smallest budget at ``delta`` whose own filter allows all ``releases``."""
-    counted = list(releases)
-    pure = filtered_epsilon(counted, inf, delta)
-    candidates = [pure]
+    """Return approximately the smallest budget at ``delta`` whose own filter allows all ``releases``.
+
+    A budget fixes the order of its filter, so the budget is searched by bisection. It lies above the smallest epsilon of any order.
+    """
+    releases = list(releases)
+    pure = filtered_epsilon(releases, inf, delta)
+    sufficient_budgets = [pure]
     if delta > 0:
-        by_order = np.array([filtered_epsilon(counted, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
-        low, high = float(by_order.min()), float(min(pure, by_order.min() * 4 + 1))
+        epsilons = np.array([filtered_epsilon(releases, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
+        low, high = float(epsilons.min()), float(min(pure, epsilons.min() * 4 + 1))
         for _ in range(60):
             middle = (low + high) / 2
-            if filtered_epsilon(counted, filter_order(middle, delta), delta) <= middle:
-                candidates.append(middle)
+            if filtered_epsilon(releases, filter_order(middle, delta), delta) <= middle:
+                sufficient_budgets.append(middle)
                 high = middle
             else:
                 low = middle
-    return min(candidates)
+    return min(sufficient_budgets)
 
 
-def _price(order: Array, delta: float) -> Array:
+def _epsilon_for_delta(order: Array, delta: float) -> Array:
     """Return the epsilon that converting a Rényi divergence of order 1 + ``order`` to ``delta`` adds."""
     return np.asarray((renyi_factor(order) - log(delta)) / order)

@@ -27,6 +27,7 @@ class Accountant(ABC):
             return _SMALLEST_DELTA
         if self.epsilon(1 - 1e-16) > epsilon:
             return 1.0
+        # delta may be tiny, so its logarithm is searched for. The factor exceeds the error of the search.
         delta = exp(brentq(lambda log_delta: self.epsilon(exp(log_delta)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
         return min(1.0, delta * (1 + 1e-9))
 

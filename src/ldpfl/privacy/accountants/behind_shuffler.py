@@ -13,7 +13,7 @@ from math import ceil, inf, log, sqrt
 
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
-from ldpfl.privacy.accountants.clones import any_report, composed_clone_epsilon
+from ldpfl.privacy.accountants.clones import clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.gaussian import ROUNDED, gaussian_epsilon
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
@@ -135,9 +135,9 @@ class ShuffledVectors(ShuffledAccountant):
     def bounds(self, delta: float) -> Bounds:
         epsilon = self.epsilon(delta)
         if not self.joined:
-            return Bounds(epsilon, epsilon)
+            return Bounds(fixed=epsilon, adaptive=epsilon)
         attained = gaussian_epsilon(shuffled_gaussian_attained(self._vectors()) * (1 - _DIGITS), delta)
-        return Bounds(epsilon, epsilon, min(attained, epsilon))
+        return Bounds(fixed=epsilon, adaptive=epsilon, attained=min(attained, epsilon))
 
     def _vectors(self) -> list[Vectors]:
         """Return the rounds as the arguments of the accountant of shuffled vectors."""
@@ -160,7 +160,7 @@ class SelfSampledBits(ShuffledAccountant):
         (group,) = self.groups
         rounds = replace(_shuffled_rounds(group), clients=group.population)
         epsilon = min(self.local.epsilon(delta), self_sampled_epsilon(rounds, group.rate, delta))
-        return Bounds(epsilon, epsilon)
+        return Bounds(fixed=epsilon, adaptive=epsilon)
 
 
 class LinkedBits(ShuffledAccountant):
@@ -172,7 +172,7 @@ class LinkedBits(ShuffledAccountant):
 
     def bounds(self, delta: float) -> Bounds:
         epsilon = min(self.local.epsilon(delta), blanket_epsilon([_hidden_bits(group) for group in self.groups], delta))
-        return Bounds(epsilon, epsilon)
+        return Bounds(fixed=epsilon, adaptive=epsilon)
 
 
 class BlanketedReports(ShuffledAccountant):
@@ -188,10 +188,10 @@ class BlanketedReports(ShuffledAccountant):
     def bounds(self, delta: float) -> Bounds:
         epsilon = self.epsilon(delta)
         if not self.joined or not all(_is_signed(group) for group in self.groups):
-            return Bounds(epsilon, epsilon)
+            return Bounds(fixed=epsilon, adaptive=epsilon)
         # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2.
         signs = [replace(_shuffled_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
-        return Bounds(epsilon, epsilon, min(attained_epsilon(signs, delta), epsilon))
+        return Bounds(fixed=epsilon, adaptive=epsilon, attained=min(attained_epsilon(signs, delta), epsilon))
 
 
 class ClonedReports(ShuffledAccountant):
@@ -205,9 +205,9 @@ class ClonedReports(ShuffledAccountant):
         (group,) = self.groups
         message_epsilon = group.release.pure_epsilon * group.linked
         messages = ceil(group.release.units / group.linked) * group.rounds
-        hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, any_report(message_epsilon))
+        hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, clone_probability(message_epsilon))
         epsilon = min(self.local.epsilon(delta), hidden)
-        return Bounds(epsilon, epsilon)
+        return Bounds(fixed=epsilon, adaptive=epsilon)
 
 
 _DIGITS = 1e-4
@@ -255,6 +255,7 @@ def _blanket(group: RoundGroup) -> float | None:
 
 
 def _is_signed(group: RoundGroup) -> bool:
+    """Whether a report on an input at an end of the range shows that end."""
     return isinstance(group.release, PureRelease) and group.release.signed
 
 

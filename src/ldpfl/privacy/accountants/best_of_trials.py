@@ -124,16 +124,16 @@ class TrialCount:
         return sum(number * weight for number, weight in enumerate(self.weights, start=1)) / sum(self.weights)
 
     def drawn(self, word: int) -> int:
-        """Return a number of trials for a uniformly random ``word`` of 256 bits."""
-        place = word % sum(self.weights)
+        """Return the number of trials that a uniformly random ``word`` of 256 bits draws from the law."""
+        remaining = word % sum(self.weights)
         for number, weight in enumerate(self.weights, start=1):
-            if place < weight:
+            if remaining < weight:
                 return number
-            place -= weight
+            remaining -= weight
         raise AssertionError("the weights add up to more than any place")
 
     def slope(self, points: Array) -> Array:
-        """Return f'(x) at the ``points`` x, where f(x) = E[x^K]."""
+        """Return f'(x) at the ``points`` x, where f(x) = E[x^K] and K is the number of trials."""
         total = sum(self.weights)
         return np.asarray(polyval(points, [number * weight / total for number, weight in enumerate(self.weights, start=1)]))
 
@@ -146,8 +146,9 @@ def best_of_trials_epsilon(power: Callable[[Array], Array], epsilon: Callable[[f
         epsilon: epsilon of a trial by delta.
         count: law of the number of trials.
     """
-    above = power(_PROBABILITIES)
-    ratios = count.slope(1 - _PROBABILITIES[:-1]) / count.slope(1 - above[1:])
+    largest_probabilities = power(_PROBABILITIES)
+    # The slope increases: between two grid points, the ratio is at most its numerator at the lower one over its denominator at the upper.
+    ratios = count.slope(1 - _PROBABILITIES[:-1]) / count.slope(1 - largest_probabilities[1:])
     return log(float(ratios.max())) + _ROUNDING * (count.limit > 1) + epsilon(delta / (count.exact_mean * (1 + _ROUNDING)))
 
 

@@ -75,7 +75,7 @@ def log_sigmoid(x: float) -> float:
 
 
 @lru_cache(maxsize=16)
-def fewest_ones(probability: float, count: int, share: float) -> int:
+def binomial_quantile(probability: float, count: int, share: float) -> int:
     """Return the smallest k with P(Bin(``count``, ``share``) <= k) >= ``probability``.
 
     Same as ``scipy.stats.binom.ppf``, whose import takes half a second.
@@ -88,10 +88,10 @@ def fewest_ones(probability: float, count: int, share: float) -> int:
 
 
 def convolved(first: Array, second: Array) -> Array:
-    """Return the convolution of two laws, (N + M - 1,); like scipy.signal's, which takes a second to import."""
+    """Return the convolution (N + M - 1,) of two laws. Replaces ``scipy.signal.fftconvolve``, whose import takes a second."""
     size = first.size + second.size - 1
-    fast = fft.next_fast_len(size, real=True)
-    return np.asarray(fft.irfft(fft.rfft(first, fast) * fft.rfft(second, fast), fast)[:size])
+    fast_size = fft.next_fast_len(size, real=True)
+    return np.asarray(fft.irfft(fft.rfft(first, fast_size) * fft.rfft(second, fast_size), fast_size)[:size])
 
 
 def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
@@ -99,20 +99,20 @@ def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
     parts = [part for part in parts if part.count > 0]
     if not parts:
         return 0, np.zeros(1)
-    low, logs = _convolve_directly(parts) if _is_quick_directly(parts) else _convolve_by_tilting(parts)
-    center, half = sum(part.mean for part in parts), _SUM_WIDTH * _deviation(parts) + _SLACK
+    low, logs = _convolve_directly(parts) if _is_direct_convolution_quick(parts) else _convolve_by_tilting(parts)
+    center, half = sum(part.mean for part in parts), _SUM_WIDTH * _standard_deviation(parts) + _SLACK
     first = max(0, floor(center - half) - low)
     logs = logs[first : max(0, ceil(center + half) - low) + 1]
     representable = np.flatnonzero(logs > -650)  # below, doubles lose digits and then vanish
     return low + first + int(representable[0]), logs[representable[0] : representable[-1] + 1]
 
 
-def _deviation(parts: Sequence[Binomial]) -> float:
+def _standard_deviation(parts: Sequence[Binomial]) -> float:
     """Return the standard deviation of the sum of ``parts``."""
     return sqrt(sum(part.variance for part in parts))
 
 
-def _is_quick_directly(parts: Sequence[Binomial]) -> bool:
+def _is_direct_convolution_quick(parts: Sequence[Binomial]) -> bool:
     """Whether direct convolution of the parts' windows stays within ``_DIRECT`` products."""
     widths = sorted(min(part.count, 2 * (_PART_WIDTH * sqrt(part.variance) + _SLACK)) + 1 for part in parts)
     return len(widths) == 1 or sum(widths[:-1]) * widths[-1] <= _DIRECT
@@ -129,32 +129,34 @@ def _convolve_directly(parts: Sequence[Binomial]) -> tuple[int, Array]:
 
 
 def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
-    """Convolve by Fourier transforms at several exponential tilts. Each tilt gives the values around its own mean; the pieces are joined.
+    """Return (first value, log probabilities) of the sum of ``parts``, by Fourier transforms at several exponential tilts.
 
-    The normaliser of a tilt would be a difference of huge numbers. Instead, neighbouring pieces are shifted to agree where they meet.
+    A transform is accurate only near the mean. A tilt moves the mean, so each tilt gives the piece around its own mean, and the pieces are
+    joined. The normaliser of a tilt would be a difference of huge numbers. Instead, a piece is shifted to agree with its neighbour where
+    they meet.
     """
     low, logs = _convolve_by_transform(parts)
-    center, deviation = sum(part.mean for part in parts), _deviation(parts)
-    top = sum(part.count for part in parts)
-    left, right = (min(max(round(center + side * _ANCHORS[0] * deviation), 0), top) for side in (-1, 1))
-    pieces = logs[left - low : right - low + 1]
+    center, deviation = sum(part.mean for part in parts), _standard_deviation(parts)
+    largest_value = sum(part.count for part in parts)
+    left, right = (min(max(round(center + side * _ANCHORS[0] * deviation), 0), largest_value) for side in (-1, 1))
+    joined = logs[left - low : right - low + 1]
     for side in (-1, 1):
         for border, anchor in ((_ANCHORS[0], _ANCHORS[1]), (_ANCHORS[2], _ANCHORS[3])):
-            target, meet = center + side * anchor * deviation, round(center + side * border * deviation)
-            if not 0.5 < target < top - 0.5:
+            tilted_mean, meeting_value = center + side * anchor * deviation, round(center + side * border * deviation)
+            if not 0.5 < tilted_mean < largest_value - 0.5:
                 break
-            tilted = _tilted_to(parts, target)
+            tilted = _tilted_to(parts, tilted_mean)
             low, logs = _convolve_by_transform(tilted)
             theta = tilted[0].log_odds - parts[0].log_odds
-            end = round(target + side * (_ANCHORS[1] - _ANCHORS[0]) * deviation)
-            first, last = max(low, min(meet, end)), min(low + logs.size - 1, max(meet, end))
-            stretch = logs[first - low : last - low + 1] - theta * (np.arange(first, last + 1) - meet)
+            end = round(tilted_mean + side * (_ANCHORS[1] - _ANCHORS[0]) * deviation)
+            first, last = max(low, min(meeting_value, end)), min(low + logs.size - 1, max(meeting_value, end))
+            piece = logs[first - low : last - low + 1] - theta * (np.arange(first, last + 1) - meeting_value)  # without the tilt
             if side < 0:
-                pieces = np.concatenate([(stretch - stretch[-1] + pieces[0])[:-1], pieces])
+                joined = np.concatenate([(piece - piece[-1] + joined[0])[:-1], joined])
                 left = first
             else:
-                pieces = np.concatenate([pieces, (stretch - stretch[0] + pieces[-1])[1:]])
-    return left, pieces - logsumexp(pieces)
+                joined = np.concatenate([joined, (piece - piece[0] + joined[-1])[1:]])
+    return left, joined - logsumexp(joined)
 
 
 def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:

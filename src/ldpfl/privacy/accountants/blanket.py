@@ -37,7 +37,7 @@ import numpy as np
 from scipy import fft
 
 from ldpfl.privacy.accountants.binomial import Array, log_sigmoid
-from ldpfl.privacy.accountants.clones import binary_report, clone_delta
+from ldpfl.privacy.accountants.clones import clone_delta, clone_probability_for_bits
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
 from ldpfl.privacy.accountants.shuffled import rounded_down
@@ -85,7 +85,7 @@ class Record(ABC):
     Attributes:
         epsilon0: pure epsilon of the whole record.
         share: g, the probability that the record is a draw of the blanket U.
-        parts: epsilon of one unit, and the number of units.
+        epsilon_and_count: epsilon of one unit, and the number of units.
     """
 
     epsilon0: float
@@ -96,15 +96,15 @@ class Record(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[float, int]: ...
+    def epsilon_and_count(self) -> tuple[float, int]: ...
 
     @abstractmethod
     def gains(self, epsilon: float) -> tuple[Array, Array]:
-        """Return the values of G and their probabilities."""
+        """Return the values of G and their probabilities: of the record's density under one input, less e^``epsilon`` times the other."""
 
     @property
     def is_countable(self) -> bool:
-        """Whether a bound behind the shuffler is worth computing."""
+        """Whether a bound behind the shuffler is computed: not if epsilon is so large that nobody hides the record."""
         return self.epsilon0 <= _HIDES_NOTHING
 
     def delta(self, clients: int, epsilon: float) -> float:
@@ -134,7 +134,7 @@ class Bits(Record):
         return exp(self.count * (log(2) + log_sigmoid(-self.bit_epsilon)))
 
     @property
-    def parts(self) -> tuple[float, int]:
+    def epsilon_and_count(self) -> tuple[float, int]:
         return self.bit_epsilon, self.count
 
     @property
@@ -153,7 +153,7 @@ class Bits(Record):
 
     def delta(self, clients: int, epsilon: float) -> float:
         if self.count == 1 and epsilon < self.bit_epsilon:
-            return min(1.0, clone_delta(self.bit_epsilon, clients, epsilon, binary_report(self.bit_epsilon)) + _ROUNDING)
+            return min(1.0, clone_delta(self.bit_epsilon, clients, epsilon, clone_probability_for_bits(self.bit_epsilon)) + _ROUNDING)
         return super().delta(clients, epsilon)
 
 
@@ -169,7 +169,7 @@ class Report(Record):
         return self.stated * (1 - _DIGITS)
 
     @property
-    def parts(self) -> tuple[float, int]:
+    def epsilon_and_count(self) -> tuple[float, int]:
         return self.epsilon0, 1
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
@@ -198,7 +198,7 @@ def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
     Takes seconds on one core for each kind of record. Many cohort sizes are rounded down to a few, which is safe: fewer clients hide less.
     """
     kinds = _merged(kinds)
-    parts = [(*kind.record.parts, kind.records) for kind in kinds]
+    parts = [(*kind.record.epsilon_and_count, kind.records) for kind in kinds]
     local = sum_of_reports_epsilon([(epsilon0, count * records) for epsilon0, count, records in parts], delta)
     if not kinds or delta <= 0 or len(kinds) > MAX_KINDS or not all(kind.record.is_countable for kind in kinds):
         return local
@@ -222,28 +222,32 @@ def _merged(kinds: Sequence[Hidden]) -> list[Hidden]:
 
 
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
-    """Return an upper bound of E[max(0, sum of M values)], M ~ Bin(``clients``, ``share``), up to rounding."""
+    """Return an upper bound of E[max(0, S)], up to rounding, where S is the sum of Bin(``clients``, ``share``) draws from ``values``.
+
+    ``chances`` are the values' probabilities. Each value is split over two neighbouring points of a lattice so that its mean is kept, which
+    can only raise the result. The law of S is the inverse transform of its characteristic function, computed where that is not negligible.
+    """
     spread = sqrt(clients * share * float(np.dot(chances, values**2)))
     # By Bernstein's inequality, the sum exceeds ``reach`` with probability below e^(-_SPREADS^2 / 2) / 2.
     reach = _SPREADS * spread + _SPREADS**2 / 3 * float(np.abs(values).max())
-    middle = clients * share * abs(float(np.dot(chances, values)))
-    if middle > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
-        reach += middle
+    mean_size = clients * share * abs(float(np.dot(chances, values)))
+    if mean_size > _FAR * spread:  # else the far side of the sum, which is below 0, would wrap around to where it counts
+        reach += mean_size
     size = int(min(MAX_LATTICE, max(MIN_LATTICE, 2 ** ceil(log2(32 * _SPREADS * sqrt(clients))))))
     step = 2 * reach / size
     below = np.floor(values / step)
-    part = values / step - below
-    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - part), chances * part])
-    power = np.zeros(size // 2 + 1, dtype=np.complex128)
-    rough = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
-    present = np.flatnonzero(clients * np.log(np.maximum(rough, _TINY)) > _NOTHING)
-    power[present] = _power(2 * np.pi * present / size, places, weights, clients, share)
+    upper_share = values / step - below
+    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - upper_share), chances * upper_share])
+    transform = np.zeros(size // 2 + 1, dtype=np.complex128)
+    rough_size = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
+    present = np.flatnonzero(clients * np.log(np.maximum(rough_size, _TINY)) > _NOTHING)
+    transform[present] = _characteristic_function_of_sum(2 * np.pi * present / size, places, weights, clients, share)
     # Sums wrap around at the ends of the lattice, where the probability is negligible.
-    mass = fft.irfft(power, size)[: size // 2]
+    mass = fft.irfft(transform, size)[: size // 2]
     return float(np.dot(np.maximum(mass, 0.0), np.arange(size // 2))) * step
 
 
-def _power(frequency: Array, places: Array, weights: Array, clients: int, share: float) -> Array:
+def _characteristic_function_of_sum(frequency: Array, places: Array, weights: Array, clients: int, share: float) -> Array:
     """Return the conjugate of the sum's characteristic function at each ``frequency``, without loss of digits.
 
     The sum has ``clients`` independent terms. A term is 0 with probability 1 - ``share``; else it is one of ``places``, drawn by

@@ -14,7 +14,7 @@ from math import exp, inf, log, log1p
 
 import numpy as np
 
-from ldpfl.privacy.accountants.binomial import Array, Binomial, fewest_ones, log_sigmoid, sigmoid
+from ldpfl.privacy.accountants.binomial import Array, Binomial, binomial_quantile, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import from_curve
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
 from ldpfl.privacy.accountants.roots import brentq
@@ -30,12 +30,12 @@ _HIDES_NOTHING = 30.0
 """Largest epsilon that is computed. Above it, even among 1e10 others there is a clone with probability below 1e-3 only."""
 
 
-def any_report(epsilon0: float) -> float:
+def clone_probability(epsilon0: float) -> float:
     """Return the probability that another client's report is a clone, for an arbitrary epsilon0-LDP randomiser."""
     return exp(-epsilon0)
 
 
-def binary_report(epsilon0: float) -> float:
+def clone_probability_for_bits(epsilon0: float) -> float:
     """Return the probability that another client's report is a clone, for a bit by randomised response.
 
     The bit may be about a known coordinate, or about one that its client drew in secret.
@@ -44,12 +44,13 @@ def binary_report(epsilon0: float) -> float:
 
 
 def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: float) -> float:
-    """Return an upper bound of log E[e^(order * loss)] of the module's pair. It fails with probability :func:`clone_outside`.
+    """Return an upper bound of log E[e^(order * loss)] of one report that hides among clones. It fails with a tiny probability.
 
-    Takes milliseconds for any number of clients: the smallest likely number of clones is used for all, since fewer clones hide less.
+    The loss is that of the pair of distributions in the module's docstring. The bound assumes the smallest likely number of clones, since
+    fewer clones hide less. There are fewer with the probability :func:`clone_outside`. Takes milliseconds for any number of clients.
     """
-    coins = _fewest_coins(clients, coin_share) if epsilon0 <= _HIDES_NOTHING else 0
-    _, logs = Binomial(coins, 0.0).log_pmf()
+    clones = _fewest_clones(clients, coin_share) if epsilon0 <= _HIDES_NOTHING else 0
+    _, logs = Binomial(clones, 0.0).log_pmf()
     with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
     first, second = (
@@ -62,28 +63,34 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: fl
 
 def clone_outside(clients: int, coin_share: float) -> float:
     """Return the probability that there are fewer clones than :func:`clone_log_moment` assumes. Its callers add this to delta."""
-    return _OUTSIDE if _fewest_coins(clients, coin_share) else 0.0
+    return _OUTSIDE if _fewest_clones(clients, coin_share) else 0.0
 
 
-def _fewest_coins(clients: int, coin_share: float) -> int:
+def _fewest_clones(clients: int, coin_share: float) -> int:
     """Return the smallest likely number of clones: there are fewer with a probability of at most ``_OUTSIDE``."""
     if coin_share >= 1:
         return clients - 1
-    return max(0, fewest_ones(_OUTSIDE, clients - 1, coin_share) - 1)
+    return max(0, binomial_quantile(_OUTSIDE, clients - 1, coin_share) - 1)
 
 
 def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:
-    """Return delta(``epsilon``) of the module's pair, for one report of each of ``clients`` clients."""
+    """Return an upper bound of delta(``epsilon``) of one ``epsilon0``-LDP report among the reports of ``clients`` clients, by clones.
+
+    ``coin_share`` is the probability that another client's report is a clone.
+    """
     if epsilon0 > _HIDES_NOTHING:
         return report_delta(epsilon0, epsilon)
-    return float(_deltas(epsilon0, np.array([float(epsilon)]), *_coins(clients, coin_share))[0])
+    return float(_deltas(epsilon0, np.array([float(epsilon)]), *_clone_counts(clients, coin_share))[0])
 
 
 def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float) -> float:
-    """Return the smallest epsilon at ``delta`` for one report of each of ``clients`` clients; never above ``epsilon0``."""
+    """Return the smallest epsilon at ``delta`` for one report of each of ``clients`` clients, by clones; never above ``epsilon0``.
+
+    ``coin_share`` is the probability that another client's report is a clone.
+    """
     if epsilon0 > _HIDES_NOTHING:
         return composed_epsilon(epsilon0, 1, delta)
-    counts, weights = _coins(clients, coin_share)
+    counts, weights = _clone_counts(clients, coin_share)
 
     def excess(epsilon: float) -> float:
         return float(_deltas(epsilon0, np.array([float(epsilon)]), counts, weights)[0]) - delta
@@ -100,7 +107,7 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:
     """Return an upper bound of epsilon at ``delta`` for ``rounds`` rounds with one shuffled report of each client. It holds adaptively.
 
-    It is the smaller of two bounds: convolution of the module's pair, and the local composition.
+    It is the smaller of two bounds: the convolution of the rounds with clones, and the local composition.
     """
     local = composed_epsilon(epsilon0, rounds, delta)
     if epsilon0 > _HIDES_NOTHING:
@@ -111,12 +118,12 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
     if negligible_epsilon == 0:
         return local
     step = negligible_epsilon / _POINTS
-    counts, weights = _in_cells(*_coins(clients, coin_share))
+    counts, weights = _in_cells(*_clone_counts(clients, coin_share))
     curve = _deltas(epsilon0, step * np.arange(_POINTS + 1), counts, weights)
     return min(local, from_curve(curve, step).composed_epsilon(rounds, delta))
 
 
-def _coins(clients: int, coin_share: float) -> tuple[Array, Array]:
+def _clone_counts(clients: int, coin_share: float) -> tuple[Array, Array]:
     """Return the possible numbers of clones and their probabilities. Numbers left out have a total probability below 1e-30."""
     log_odds = inf if coin_share >= 1 else log(coin_share) - log1p(-coin_share)
     if log_odds == inf or clients == 1:
@@ -134,9 +141,10 @@ def _in_cells(counts: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _deltas(epsilon0: float, epsilons: Array, counts: Array, weights: Array) -> Array:
-    """Return delta of the module's pair at each of ``epsilons``: a mean over ``counts``, the numbers C of clones, with their ``weights``.
+    """Return delta at each of ``epsilons`` of a report that hides among clones: a mean over the numbers C of clones, ``counts``.
 
-    For each C, delta is a difference of two upper tails of A ~ Bin(C, 1/2), the clones that look like the target's first report.
+    Their probabilities are ``weights``. For each C, delta is a difference of two upper tails of A ~ Bin(C, 1/2), the number of clones that
+    look like the target's first report.
     """
     from scipy.stats import binom  # slow to import
 

@@ -11,7 +11,7 @@ from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 def central_limit_mu(epsilon0: float, clients: int, count: int) -> float:
     """Return mu of the Gaussian limit of k = ``count`` shuffled bits among n = ``clients``: sqrt(k) tanh(e0/2) / sqrt(n p0 p1).
 
-    e0 is ``epsilon0``, and p1 = 1 - p0 = 1 / (1 + e^-e0) is the probability of a truthful bit.
+    e0 is ``epsilon0``, the epsilon of a bit, and p1 = 1 - p0 = 1 / (1 + e^-e0) is the probability of a truthful bit.
     """
     variance = clients * sigmoid(epsilon0) * sigmoid(-epsilon0)
     return sqrt(count / variance) * tanh(epsilon0 / 2) if variance > 0 else inf

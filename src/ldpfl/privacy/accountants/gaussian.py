@@ -113,6 +113,7 @@ def composed_mu(mus: Iterable[float]) -> float:
 
 
 def _check_epsilon_and_delta(epsilon: float, delta: float) -> None:
+    """Raise a :class:`ConfigError` unless noise can be calibrated to ``epsilon`` and ``delta``."""
     if not 0 < epsilon < inf:
         raise ConfigError(f"epsilon must be positive and finite, got {epsilon}")
     if epsilon > _LARGEST_EPSILON:

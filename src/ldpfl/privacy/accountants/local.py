@@ -71,8 +71,7 @@ class PureAccountant(LocalAccountant):
         return sum_of_reports_epsilon(self.pure, delta if is_exact else 0.0)
 
     def delta(self, epsilon: float) -> float:
-        epsilons = {each for each, _ in self.pure}
-        number = sum(number for _, number in self.pure)
+        epsilons, number = {report_epsilon for report_epsilon, _ in self.pure}, sum(number for _, number in self.pure)
         if len(epsilons) == 1 and number <= MOST_REPORTS:
             return composed_delta(epsilons.pop(), number, epsilon)
         return super().delta(epsilon)
@@ -103,12 +102,12 @@ class GaussianAccountant(LocalAccountant):
         return super().delta(epsilon) if self._is_sampled else gaussian_delta(self.mu, epsilon)
 
     def distance(self) -> float:
-        whole = gaussian_delta(self.mu, 0.0)
+        unsampled = gaussian_delta(self.mu, 0.0)
         if not self._is_sampled:
-            return whole
+            return unsampled
         from ldpfl.privacy.accountants.poisson import sampled_distance  # as in epsilon
 
-        return min(whole, sampled_distance(self.rounds))
+        return min(unsampled, sampled_distance(self.rounds))
 
     def divergence(self, order: Array) -> Array:
         return _divergence_of_noise(self.mu, order)  # sampling is ignored, which only overstates the cost

@@ -82,12 +82,12 @@ class GridLosses:
     def composed_epsilon(self, times: int, delta: float) -> float:
         """Return the epsilon at ``delta`` of ``times`` releases: the smaller one of convolution and Rényi divergences."""
         composed = self.composed(times, delta)
-        convolved = composed.epsilon(delta) if composed is not None else inf
+        by_convolution = composed.epsilon(delta) if composed is not None else inf
 
-        def moment(order: Array) -> Array:
+        def log_moment(order: Array) -> Array:
             return times * largest_log_moment(self.losses, self.masses[None], order)
 
-        return min(convolved, epsilon_from_log_moment(moment, delta - times * self.infinite))
+        return min(by_convolution, epsilon_from_log_moment(log_moment, delta - times * self.infinite))
 
     def followed_by(self, other: GridLosses) -> GridLosses:
         """Return the PLD of this release together with an independent ``other`` release on the same grid."""
@@ -122,9 +122,9 @@ def _self_convolved(masses: Array, times: int, low: int, high: int) -> Array:
     size = fft.next_fast_len(max(high - low + 1, masses.size), real=True)
     transform = fft.rfft(masses, size)
     magnitude = np.abs(transform)
-    likely = np.flatnonzero(magnitude > exp(_VANISHES / times) / 2)  # take logarithms of these only
-    log_size = times * np.log(magnitude[likely])
-    present, log_size = likely[log_size > _VANISHES], log_size[log_size > _VANISHES]
+    candidates = np.flatnonzero(magnitude > exp(_VANISHES / times) / 2)  # take logarithms of these only
+    log_size = times * np.log(magnitude[candidates])
+    present, log_size = candidates[log_size > _VANISHES], log_size[log_size > _VANISHES]
     power = np.exp(log_size + 1j * (times * np.angle(transform[present])))
     transform[:] = 0.0
     transform[present] = power
@@ -139,13 +139,13 @@ class PrivacyCurve:
         delta: returns delta at an epsilon >= 0; decreasing.
         limit: an upper bound of the loss.
         times: number of releases of this kind.
-        fewest: smallest value of delta that is reliable in floating point.
+        smallest_delta: smallest value of delta that is reliable in floating point.
     """
 
     delta: Callable[[float], float]
     limit: float
     times: int
-    fewest: float = 1e-18
+    smallest_delta: float = 1e-18
 
     def at(self, epsilon: float) -> float:
         """Return delta at ``epsilon``; 1, which always holds, if the computation gives NaN."""
@@ -178,21 +178,21 @@ def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 
 
 def _largest_likely_loss(curve: PrivacyCurve, delta: float) -> float:
     """Return a loss at which the curve's delta has fallen to about ``delta``."""
-    return _crossing(curve, max(delta, curve.fewest), 1e-3) * 1.01
+    return _epsilon_at_delta(curve, max(delta, curve.smallest_delta), 1e-3) * 1.01
 
 
 def _single_epsilon(curve: PrivacyCurve, delta: float) -> float:
     """Return an epsilon at ``delta`` of one release: where its curve falls to ``delta``, or slightly above, so that it is safe."""
-    if delta < curve.fewest:
+    if delta < curve.smallest_delta:
         return curve.limit
-    epsilon = _crossing(curve, delta, 1e-6)
+    epsilon = _epsilon_at_delta(curve, delta, 1e-6)
     step = max(1e-6 * epsilon, 1e-12)
     while epsilon < curve.limit and curve.at(epsilon) > delta:
         epsilon, step = epsilon + step, 2 * step
     return min(epsilon, curve.limit)
 
 
-def _crossing(curve: PrivacyCurve, delta: float, precision: float) -> float:
+def _epsilon_at_delta(curve: PrivacyCurve, delta: float, precision: float) -> float:
     """Return the epsilon at which the curve falls to ``delta``, up to the relative ``precision``; at most the curve's limit."""
     if curve.at(0.0) <= delta:
         return 0.0
@@ -229,25 +229,28 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
     """
     if delta <= 0:
         return inf
-    upper = np.cumsum(masses[::-1])
-    if not (upper > delta).any():
-        return 0.0 if np.isfinite(upper[-1]) else inf  # a NaN means that nothing is known
-    # R(S) grows with S and P(S) is at most the total. So usually the sets of the highest losses are shown to contain the maximum.
+    set_masses = np.cumsum(masses[::-1])  # P(S) of the sets of the highest 1, 2, ... losses
+    if not (set_masses > delta).any():
+        return 0.0 if np.isfinite(set_masses[-1]) else inf  # a NaN means that nothing is known
+    # R(S) grows with S and P(S) is at most the total. So usually the small sets, up to a fifth of the mass, are shown to have the maximum.
     is_flat = losses[-1] - losses[0] < _FLAT
-    part = min(int(np.searchsorted(upper, 0.2 * upper[-1])) + 1, upper.size)
-    for size in (part, upper.size) if upper.size > _SHORT else (upper.size,):
-        tail_masses = upper[:size]
-        log_lower = _log_lower(losses[::-1][:size], masses[::-1][:size], is_flat)
+    fifth = min(int(np.searchsorted(set_masses, 0.2 * set_masses[-1])) + 1, set_masses.size)
+    for size in (fifth, set_masses.size) if set_masses.size > _SHORT else (set_masses.size,):
+        tail_masses = set_masses[:size]
+        log_lower = _log_second_probability(losses[::-1][:size], masses[::-1][:size], is_flat)
         relevant = tail_masses > delta
         if relevant.any():
             epsilon = float(np.max(np.log(tail_masses[relevant] - delta) - log_lower[relevant]))
-            if log(upper[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(epsilon)) <= epsilon:
+            if log(set_masses[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(epsilon)) <= epsilon:
                 break
     return inf if isnan(epsilon) else max(0.0, epsilon)
 
 
-def _log_lower(losses: Array, masses: Array, is_flat: bool) -> Array:
-    """Return the logarithm of R(S) for the first 1, 2, ... of ``losses`` (descending), whose masses under P are given."""
+def _log_second_probability(losses: Array, masses: Array, is_flat: bool) -> Array:
+    """Return log R(S) of the sets S of the first 1, 2, ... of ``losses`` (descending), whose ``masses`` are probabilities under P.
+
+    P and R are the laws of the output under two neighbouring inputs. A loss is log(P / R), so its mass under R is mass * e^-loss.
+    """
     with np.errstate(divide="ignore"):
         if is_flat:  # ten times as fast
             return np.asarray(np.log(np.cumsum(masses * np.exp(losses[0] - losses))) - losses[0])
@@ -261,12 +264,16 @@ def delta_of(losses: Array, masses: Array, epsilon: float) -> float:
 
 
 def curve_of(losses: Array, masses: Array, epsilons: Array) -> Array:
-    """Return delta at each of ``epsilons``, to an absolute error of some 1e-15."""
-    upper = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
+    """Return delta at each of ``epsilons`` for the PLD of ``losses`` (ascending) and ``masses``, to an absolute error of some 1e-15.
+
+    delta is P(S) - e^epsilon R(S) for the set S of losses above epsilon: see :func:`epsilon_of`.
+    """
+    first_probability = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
     with np.errstate(divide="ignore"):
-        log_lower = np.append(np.logaddexp.accumulate((np.log(masses) - losses)[::-1])[::-1], -np.inf)
+        log_second_probability = np.append(np.logaddexp.accumulate((np.log(masses) - losses)[::-1])[::-1], -np.inf)
     above = np.searchsorted(losses, epsilons, side="right")
-    return np.asarray(np.maximum(upper[above] - np.exp(np.minimum(epsilons + log_lower[above], 0.0)), 0.0))
+    subtracted = np.exp(np.minimum(epsilons + log_second_probability[above], 0.0))
+    return np.asarray(np.maximum(first_probability[above] - subtracted, 0.0))
 
 
 def connect_the_dots(losses: Array, masses: Array, step: float, first: int, size: int) -> Array:
@@ -287,18 +294,18 @@ def connect_the_dots(losses: Array, masses: Array, step: float, first: int, size
 def from_curve(deltas: Array, step: float) -> GridLosses:
     """Return symmetric losses whose delta(i * step), i = 0..n-1, is nowhere below the true, convex curve under ``deltas``.
 
-    ``deltas`` may be any upper bound of a delta that holds in both directions. The curve is first lowered to its
-    convex hull over e^epsilon, which the true curve cannot exceed. Losses of -x carry e^-x times the mass of x, as
-    they do for a pair that may be swapped; beyond the last point everything counts as infinite.
+    ``deltas`` may be any upper bound of a delta that holds in both directions. The curve is first lowered to its convex hull over
+    e^epsilon, which the true curve cannot exceed. A loss of -x has e^-x times the mass of x, since the two inputs may be swapped. The delta
+    at the last point becomes the mass of an infinite loss.
     """
     # A NaN is replaced by 1, which always holds.
     curve = _convex_hull(np.minimum(np.minimum.accumulate(np.nan_to_num(deltas, nan=1.0, posinf=1.0)), 1.0), step)
     fall = np.append(curve[:-1] - curve[1:], 0.0)  # fall[i] between i and i + 1
     positive = np.maximum((fall[:-1] - exp(-step) * fall[1:]) / -np.expm1(-step), 0.0)  # mass at i = 1..n-1
-    mirrored = positive * np.exp(-step * np.arange(1, positive.size + 1))
+    negative = positive * np.exp(-step * np.arange(1, positive.size + 1))
     infinite = float(curve[-1])
-    zero = max(0.0, 1 - infinite - float(np.sum(positive + mirrored)))
-    return GridLosses(step, -positive.size, np.concatenate([mirrored[::-1], [zero], positive]), infinite)
+    zero = max(0.0, 1 - infinite - float(np.sum(positive + negative)))
+    return GridLosses(step, -positive.size, np.concatenate([negative[::-1], [zero], positive]), infinite)
 
 
 def _convex_hull(curve: Array, step: float) -> Array:
@@ -318,7 +325,7 @@ def _convex_hull(curve: Array, step: float) -> Array:
 
 
 def _slope(curve: Array, left: int, right: int, step: float) -> float:
-    """Return the logarithm of how fast the curve falls between two points, per unit of e^epsilon."""
+    """Return the logarithm of the fall of the curve from the point ``left`` to ``right``, per unit of e^epsilon."""
     fall = float(curve[left] - curve[right])
     return (log(fall) if fall > 0 else -inf) - left * step - _log_expm1((right - left) * step)
 

@@ -43,12 +43,12 @@ def best_order(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_fa
         return inf, inf
     low, high, points = (_LOWEST, _HIGHEST, _POINTS) if near is None else (log10(near) - _NEAR, log10(near) + _NEAR, 31)
     exponents, width = np.linspace(low, high, points), (high - low) / (points - 1)
-    best, at = inf, exponents[0]
+    best, best_exponent = inf, exponents[0]
     for _ in range(4):
         order = 10**exponents
         bounds = (log_moment(order) + log_factor(order) - log(delta)) / order
         index = int(np.argmin(np.where(np.isnan(bounds), inf, bounds)))
         if bounds[index] < best:
-            best, at = float(bounds[index]), exponents[index]
-        exponents, width = np.linspace(at - width, at + width, 11), width / 5
-    return max(0.0, best), float(10**at)
+            best, best_exponent = float(bounds[index]), exponents[index]
+        exponents, width = np.linspace(best_exponent - width, best_exponent + width, 11), width / 5
+    return max(0.0, best), float(10**best_exponent)

@@ -27,7 +27,10 @@ _NEGLIGIBLE = 1e-9
 
 
 def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
-    """Return the epsilon before amplification that becomes ``epsilon`` after it: log(1 + (e^epsilon - 1) / g), g = ``share``."""
+    """Return the epsilon before amplification that becomes ``epsilon`` after it: log(1 + (e^epsilon - 1) / g).
+
+    g = ``share`` is the probability that the target takes part.
+    """
     epsilon = np.asarray(epsilon, dtype=np.float64)
     if share == 1:
         return epsilon
@@ -49,8 +52,8 @@ def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> 
     """
     negligible = min(_NEGLIGIBLE, 1e-4 * delta / setting.rounds)
     sizes, _, _ = cohort_sizes(setting.clients, rate, negligible)
-    top = round_limit(shuffled_losses(setting.epsilon0, int(sizes[0])), setting.reports, negligible)
-    step = top / _POINTS
+    smallest_cohort = int(sizes[0])  # in it epsilon is largest
+    step = round_limit(shuffled_losses(setting.epsilon0, smallest_cohort), setting.reports, negligible) / _POINTS
     curve = _round_curve(setting, rate, step * np.arange(_POINTS + 1), negligible)
     return from_curve(curve, step).composed_epsilon(setting.rounds, delta)
 
@@ -70,12 +73,13 @@ def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[
 
 
 def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligible: float) -> Array:
-    """Return delta at ``epsilons`` of one round, averaged over the cohort size.
+    """Return an upper bound of delta at ``epsilons`` of one round, averaged over the cohort size.
 
-    Neighbouring sizes are merged. They count with the target's probability of the largest and the anonymity set of the smallest.
+    Neighbouring sizes are merged. A merged cell has the anonymity set of its smallest cohort. Its probability that the target takes part is
+    that of its largest cohort.
     """
-    sizes, weights, total = cohort_sizes(setting.clients, rate, negligible)
-    curve = np.full_like(epsilons, total + 1e-15)
+    sizes, weights, other_sizes_probability = cohort_sizes(setting.clients, rate, negligible)
+    curve = np.full_like(epsilons, other_sizes_probability + 1e-15)
     first = 0
     while first < sizes.size:
         last = int(np.searchsorted(sizes, sizes[first] * _WIDTH, side="right")) - 1

@@ -46,14 +46,17 @@ Sampled = tuple[float, float, int]
 
 
 def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
-    """Return an upper bound of delta(``epsilon``) of one round that a record joins with probability ``rate``, when it is replaced."""
+    """Return an upper bound of delta(``epsilon``) of one round that a record joins with probability ``rate``, when it is replaced.
+
+    It is the first bound of this module: the epsilon without sampling is a, and b = e^(epsilon - a) is the weight of replacing the record.
+    """
     if epsilon < _OVERFLOWS:
         ratio = expm1(epsilon) / rate
-        inner = log1p(ratio) if ratio < inf else log(expm1(epsilon) + rate) - log(rate)
-        shared = min(1.0, exp(epsilon - inner))
+        a = log1p(ratio) if ratio < inf else log(expm1(epsilon) + rate) - log(rate)
+        b = min(1.0, exp(epsilon - a))
     else:  # e^epsilon + q - 1 equals e^epsilon up to rounding; the factor makes the result safe
-        inner, shared = (epsilon - log(rate)) * (1 - 1e-15), rate
-    return rate * ((1 - shared) * gaussian_delta(mu / 2, inner) + shared * gaussian_delta(mu, inner))
+        a, b = (epsilon - log(rate)) * (1 - 1e-15), rate
+    return rate * ((1 - b) * gaussian_delta(mu / 2, a) + b * gaussian_delta(mu, a))
 
 
 def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
@@ -68,7 +71,7 @@ def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
 
 def sampled_distance(rounds: Sequence[Sampled]) -> float:
     """Return an upper bound of the total variation distance for replacing one record: twice that of adding or removing one."""
-    return 1.0 if _takes_long(rounds) else min(1.0, 2 * float(_added_or_removed(tuple(rounds)).get_delta(0.0)))
+    return 1.0 if _takes_long(rounds) else min(1.0, 2 * float(_add_or_remove_accountant(tuple(rounds)).get_delta(0.0)))
 
 
 _LARGEST_SUM = 50.0
@@ -76,8 +79,12 @@ _LARGEST_SUM = 50.0
 
 
 def _remove_then_add_epsilon(rounds: tuple[Sampled, ...], delta: float) -> float:
-    """Return epsilon at ``delta`` by the second bound of this module; infinite where it is too large to be reliable."""
-    accountant = _added_or_removed(rounds)
+    """Return epsilon at ``delta`` for removing one record and adding another; infinite where it is too large to be reliable.
+
+    With some epsilon and delta for each of the two steps, both together have 2 epsilon and (1 + e^epsilon) delta. The smallest epsilon for
+    which that is at most ``delta`` is found by bisection.
+    """
+    accountant = _add_or_remove_accountant(rounds)
     low, high = added_epsilon(rounds, delta), added_epsilon(rounds, delta / 1e3)
     while high <= _LARGEST_SUM and (1 + exp(high)) * accountant.get_delta(high) > delta:
         high *= 1.5
@@ -97,7 +104,7 @@ def added_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
     unsampled = gaussian_epsilon(composed_mu(mu / 2 * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds) or _takes_long(rounds):
         return unsampled
-    return min(unsampled, float(_added_or_removed(tuple(rounds)).get_epsilon(delta)))
+    return min(unsampled, float(_add_or_remove_accountant(tuple(rounds)).get_epsilon(delta)))
 
 
 def _takes_long(rounds: Sequence[Sampled]) -> bool:
@@ -108,7 +115,7 @@ def _takes_long(rounds: Sequence[Sampled]) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _added_or_removed(rounds: tuple[Sampled, ...]) -> PLDAccountant:
+def _add_or_remove_accountant(rounds: tuple[Sampled, ...]) -> PLDAccountant:
     """Return dp-accounting's accountant of ``rounds`` for adding or removing one record, cached."""
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     for mu, rate, count in rounds:

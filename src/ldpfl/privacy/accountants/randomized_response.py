@@ -33,7 +33,7 @@ def log_moment(epsilon0: float, order: float | Array) -> Array:
     p0 = sigmoid(-epsilon0)
     x = order * epsilon0
     far = x + np.log(sigmoid(epsilon0) + p0 * np.exp(-2 * x))
-    # Near 0 the moment is almost 1, so its logarithm is computed from the difference to 1.
+    # Near 0 the moment is almost 1, so its logarithm is computed from the moment less 1.
     near = np.log1p(sigmoid(epsilon0) * np.expm1(np.minimum(x, 1.0)) + p0 * np.expm1(-x))
     return np.asarray(np.where(x < 1.0, near, far))
 
@@ -70,10 +70,10 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     computed = epsilon_of(losses, masses, delta - TAIL)
     # Round up by more than the rounding error. Near the pure sum half a unit in the last place changes delta by a relative 1e-4, and a tiny
     # delta by more. The masses sum to 1, so the rounding error of their sums affects many digits of a tiny epsilon: hence ROUNDED.
-    up = computed * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(computed, inf), inf)
+    rounded_up = computed * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(computed, inf), inf)
     # A positive epsilon below the rounding error comes out as 0. Whether it is positive is decided by delta at epsilon 0.
     is_tiny = computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
-    return min(pure_sum(epsilon0, reports), up + ROUNDED * sqrt(losses.size)) if computed > 0 or is_tiny else 0.0
+    return min(pure_sum(epsilon0, reports), rounded_up + ROUNDED * sqrt(losses.size)) if computed > 0 or is_tiny else 0.0
 
 
 def pure_sum(epsilon0: float, reports: int) -> float:

@@ -49,10 +49,10 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
         PrivacyError: no accountant composes these kinds of release.
     """
     counts: Counter[Release] = Counter()
-    listed = list(releases)
-    by_record = any(release.unit == "record" for release, _ in listed)
-    for release, times in listed:
-        counts[for_one_record(release) if by_record else release] += times
+    releases = list(releases)
+    is_for_one_record = any(release.unit == "record" for release, _ in releases)
+    for release, times in releases:
+        counts[for_one_record(release) if is_for_one_record else release] += times
     kinds = {type(release) for release in counts}
     for kind in LOCAL:
         if kind.supports(kinds):
@@ -61,7 +61,7 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
 
 
 def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
-    """Return the accountant of ``groups`` behind a shuffler or sum. None if there is none, or if a shuffler adds nothing to a release."""
+    """Return the accountant of ``groups`` behind a shuffler or sum. None if there is none, or if a shuffler does not hide a release."""
     if any(group.channel == "ideal-shuffler" and group.release.not_shuffled for group in groups):
         return None
     kind = next((kind for kind in HIDDEN if kind.supports(groups)), None)

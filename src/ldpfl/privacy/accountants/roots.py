@@ -46,7 +46,7 @@ def brentq(
         if abs(previous_step) > precision and abs(at_now) < abs(at_before):
             try:
                 next_step = _interpolated((before, at_before), (now, at_now), (opposite, at_opposite))
-            except ZeroDivisionError:  # of values that rounding makes equal
+            except ZeroDivisionError:  # rounding made two of the function's values equal
                 next_step = inf
             step, previous_step = (
                 (next_step, step) if 2 * abs(next_step) < min(abs(previous_step), 3 * abs(half) - precision) else (half, half)
@@ -60,7 +60,10 @@ def brentq(
 
 
 def _interpolated(before: _Point, now: _Point, opposite: _Point) -> float:
-    """Return the step from ``now`` to where a line through two points is 0, or the inverse parabola through three."""
+    """Return the step in x from ``now`` to the root of a line through two points, or of an inverse parabola through three.
+
+    Two points remain if ``before`` and ``opposite`` have the same x.
+    """
     if before[0] == opposite[0]:
         return -now[1] * (now[0] - before[0]) / (now[1] - before[1])
     first, second = (before[1] - now[1]) / (before[0] - now[0]), (opposite[1] - now[1]) / (opposite[0] - now[0])

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, fewest_ones, log_pmf_of_sum, log_sigmoid, sigmoid
+from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, binomial_quantile, log_pmf_of_sum, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import GridLosses, connect_the_dots, delta_of, epsilon_of, largest_log_moment, largest_with_mass
 from ldpfl.privacy.accountants.randomized_response import ROUNDED, composed_epsilon, report_delta
 
@@ -57,7 +57,7 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
 
 
 def _epsilon_rounded_up(row: Row, delta: float) -> float:
-    """Return the epsilon of a row at ``delta`` plus an allowance for rounding, which matters for a tiny epsilon."""
+    """Return the epsilon at ``delta`` of a row of losses and masses, plus an allowance for rounding, which matters for a tiny epsilon."""
     losses, masses = row
     epsilon, allowance = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
     return epsilon + allowance if epsilon > 0 or delta_of(losses, masses, 0.0) > delta - allowance else 0.0
@@ -67,8 +67,9 @@ def single_attained_epsilon(epsilon0: float, clients: int, delta: float) -> floa
     """Return a lower bound of epsilon at ``delta``, attained by some data set; equal to :func:`single_epsilon` up to ``EXACT_CLIENTS``."""
     if clients <= EXACT_CLIENTS:
         return single_epsilon(epsilon0, clients, delta)
-    uppers = {round(share * (clients - 1)) for share in (0.0, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)}
-    rows = (_row(epsilon0, [Binomial(upper, epsilon0), Binomial(clients - 1 - upper, -epsilon0)]) for upper in sorted(uppers))
+    # Numbers of other clients whose bits are 1 with the larger probability. Each is a data set, and a few suffice for a lower bound.
+    likely_ones = {round(share * (clients - 1)) for share in (0.0, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)}
+    rows = (_row(epsilon0, [Binomial(count, epsilon0), Binomial(clients - 1 - count, -epsilon0)]) for count in sorted(likely_ones))
     return max(epsilon_of(*row, delta) for row in rows)
 
 
@@ -127,10 +128,10 @@ class ShuffledLosses:
 
     def _tilted(self, order: Array) -> tuple[Array, Array, Array]:
         """Return the result of :meth:`tilted` for so few orders that the arrays stay small."""
-        weights = np.exp(order[:, None] * (self.losses - self.half * self.step))
-        near = weights * self.masses.sum(axis=0)
-        pivot = (near @ self.losses / near.sum(axis=1))[:, None]
-        distances = self.losses - pivot  # moments around a place that is near each row's mean keep their digits
+        weights = np.exp(order[:, None] * (self.losses - self.half * self.step))  # relative to the largest loss, against overflow
+        summed_weights = weights * self.masses.sum(axis=0)
+        pivot = (summed_weights @ self.losses / summed_weights.sum(axis=1))[:, None]
+        distances = self.losses - pivot  # the pivot is near each row's mean, so that moments around it keep their digits
         powers = [weights]
         for _ in range(4):
             powers.append(powers[-1] * distances)
@@ -143,22 +144,22 @@ class ShuffledLosses:
 
     @cached_property
     def dominating(self) -> GridLosses:
-        """Return one loss distribution whose delta is at every epsilon the largest of the rows': a dominating pair.
+        """The loss distribution of a dominating pair: at every epsilon its delta is the largest of the rows' deltas.
 
-        It may be composed with itself adaptively (Zhu, Dong, Wang 2022). Where the same row is the largest at three
-        neighbouring points its masses are taken as they are, for a second difference would lose them in rounding.
+        It may be composed with itself adaptively (Zhu, Dong, Wang 2022). The masses follow from second differences of the curve of deltas.
+        Where one row is the largest at three neighbouring points, its own masses are used, since rounding would spoil the differences.
         """
         masses = self.masses[:, self.half :]
         curves = _curves(masses, self.step)
-        best = np.argmax(curves, axis=0)
-        curve = curves[best, np.arange(best.size)]
+        largest_row = np.argmax(curves, axis=0)
+        curve = curves[largest_row, np.arange(largest_row.size)]
         fall = np.append(curve[:-1] - curve[1:], 0.0)
-        positive = np.maximum((fall[:-1] - exp(-self.step) * fall[1:]) / -np.expm1(-self.step), 0.0)
-        same = (best[1:] == best[:-1]) & np.append(best[2:] == best[1:-1], True)
-        positive[same] = masses[best[1:], np.arange(1, best.size)][same]
-        mirrored = positive * np.exp(-self.losses[self.half + 1 :])
-        zero = max(0.0, 1 - float(np.sum(positive + mirrored)))
-        return GridLosses(self.step, -self.half, np.concatenate([mirrored[::-1], [zero], positive]), self.outside)
+        positive = np.maximum((fall[:-1] - exp(-self.step) * fall[1:]) / -np.expm1(-self.step), 0.0)  # masses of positive losses
+        is_one_row = (largest_row[1:] == largest_row[:-1]) & np.append(largest_row[2:] == largest_row[1:-1], True)
+        positive[is_one_row] = masses[largest_row[1:], np.arange(1, largest_row.size)][is_one_row]
+        negative = positive * np.exp(-self.losses[self.half + 1 :])  # the pair may be swapped, so a loss of -x has e^-x times the mass of x
+        zero = max(0.0, 1 - float(np.sum(positive + negative)))
+        return GridLosses(self.step, -self.half, np.concatenate([negative[::-1], [zero], positive]), self.outside)
 
 
 @lru_cache(maxsize=4)  # one round and the whole run ask for the same; for many clients it takes seconds
@@ -198,7 +199,10 @@ Row = tuple[Array, Array]
 
 
 def _rows(epsilon0: float, clients: int) -> Iterable[Row]:
-    """Return the row of each worst case m, or of each cell of them."""
+    """Return the losses and probabilities of each candidate for the worst case: the number m of other clients with the larger probability.
+
+    For more than ``EXACT_CLIENTS`` clients, neighbouring numbers m are one cell.
+    """
     return _cached_rows(epsilon0, clients) if clients <= MAX_CACHED_CLIENTS else _computed_rows(epsilon0, clients)
 
 
@@ -209,18 +213,21 @@ def _cached_rows(epsilon0: float, clients: int) -> tuple[Row, ...]:
 
 
 def _computed_rows(epsilon0: float, clients: int) -> Iterator[Row]:
-    """Yield the row of each worst case m, or of each cell of them. The last binomial has the coins of clients that differ in a cell."""
+    """Yield the rows of :func:`_rows`, by the number m of other clients whose bits are 1 with the larger probability.
+
+    In a cell of m from ``low`` to ``high``, high - low clients may have either probability. With either, a client's bit is a fair coin with
+    twice the smaller probability. The smallest likely number of coins is used, and the other bits are revealed. Both can only raise delta.
+    """
     width = 1 if clients <= EXACT_CLIENTS else ceil(clients / _CELLS)
-    coins_share = 2 * sigmoid(-epsilon0)
+    coin_probability = 2 * sigmoid(-epsilon0)
     for low in range(0, clients, width):
         high = min(low + width, clients) - 1
-        undecided = high - low
-        coins = fewest_ones(TAIL, undecided, coins_share)
+        coins = binomial_quantile(TAIL, high - low, coin_probability)
         yield _row(epsilon0, [Binomial(low, epsilon0), Binomial(clients - 1 - high, -epsilon0), Binomial(coins, 0.0)])
 
 
 def _row(epsilon0: float, others: list[Binomial]) -> Row:
-    """Return losses and probabilities of the count of 1s, given the laws of the other clients' bits."""
+    """Return the losses and probabilities of the count of 1s: of one client's bit at ``epsilon0``, and of the ``others``' bits."""
     _, logs = log_pmf_of_sum(others)
     # One more count, for the client's own bit; -inf for counts that the other clients cannot produce.
     with_one, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
@@ -232,7 +239,10 @@ def _row(epsilon0: float, others: list[Binomial]) -> Row:
 
 
 def _count_loss(log_ratio: Array, epsilon0: float) -> Array:
-    """Return log((p1 r + p0) / (p0 r + p1)), r = P(others count k - 1) / P(others count k) for the count k."""
+    """Return the privacy loss of a count k of 1s: log((p1 r + p0) / (p0 r + p1)), p1 = 1 - p0 = 1 / (1 + e^-epsilon0).
+
+    ``log_ratio`` is log r, with r = P(the others count k - 1) / P(the others count k).
+    """
     if epsilon0 > _LARGE:
         return np.asarray(np.logaddexp(log_ratio, -epsilon0) - np.logaddexp(log_ratio - epsilon0, 0.0))
     ratio = np.exp(log_ratio)  # this form keeps its digits if the loss is small
@@ -240,20 +250,23 @@ def _count_loss(log_ratio: Array, epsilon0: float) -> Array:
 
 
 def _curves(masses: Array, step: float) -> Array:
-    """Return delta at 0, step, 2 step, ... for each row, by a recurrence of positive terms; ``masses`` begin at loss 0."""
-    above = np.cumsum(masses[:, ::-1], axis=1)[:, ::-1]  # P(loss >= i step)
-    shrink, grown = exp(-step), -expm1(-step)  # 1 - shrink would have no digits of a tiny step
+    """Return delta at the epsilons 0, step, 2 step, ... for each row; ``masses`` begin at loss 0.
+
+    With s = ``step``, delta(i s) = (1 - e^-s) P(loss > i s) + e^-s delta((i + 1) s). All terms are positive, so no digits cancel.
+    """
+    at_least = np.cumsum(masses[:, ::-1], axis=1)[:, ::-1]  # P(loss >= i step)
+    factor, one_less_factor = exp(-step), -expm1(-step)  # 1 - factor would have no digits of a tiny step
     curve = np.zeros_like(masses)
     for i in range(masses.shape[1] - 2, -1, -1):
-        curve[:, i] = grown * above[:, i + 1] + shrink * curve[:, i + 1]
+        curve[:, i] = one_less_factor * at_least[:, i + 1] + factor * curve[:, i + 1]
     return curve
 
 
 def rounded_down(sizes: Iterable[int], most: int | None) -> dict[int, int]:
     """Map each cohort size to one of at most ``most`` sizes that is no larger. Safe for upper bounds, since fewer clients hide less."""
-    known = sorted(set(sizes))
-    allowed = known if most is None or len(known) <= most else [known[round(i * (len(known) - 1) / most)] for i in range(most)]
-    return {size: max(smaller for smaller in allowed if smaller <= size) for size in known}
+    distinct = sorted(set(sizes))
+    kept = distinct if most is None or len(distinct) <= most else [distinct[round(i * (len(distinct) - 1) / most)] for i in range(most)]
+    return {size: max(smaller for smaller in kept if smaller <= size) for size in distinct}
 
 
 Value = TypeVar("Value", int, float)
@@ -264,6 +277,8 @@ def rounded_up(values: Iterable[Value], most: int | None) -> dict[Value, Value]:
 
     Safe for upper bounds if the values are epsilons or mus, since larger ones cost more. Safe for lower bounds if they are cohort sizes.
     """
-    known = sorted(set(values))
-    allowed = known if most is None or len(known) <= most else [known[round((i + 1) * (len(known) - 1) / most)] for i in range(most)]
-    return {value: min(larger for larger in allowed if larger >= value) for value in known}
+    distinct = sorted(set(values))
+    kept = (
+        distinct if most is None or len(distinct) <= most else [distinct[round((i + 1) * (len(distinct) - 1) / most)] for i in range(most)]
+    )
+    return {value: min(larger for larger in kept if larger >= value) for value in distinct}

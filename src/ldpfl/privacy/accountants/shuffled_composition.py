@@ -104,44 +104,50 @@ def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
 
 def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
     """Return proved upper bounds of epsilon at ``delta``: for inputs that are fixed beforehand, and for adaptive inputs."""
-    groups = _within_work(lambda sizes, epsilons: _merged(groups, sizes, epsilons), _MAX_SIZES)
+    groups = _merge_within_work_limit(lambda sizes, epsilons: _merged(groups, sizes, epsilons), _MAX_SIZES)
     if _shuffling_is_useless(groups, delta):
         return _local_epsilon(groups, delta), _local_epsilon(groups, delta)
     if len(groups) == 1 and groups[0].releases == 1:
         single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
         return single, single
-    return _certified(groups, delta)
+    return _certified_epsilon_of_merged(groups, delta)
 
 
 @lru_cache(maxsize=32)  # a plan asks again for the result of a search
-def _certified(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
+def _certified_epsilon_of_merged(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
     """Return :func:`certified_epsilon` of ``groups`` that are merged already, cached."""
     rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _grid_half(group)) for group in groups))
-    inside = delta - rounds.outside
-    renyi, order = best_order(rounds.log_moment, inside)
-    fixed = epsilon_from_log_moment(rounds.log_moment, inside, rounds.sharp_factor, near=order) * _UP
-    across = fixed if rounds.is_one_round else rounds.by_rounds(delta)
-    adaptive = min(_local_epsilon(groups, delta), renyi * _UP, rounds.convolved(delta) * _UP, across)
+    remaining_delta = delta - rounds.outside
+    renyi, order = best_order(rounds.log_moment, remaining_delta)
+    fixed = epsilon_from_log_moment(rounds.log_moment, remaining_delta, rounds.sharp_factor, near=order) * _UP
+    # The inputs of a single round are fixed before its first bit is drawn, so there the bound for fixed inputs holds adaptively.
+    round_by_round = fixed if rounds.is_one_round else rounds.round_by_round_epsilon(delta)
+    adaptive = min(_local_epsilon(groups, delta), renyi * _UP, rounds.convolved_epsilon(delta) * _UP, round_by_round)
     return min(adaptive, fixed), adaptive
 
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
-    """Return the epsilon at ``delta`` of one data set: by convolution, or if that takes too long, a proved lower bound of it."""
+    """Return the epsilon at ``delta`` of one data set: by convolution, or if that takes too long, a proved lower bound of it.
+
+    In this data set, the bits of all other clients are 1 with the larger probability 1 / (1 + e^-epsilon0).
+    """
     merged = _merged(groups, None, None)
-    few = _within_work(lambda sizes, epsilons: _round_up_cohorts(_most_informative(merged, epsilons), sizes), _MAX_ATTAINED_SIZES)
-    return _attained(few, delta)
+    rounded = _merge_within_work_limit(
+        lambda sizes, epsilons: _round_up_cohorts(_most_informative(merged, epsilons), sizes), _MAX_ATTAINED_SIZES
+    )
+    return _attained_epsilon_of_merged(rounded, delta)
 
 
 @lru_cache(maxsize=64)  # as above
-def _attained(groups: tuple[ShuffledRounds, ...], delta: float) -> float:
+def _attained_epsilon_of_merged(groups: tuple[ShuffledRounds, ...], delta: float) -> float:
     """Return :func:`attained_epsilon` of ``groups`` that are merged already, cached."""
     if _shuffling_is_useless(groups, delta):
         # The local bound is exact for one epsilon, and at delta 0. For several epsilons, use the largest lower bound of one of them.
-        exact = delta <= 0 or len(groups) < 2
-        return _local_epsilon(groups, delta) if exact else max(attained_epsilon([group], delta) for group in groups)
+        is_exact = delta <= 0 or len(groups) < 2
+        return _local_epsilon(groups, delta) if is_exact else max(attained_epsilon([group], delta) for group in groups)
     if len(groups) == 1 and groups[0].releases == 1:
         return single_attained_epsilon(groups[0].epsilon0, groups[0].clients, delta)
-    for half in _ATTAINED_GRIDS if len(groups) == 1 else ():
+    for half in _ATTAINED_GRIDS if len(groups) == 1 else ():  # from fine to coarse, until the convolution is short enough
         bit_losses = attained_losses(groups[0].epsilon0, groups[0].clients, half)
         composed = GridLosses(bit_losses.step, -half, bit_losses.masses[0]).composed(groups[0].releases, delta)
         if composed is not None:
@@ -186,28 +192,30 @@ class _Composition:
         return np.asarray(np.sum(parts, axis=0))
 
     def sharp_factor(self, order: Array) -> Array:
-        """Return :func:`_sharp_factor` for all bits of one client."""
-        return _sharp_factor(self.losses, [group.releases for group in self.groups], order)
+        """Return :func:`_sharpened_factor` for all bits of one client."""
+        return _sharpened_factor(self.losses, [group.releases for group in self.groups], order)
 
-    def convolved(self, delta: float) -> float:
+    def convolved_epsilon(self, delta: float) -> float:
         """Return epsilon by convolving the dominating pair of a bit; infinite for several groups, or if that takes too long."""
         if len(self.groups) > 1:
             return inf
         composed = self.losses[0].dominating.composed(self.groups[0].releases, delta)
         return composed.epsilon(delta) if composed is not None else inf
 
-    def by_rounds(self, delta: float) -> float:
-        """Return epsilon by the sharpened bound within each round, and convolution over rounds; infinite if that takes too long."""
+    def round_by_round_epsilon(self, delta: float) -> float:
+        """Return epsilon by :func:`round_curve` within each round, and by convolution over rounds; infinite if that takes too long."""
         rounds = sum(group.rounds for group in self.groups)
-        negligible = 1e-4 * delta / rounds
-        top = max(round_limit(bit_losses, group.reports, negligible) for group, bit_losses in zip(self.groups, self.losses, strict=True))
-        if top == 0:
+        negligible_delta = 1e-4 * delta / rounds
+        groups_and_losses = list(zip(self.groups, self.losses, strict=True))
+        largest_epsilon = max(round_limit(bit_losses, group.reports, negligible_delta) for group, bit_losses in groups_and_losses)
+        if largest_epsilon == 0:
             return inf
-        step = top / _CURVE_POINTS
+        step = largest_epsilon / _CURVE_POINTS
         epsilons = step * np.arange(_CURVE_POINTS + 1)
         total: GridLosses | None = None
-        for group, bit_losses in zip(self.groups, self.losses, strict=True):
-            group_losses = from_curve(round_curve(bit_losses, group.reports, epsilons, negligible), step).composed(group.rounds, delta)
+        for group, bit_losses in groups_and_losses:
+            curve = round_curve(bit_losses, group.reports, epsilons, negligible_delta)
+            group_losses = from_curve(curve, step).composed(group.rounds, delta)
             if group_losses is None:
                 return inf
             total = group_losses if total is None else total.followed_by(group_losses)
@@ -220,13 +228,13 @@ def round_limit(losses: ShuffledLosses, reports: int, negligible: float) -> floa
 
 
 def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligible: float) -> Array:
-    """Return an upper bound of delta at ``epsilons`` for one round of ``reports`` bits, fixed before the first is drawn.
+    """Return an upper bound of delta at ``epsilons`` for one round of ``reports`` bits, whose inputs are fixed before the first is drawn.
 
-    It is good down to deltas of ``negligible``.
+    It is the smallest of three bounds: by moments, by the normal law, and by convolution. It is close down to deltas of ``negligible``.
     """
     _, order = best_order(lambda order: reports * losses.log_moment(order), negligible)
     orders = order * np.logspace(-3, 0.5, 71)
-    logs = reports * losses.log_moment(orders) + _sharp_factor([losses], [reports], orders)
+    logs = reports * losses.log_moment(orders) + _sharpened_factor([losses], [reports], orders)
     curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0)) + reports * losses.outside
     curve = np.fmin(curve, _normal_curve(losses, reports, epsilons))
     composed = losses.dominating.composed(reports, 1e4 * negligible)
@@ -236,34 +244,37 @@ def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligibl
 
 
 def _normal_curve(losses: ShuffledLosses, reports: int, epsilons: Array) -> Array:
-    """Return the Berry-Esseen upper bound of delta around the mean of the loss, where no tilt is needed.
+    """Return an upper bound of delta at ``epsilons`` by the Berry-Esseen theorem: the total loss of many bits is nearly normal.
 
-    For a normal loss of mean M and standard deviation s, with a = M - epsilon, delta = Phi(a / s) - phi(a / s) m(s - a / s). Here Phi and
-    phi are the standard normal distribution function and density, and m(x) = (1 - Phi(x)) / phi(x). delta rises with M. Only an interval is
-    known for s, so the first term takes its largest value there, and the second its smallest. 1 - e^-y rises from 0 to 1, so the distance
-    between the distribution functions of the loss and of the normal law counts once.
+    It is close for epsilons near the mean of the loss. For a normal loss of mean M and standard deviation s, with a = M - epsilon,
+    delta = Phi(a / s) - phi(a / s) m(s - a / s). Here Phi and phi are the standard normal distribution function and density, and
+    m(x) = (1 - Phi(x)) / phi(x). delta rises with M. Only an interval is known for s, so the first term takes its largest value there, and
+    the second its smallest. 1 - e^-y rises from 0 to 1, so the distance between the distribution functions of the loss and of the normal
+    law counts once.
     """
     mean, variance, third = losses.tilted(np.zeros(1))
     low, high = sqrt(reports * float(variance.min())), sqrt(reports * float(variance.max()))
     if low == 0:
         return np.ones_like(epsilons)
-    with np.errstate(over="ignore", invalid="ignore"):  # next to no deviation, of which the theorem says nothing
+    with np.errstate(over="ignore", invalid="ignore"):  # a tiny deviation gives infinity or NaN, and no bound follows from either
         above = reports * float(mean.max()) - epsilons
         first = np.maximum(ndtr(above / low), ndtr(above / high))
-        furthest = np.maximum(low - above / low, high - above / high)
-        # Far above the mean of the loss the second term overflows; leaving it out only raises the bound.
-        second = np.where(furthest > -20, np.exp(-((above / low) ** 2) / 2) * erfcx(np.maximum(furthest, -20.0) / sqrt(2)) / 2, 0.0)
+        largest_argument = np.maximum(low - above / low, high - above / high)
+        # Where its argument is far below 0 the second term overflows; leaving it out only raises the bound.
+        capped = np.maximum(largest_argument, -20.0) / sqrt(2)
+        second = np.where(largest_argument > -20, np.exp(-((above / low) ** 2) / 2) * erfcx(capped) / 2, 0.0)
         error = _BERRY_ESSEEN * reports * float(third.max()) / low / low / low  # low**3 may be 0 where low is not
     return np.asarray(first - second + error + reports * losses.outside)
 
 
-def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order: Array) -> Array:
-    """Return the logarithm of the smaller of the Rényi factor and the Berry-Esseen factor, for each t of ``order`` (T,).
+def _sharpened_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order: Array) -> Array:
+    """Return the logarithm of a factor F with delta <= F E[e^(t (loss - epsilon))] for fixed inputs, for each t of ``order`` (T,).
 
-    Under the weights e^(t loss) the total loss has a variance of at least V, and third absolute moments that sum to at most R. The density
-    of a normal law is at most 1 / sqrt(2 pi V), and e^(-t y) (1 - e^-y) integrates to 1 / (t (1 + t)) over y > 0. That function rises to
-    its largest value g and falls again. The distribution functions of the loss and of the normal law differ by at most C R / V^1.5, where
-    C is ``_BERRY_ESSEEN``. This costs at most 2 g times as much.
+    F is the smaller of :func:`renyi_factor` and a factor by the Berry-Esseen theorem. Under the weights e^(t loss) the total loss has a
+    variance of at least V, and third absolute moments that sum to at most R. delta is a mean of e^(-t y) (1 - e^-y) over y = loss - epsilon
+    > 0. For a normal loss, whose density is at most 1 / sqrt(2 pi V), the mean is at most 1 / (t (1 + t) sqrt(2 pi V)). The distribution
+    functions of the loss and of the normal law differ by at most C R / V^1.5, where C is ``_BERRY_ESSEEN``. The averaged function rises to
+    its largest value g and falls again, so this difference adds at most 2 g times as much.
     """
     renyi = renyi_factor(order)
     variance, third = np.zeros_like(order), np.zeros_like(order)
@@ -279,7 +290,7 @@ def _sharp_factor(losses: Sequence[ShuffledLosses], counts: Sequence[int], order
 
 
 def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int], delta: float) -> float:
-    """Return an epsilon at which the true delta is certainly larger than ``delta``; 0 if the theorem gives no such epsilon.
+    """Return an epsilon at which the true delta is certainly larger than ``delta``; 0 if the Berry-Esseen theorem gives no such epsilon.
 
     Take the order t for which the weights e^(t loss) give the loss the mean epsilon, and K = log E[e^(t loss)]. Then the true delta is at
     least e^(K - t epsilon) times the normal expectation of e^(-t y) (1 - e^-y) over y > 0, less the Berry-Esseen error.
@@ -331,11 +342,14 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, epsilons: int |
     return tuple(ShuffledRounds(*key, count) for key, count in rounds.items())
 
 
-def _within_work(merged: Callable[[int, int], tuple[ShuffledRounds, ...]], sizes: int) -> tuple[ShuffledRounds, ...]:
-    """Return the result of ``merged`` for as many ``sizes`` and epsilons as :data:`_MAX_WORK` allows."""
+def _merge_within_work_limit(merge: Callable[[int, int], tuple[ShuffledRounds, ...]], sizes: int) -> tuple[ShuffledRounds, ...]:
+    """Return the rounds that ``merge`` returns for the largest numbers of cohort sizes and epsilons that :data:`_MAX_WORK` allows.
+
+    Both numbers begin at their maximum, ``sizes`` and ``_MAX_EPSILONS``, and are halved until the work is small enough.
+    """
     epsilons = _MAX_EPSILONS
     while True:
-        groups = merged(sizes, epsilons)
+        groups = merge(sizes, epsilons)
         work = sum(sqrt(clients) for _, clients in {(group.epsilon0, group.clients) for group in groups})
         if work <= _MAX_WORK or sizes == epsilons == 1:
             return groups
@@ -343,7 +357,10 @@ def _within_work(merged: Callable[[int, int], tuple[ShuffledRounds, ...]], sizes
 
 
 def _most_informative(groups: Sequence[ShuffledRounds], most: int) -> Sequence[ShuffledRounds]:
-    """Keep only the rounds with the most informative epsilons. Leaving rounds out is safe for a lower bound."""
+    """Keep only the rounds with the ``most`` epsilons that reveal most: a bit reveals about the square of a small epsilon.
+
+    Leaving rounds out is safe for a lower bound.
+    """
     releases: Counter[float] = Counter()
     for group in groups:
         releases[group.epsilon0] += group.releases

@@ -91,19 +91,24 @@ def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: flo
         local: epsilon without the shuffler, which is returned if no smaller bound is found.
     """
     kinds = _merged([kind for kind in kinds if kind.times > 0]) if kinds else []
-    others = sum(kind.times * (kind.clients - 1) for kind in kinds)
-    if not kinds or delta <= 0 or others == 0 or local == 0:
+    reports_of_others = sum(kind.times * (kind.clients - 1) for kind in kinds)
+    if not kinds or delta <= 0 or reports_of_others == 0 or local == 0:
         return local
-    for guess in _GUESSES:  # the cost (1 + e^epsilon) g b(g) is bounded for epsilon <= guess, so a small guess allows a larger g
-        assumed = min(guess, local)
-        epsilon = _epsilon(kinds, delta, _SPENT * delta / (1 + exp(assumed)) / others)
-        if epsilon <= assumed or assumed == local:
+    # Replacing a report's law costs (1 + e^epsilon) times a total variation. A small upper limit of epsilon allows a larger variation, and
+    # so a larger common share. A result is valid only if it does not exceed the limit that it assumed.
+    for guess in _GUESSES:
+        limit = min(guess, local)
+        epsilon = _epsilon_with_replaced_laws(kinds, delta, _SPENT * delta / (1 + exp(limit)) / reports_of_others)
+        if epsilon <= limit or limit == local:
             return min(epsilon, local)
     return local
 
 
-def _epsilon(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
-    """Return epsilon if replacing a report's law may cost ``variation``; infinity if the common share g is too small."""
+def _epsilon_with_replaced_laws(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
+    """Return epsilon at ``delta`` if the law of each report may be replaced by one within a total variation of ``variation``.
+
+    Infinite if the common share g of the laws is then too small.
+    """
     curves = []
     for kind in kinds:
         share = common_share(kind.mu, variation)
@@ -114,23 +119,32 @@ def _epsilon(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
 
 
 def shuffled_gaussian_attained(kinds: Sequence[Vectors]) -> float:
-    """Return mu of the sum of all reports of a round, over all rounds. It is a lower bound: the adversary can add the reports up."""
+    """Return mu of the sums of the reports of all rounds. It is a lower bound: the adversary can add up the reports of a round."""
     return sqrt(sum(kind.times * kind.mu**2 / kind.clients for kind in kinds))
 
 
 def common_share(mu: float, variation: float) -> float | None:
-    """Return the largest g with g b(g) <= ``variation``; None if it is too small to be useful."""
+    """Return the largest share g that all clients' reports can have in common with a report on the ball's center.
 
-    def missing(budget: float) -> float:
-        return exp(-budget) * gaussian_delta(mu / 2, budget) - variation
+    Replacing a report's law by one with this share costs g b(g) in total variation, with b(g) = delta(log(1 / g)) of Gaussian noise with
+    half of ``mu``. It may cost ``variation`` at most. None if g is too small to be useful.
+    """
 
-    if missing(_HIDES_NOTHING) > 0:
+    def excess_variation(log_inverse_share: float) -> float:
+        return exp(-log_inverse_share) * gaussian_delta(mu / 2, log_inverse_share) - variation
+
+    if excess_variation(_HIDES_NOTHING) > 0:
         return None
-    return exp(-float(brentq(missing, 0.0, _HIDES_NOTHING, xtol=1e-9)) - 1e-8) if missing(0.0) > 0 else 1.0
+    if excess_variation(0.0) <= 0:
+        return 1.0
+    return exp(-float(brentq(excess_variation, 0.0, _HIDES_NOTHING, xtol=1e-9)) - 1e-8)  # rounded down
 
 
 def vector_delta(mu: float, clients: int, share: float, epsilon: float) -> float:
-    """Return an upper bound of E[max(0, G_1 + ... + G_(M + 1)) / (M + 1)], M ~ Bin(``clients`` - 1, ``share``)."""
+    """Return an upper bound of delta(``epsilon``) of one vector that hides among the M draws of the blanket by other clients.
+
+    That is E[max(0, G_1 + ... + G_(M + 1)) / (M + 1)], M ~ Bin(``clients`` - 1, ``share``), for the G of the module's docstring.
+    """
     values, chances = _gains(mu / 2, epsilon)
     expected = _mean_above_zero(values, chances, clients, share) if values.max() > 0 else 0.0
     return min(1.0, expected / (share * clients) + _TAIL)
@@ -152,43 +166,46 @@ def _merged(kinds: Sequence[Vectors]) -> list[Vectors]:
 
 
 def _gains(radius: float, epsilon: float) -> tuple[Array, Array]:
-    """Return values and probabilities of a discrete law that is larger than that of G in convex order, except outside the cells.
+    """Return values and probabilities of a discrete law that stands for G = e^(a Z - a^2 / 2) - e^(``epsilon`` - a Z - a^2 / 2).
 
-    In each cell of Z, the mass of G is moved to the two ends of the cell so that its mean is kept. Outside the cells G counts as 0. On the
-    low side G is below 0 there; on the high side its mean is at most :data:`_TAIL`.
+    a is ``radius``, and Z is standard normal. In each cell of Z, the mass of G is moved to the two ends of the cell so that its mean is
+    kept. That makes G larger in convex order, which is safe. Outside the cells G counts as 0. On the low side G is below 0 there; on the
+    high side its mean is at most :data:`_TAIL`.
     """
     reach = radius + 7.66  # P(Z > 7.66) < 1e-14
     ends = np.linspace(-reach, reach, _CELLS + 1)
     gains = np.exp(radius * ends - radius**2 / 2) - np.exp(epsilon - radius * ends - radius**2 / 2)
-    chances = _between(ends)
-    means = _between(ends - radius) - exp(epsilon) * _between(ends + radius)
+    chances = _probabilities_between(ends)
+    means = _probabilities_between(ends - radius) - exp(epsilon) * _probabilities_between(ends + radius)
     width = np.diff(gains)
-    # Ends that rounding makes equal have the same share at either.
-    above = np.clip(np.divide(means - chances * gains[:-1], width, out=np.zeros_like(width), where=width > 0), 0.0, chances)
+    # Where rounding makes both ends equal, it does not matter which one gets the mass.
+    to_upper_end = np.clip(np.divide(means - chances * gains[:-1], width, out=np.zeros_like(width), where=width > 0), 0.0, chances)
     weights = np.zeros_like(gains)
-    weights[:-1] += chances - above
-    weights[1:] += above
+    weights[:-1] += chances - to_upper_end
+    weights[1:] += to_upper_end
     return np.append(gains, 0.0), np.append(weights, max(0.0, 1 - float(chances.sum())))
 
 
-def _between(ends: Array) -> Array:
+def _probabilities_between(ends: Array) -> Array:
     """Return the probability that a standard normal number lies between neighbouring ``ends``, accurate in both tails."""
     low, high = ends[:-1], ends[1:]
     return np.asarray(np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low)))
 
 
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
-    """Return an upper bound of E[max(0, sum of M values)], M ~ Bin(``clients``, ``share``).
+    """Return an upper bound of E[max(0, S)], where S is the sum of M ~ Bin(``clients``, ``share``) draws from ``values`` by ``chances``.
 
-    An allowance for rounding is added: the error of the transform relative to its norm, at the worst lattice points (Cauchy-Schwarz).
+    The values are split over neighbouring points of a lattice so that their mean is kept, which can only raise the result. The law of S is
+    the inverse transform of its characteristic function. An allowance for rounding is added: the error of the transform relative to its
+    norm, at the worst lattice points (Cauchy-Schwarz).
     """
-    reach = max(_reach(values, chances, clients, share), _reach(-values, chances, clients, share))
+    reach = max(_rarely_exceeded_value(values, chances, clients, share), _rarely_exceeded_value(-values, chances, clients, share))
     step = sqrt(float(np.dot(chances, values**2))) / _FINE
     size = int(min(_MOST, max(_FEWEST, 2 ** ceil(log2(2 * reach / step)))))
     step = 2 * reach / size
     below = np.floor(values / step)
-    part = values / step - below
-    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - part), chances * part])
+    upper_share = values / step - below
+    places, weights = np.concatenate([below, below + 1]), np.concatenate([chances * (1 - upper_share), chances * upper_share])
     # The characteristic function less 1: where it matters this is small, and added to 1 it would lose its digits.
     term_less_1 = fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)) - 1
     scaled = share * term_less_1
@@ -202,11 +219,11 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     return float(np.dot(np.maximum(mass[: size // 2], 0.0), np.arange(size // 2))) * step + error
 
 
-def _reach(values: Array, chances: Array, clients: int, share: float) -> float:
-    """Return a value that the sum exceeds with a probability below e^-``_BEYOND`` (Chernoff bound)."""
+def _rarely_exceeded_value(values: Array, chances: Array, clients: int, share: float) -> float:
+    """Return a value that the sum of Bin(``clients``, ``share``) draws exceeds with a probability below e^-``_BEYOND`` (Chernoff bound)."""
     largest = float(values.max())
-    best = largest * clients
+    smallest_bound = largest * clients
     for scale in np.geomspace(1e-4, 60.0, 80) / largest:
-        grown = share * float(np.dot(chances, np.expm1(np.minimum(scale * values, 700.0))))
-        best = min(best, (clients * log1p(max(grown, _TAIL - 1)) + _BEYOND) / scale)
-    return max(best, largest)
+        moment_less_1 = share * float(np.dot(chances, np.expm1(np.minimum(scale * values, 700.0))))
+        smallest_bound = min(smallest_bound, (clients * log1p(max(moment_less_1, _TAIL - 1)) + _BEYOND) / scale)
+    return max(smallest_bound, largest)

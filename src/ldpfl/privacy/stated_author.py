@@ -28,13 +28,13 @@ _COIN = 2.0**-32
 """Resolution of a bit's probabilities: they are multiples of this."""
 
 
-def believed(release: Release) -> Release:
+def with_checked_author(release: Release) -> Release:
     """Return ``release``, with the author replaced by :data:`DOUBTED` if it states this project as author and cannot be this project's."""
-    return replace(release, author=DOUBTED) if release.author == OURS and not _is_possible(release) else release
+    return replace(release, author=DOUBTED) if release.author == OURS and not _can_be_built_in(release) else release
 
 
 @lru_cache(maxsize=1024)
-def _is_possible(release: Release) -> bool:
+def _can_be_built_in(release: Release) -> bool:
     """Whether a built-in mechanism can make this release."""
     if not may_release(release.mechanism, _kind(release), release.unit):
         return False
@@ -49,9 +49,10 @@ def _is_possible(release: Release) -> bool:
 
 
 def _are_possible_bits(release: BinaryRelease) -> bool:
-    """Whether this project's mechanism can release these bits.
+    """Whether the stated built-in mechanism can release these bits.
 
-    Coordinates must be sampled only where the mechanism samples one. ``realised`` must not be below what rounded probabilities allow.
+    Only a mechanism that samples coordinates may state more than one. ``realised`` must not be smaller than rounding the probabilities of a
+    bit can make it.
     """
     if release.sampled > 1 and (release.mechanism == "duchi" or release.unit == "weight"):
         return False
@@ -68,7 +69,7 @@ def _has_possible_blanket(release: PureRelease) -> bool:
 
 
 def _is_possible_noise(release: GaussianRelease) -> bool:
-    """Whether Gaussian noise is as a built-in mechanism adds it: one unit, integers only from ``dp-fedavg``, sampling only of parts."""
+    """Whether a built-in mechanism can add this noise: one unit; integers only by ``dp-fedavg``; sampling only of records or persons."""
     return release.units == 1 and (not release.integers or release.mechanism == "dp-fedavg") and (release.rate == 1 or release.of_part)
 
 
@@ -89,13 +90,13 @@ def _rarer_probability(epsilon: float) -> float:
     return 1 / (1 + exp(epsilon)) + _COIN
 
 
-def _half_blanket(epsilon: float, _each_weight: bool) -> float:
-    """Return the blanket of ``laplace`` and ``piecewise``. A vector of k values at epsilon / k each has the same one."""
+def _half_epsilon_blanket(epsilon: float, _each_weight: bool) -> float:
+    """Return the blanket e^(-epsilon / 2) of ``laplace`` and ``piecewise``. A vector of k values at epsilon / k each has the same one."""
     return exp(-epsilon / 2)
 
 
 def _hybrid_blanket(epsilon: float, each_weight: bool) -> float:
-    """Return the blanket of ``hybrid``, a mixture of ``piecewise`` and one bit. For k values at epsilon / k each: the limit for large k."""
+    """Return the blanket of ``hybrid``, a mixture of ``piecewise`` and one bit. For a vector: the limit of many values, which is larger."""
     piecewise_share = -expm1(-epsilon / 2) if epsilon > _BIT_ALONE else 0.0
     bit_blanket = 2 * _rarer_probability(epsilon)
     return piecewise_share * exp(-epsilon / 2) + (1 - piecewise_share) * bit_blanket if each_weight else exp(-epsilon / 2)
@@ -134,8 +135,8 @@ def _blanket_at(gamma: float, epsilon: float) -> float:
 
 
 _BLANKETS: Mapping[str, Callable[[float, bool], float]] = {
-    "laplace": _half_blanket,
-    "piecewise": _half_blanket,
+    "laplace": _half_epsilon_blanket,
+    "piecewise": _half_epsilon_blanket,
     "hybrid": _hybrid_blanket,
     "duchi-vector": _signs_blanket,
     "privunit-g": _direction_blanket,
