@@ -488,7 +488,7 @@ def fails(*given: Any, **named: Any) -> Any:
 def test_what_fails_after_the_last_round_costs_no_run_its_result(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, folder = Watch(), RunFolder(tmp_path / "run")
     with monkeypatch.context() as broken:
-        broken.setattr(figures_module, "quality", fails)
+        broken.setattr(figures_module, "quality_entries", fails)
         broken.setattr(figures_module, "unit_epsilon", fails)
         broken.setattr(statement_module, "account_groups", fails)
         broken.setattr(runner_module, "baseline_of", fails)

@@ -33,18 +33,18 @@ class Baseline:
     folder: RunFolder
 
     @property
-    def by_import_path(self) -> bool:
+    def has_user_code(self) -> bool:
         """Whether the model is a user's code, which may have changed since a result was cached."""
         return ":" in self.config.model.name
 
     def cached_result(self) -> dict[str, Any] | None:
         """Return the cached result; None if there is none, or if it may be outdated or damaged."""
-        return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
+        return None if self.has_user_code or self.folder.is_damaged() else self.folder.result()
 
     def last_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint in the folder, or the start if there is no usable one."""
         try:
-            return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)
+            return self.start if self.has_user_code else self.folder.checkpoint_or(self.start)
         except (LdpflError, OSError):
             return self.start
 

@@ -20,14 +20,14 @@ from ldpfl.tasks.weighted_metrics import Counted, Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class EvaluatedModel:
     """A model's outputs for the test rows, the observed targets, and the metrics of both.
 
     Attributes:
         scores: each metric over all rows.
         predicted, observed: outputs and observed targets, in the form that the metrics take; empty if only the task itself has metrics.
-        kind: function that computes weighted metrics from outputs and targets; None if only the task itself has metrics.
-        figures: result of ``kind`` for all rows.
+        metrics_function: function that computes weighted metrics from outputs and targets; None if only the task itself has metrics.
+        figures: result of ``metrics_function`` for all rows.
         unusable: whether the outputs for some rows are NaN or infinite.
         constant: whether all rows have the same outputs.
         classes: class (n,) that is predicted for each row; None if the task predicts none.
@@ -36,7 +36,7 @@ class Judged:
     scores: dict[str, float]
     predicted: Floats = field(default_factory=lambda: np.empty(0))
     observed: NDArray[Any] = field(default_factory=lambda: np.empty(0))
-    kind: Callable[[Floats, Any], Counted] | None = None
+    metrics_function: Callable[[Floats, Any], Counted] | None = None
     figures: Counted | None = None
     unusable: bool = False
     constant: bool = False
@@ -44,54 +44,58 @@ class Judged:
 
     @property
     def is_of_two_classes(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_two_classes
+        return isinstance(self.metrics_function, partial) and self.metrics_function.func is weighted_metrics.of_two_classes
 
     @property
     def is_of_times(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.of_times
+        return isinstance(self.metrics_function, partial) and self.metrics_function.func is weighted_metrics.of_times
 
     @property
     def is_of_numbers(self) -> bool:
-        return self.kind in (weighted_metrics.of_numbers, weighted_metrics.of_counts)
+        return self.metrics_function in (weighted_metrics.of_numbers, weighted_metrics.of_counts)
 
 
-def judged_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> Judged:
-    """Return the metrics of the model with ``weights`` (d,) on the test rows; and the clients' ``personal`` layers (N, p)."""
+def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> EvaluatedModel:
+    """Return the outputs and metrics on the test rows of the model with ``weights`` (d,) and the clients' ``personal`` layers (N, p)."""
     task, rows = federation.task.task, federation.evaluation.samples
     if not len(rows):
-        return Judged(measured(federation.task, weights, rows, every=True))
+        return EvaluatedModel(measured(federation.task, weights, rows, every=True))
     if task.name not in _FORMS:
         has_unusable: list[bool] = []
         equality = _EqualOutputs()
 
-        def watched_batches() -> Iterator[tuple[Tensor, Tensor]]:  # batch by batch: the outputs for texts are large
+        def watched_batches() -> Iterator[tuple[Tensor, Tensor]]:
+            """Yield outputs and targets, and note properties of the outputs. All outputs for texts at once may not fit into memory."""
             for outputs, targets in federation.outputs(weights, personal):
                 has_unusable.append(bool(unusable(outputs, task.targets).any()))
                 if outputs.dim() <= 2:  # scores of all tokens at all places are too many to compare
                     equality.update(outputs)
                 yield outputs, targets
 
-        return Judged(task.measured(watched_batches(), every=True), unusable=any(has_unusable), constant=equality.holds)
+        return EvaluatedModel(task.measured(watched_batches(), every=True), unusable=any(has_unusable), constant=equality.all_equal)
     batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in federation.outputs(weights, personal)]
     scores = task.measured(iter(batches), every=True)
     outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return judged_by(federation, outputs, targets, scores)
+    return evaluate_outputs(federation, outputs, targets, scores)
 
 
-def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> Judged:
+def evaluate_outputs(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> EvaluatedModel:
     """Return the metrics of ``outputs`` for the test rows, in the target's units, with the task's own metrics ``scores``."""
     if not bool(outputs.isfinite().all()):
-        return Judged(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
+        return EvaluatedModel(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
     name = federation.task.task.name
-    kind, predicted, observed = _FORMS[name](outputs, targets, federation)
-    figures, equality = kind(predicted, observed), _EqualOutputs()
+    metrics_function, predicted, observed = _FORMS[name](outputs, targets, federation)
+    figures, equality = metrics_function(predicted, observed), _EqualOutputs()
     equality.update(outputs)
-    classes = _CLASSES[name](outputs).numpy() if name in _CLASSES else None
+    classes = _PREDICTED_CLASSES[name](outputs).numpy() if name in _PREDICTED_CLASSES else None
     all_scores = {**weighted_metrics.point(figures, len(observed)), **scores}
-    return Judged(all_scores, predicted, observed, kind, figures, constant=equality.holds, classes=classes)
+    return EvaluatedModel(all_scores, predicted, observed, metrics_function, figures, constant=equality.all_equal, classes=classes)
 
 
-_CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {"classification": lambda logits: logits.argmax(dim=1), "ordinal": middle_class}
+_PREDICTED_CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "classification": lambda logits: logits.argmax(dim=1),
+    "ordinal": middle_class,
+}
 """Function from outputs (N, ...) to the predicted class (N,), for tasks that predict one."""
 
 
@@ -111,10 +115,11 @@ class _EqualOutputs:
         self._rows += len(outputs)
 
     @property
-    def holds(self) -> bool:
+    def all_equal(self) -> bool:
         """Whether all rows so far have the same outputs. False with fewer than two rows."""
         if self._low is None or self._high is None or self._rows < 2:
             return False
+        # Rounding errors are relative to the largest output.
         return bool((self._high - self._low).max() <= _TOLERANCE * torch.maximum(self._low.abs(), self._high.abs()).max())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import clients_in_rounds, last_trained, metric_before_data, of_unit
+from ldpfl.experiments.figures import clients_in_rounds, last_trained, metric_before_data, unit_epsilon_entries
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.util.files import finite
 
@@ -35,7 +35,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "noise_free_score_per_round": None,
         "evaluated_on": config.data.evaluate_on,
         "mechanism": config.mechanism.name,
-        **of_unit(checkpoint.ledger, config.privacy.delta),
+        **unit_epsilon_entries(checkpoint.ledger, config.privacy.delta),
         "clients": config.clients.count,
         "clients_per_round": last_metrics.clients,
         "clients_in_rounds": clients_in_rounds(checkpoint),

@@ -113,7 +113,7 @@ class Checkpoint:
 
 
 def _extent_at(path: Path) -> Extent | None:
-    """Return the part of the log that belongs to the checkpoint at ``path``; None if there is no valid checkpoint."""
+    """Return which part of the log belongs to the checkpoint at ``path``; None if there is no valid checkpoint."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as handle:

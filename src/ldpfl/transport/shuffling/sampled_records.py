@@ -12,7 +12,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.sampled import index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits
-from ldpfl.transport.shuffling.fixed_records import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, impossible
+from ldpfl.transport.shuffling.fixed_records import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, refused_payloads
 from ldpfl.transport.shuffling.partial import Part, PartialPool
 from ldpfl.transport.shuffling.pool import ReportPool
 from ldpfl.util.lazy_imports import torch
@@ -100,7 +100,10 @@ class SampledRecords:
     def _pairs(
         self, size: int, bodies: Bytes, pair_mechanism: Mechanism, ranges: LayerRanges, refused: Counter[str]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Return the indices and values (T,) of all records of ``size`` pairs whose content a client can send. Count the others."""
+        """Return the indices and values (T,) of all pairs in records of ``size`` pairs. Records that no client can send are only counted.
+
+        The counts are added to ``refused``.
+        """
         index, values, is_padded = self._decode(size, bodies)
         is_ascending = (index[:, 1:] > index[:, :-1]).all(axis=1)
         is_valid = (index < self._units.dimension).all(axis=1) & is_ascending & np.isfinite(values).all(axis=1)
@@ -108,7 +111,7 @@ class SampledRecords:
         refused[IMPOSSIBLE] += int((is_padded & ~is_valid).sum())
         index, values = index[is_padded & is_valid], values[is_padded & is_valid]
         wire = SampledReports(index.reshape(-1, 1), values.reshape(-1, 1), self._units.dimension).payloads()
-        refused_records = sorted({pair // size for pair in impossible(pair_mechanism, ranges, list(wire))})
+        refused_records = sorted({pair // size for pair in refused_payloads(pair_mechanism, ranges, list(wire))})
         refused[IMPOSSIBLE] += len(refused_records)
         return np.delete(index, refused_records, axis=0).ravel(), np.delete(values, refused_records, axis=0).ravel()
 

@@ -98,7 +98,7 @@ def _key_in(line: str) -> Ed25519PublicKey | None:
 
 
 def _has_small_order(raw: bytes) -> bool:
-    """Whether ``raw`` encodes a point of order 1, 2, 4 or 8 (RFC 8032): signatures that fit any message can be made for such a key.
+    """Return whether ``raw`` encodes a point of order 1, 2, 4 or 8 (RFC 8032). For such a key, signatures of any message can be forged.
 
     These points have y = 1, -1 or 0 modulo p = 2^255 - 19, or the y of order 8 or its negative; y may be written with p added.
     """
