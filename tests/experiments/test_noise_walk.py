@@ -13,7 +13,7 @@ from ldpfl.experiments.build import mechanism_of, model_of
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.noise_walk import longest_total_step
 from ldpfl.experiments.recipes import load_recipe
-from ldpfl.experiments.table_rules import start_on_table
+from ldpfl.experiments.table_rules import choose_automatic_settings
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 
@@ -31,7 +31,7 @@ def chosen(noise: float, shape: tuple[int, ...] = (1, 28, 28), model: str = "lin
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,))
     mechanism = mechanism_of(config, ranges)
-    start = start_on_table(config, data, module, layout, weights, mechanism, CLIENTS, ())
+    start = choose_automatic_settings(config, data, module, layout, weights, mechanism, CLIENTS, ())
     spread = float(mechanism.noise(ranges).largest_std(CLIENTS)[0]) * CLIP / sqrt(config.training.rounds)
     return start.config.training, spread
 

@@ -19,7 +19,7 @@ from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import resolve_settings
-from ldpfl.experiments.client_evaluation import _client_evaluation_entry, client_evaluation_entries
+from ldpfl.experiments.client_evaluation import client_evaluation_entries, client_evaluation_entry
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import CallerObjects
 from ldpfl.experiments.planned_ledger import planned_ledger
@@ -168,7 +168,7 @@ def test_the_interval_of_an_auroc_covers_the_binning_of_scores(spread: float, is
     outputs = torch.from_numpy(np.stack([np.zeros(4000), logits], axis=1))
     vectors = scores.vectors(cast(LocalTask, task), outputs, torch.from_numpy(classes))
     sums = NoisySum(vectors.sum(dim=0).numpy(), 1e-6)
-    entry = _client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 4000, "stated": False})
+    entry = client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 4000, "stated": False})
     assert (AUROC in entry["figures"]) == is_shown
     assert ("The AUROC is left out" in how_measured({"at_clients": [entry]})) != is_shown
     if is_shown:
@@ -183,7 +183,7 @@ def test_a_class_that_is_too_rare_for_an_auroc_is_named() -> None:
         cast(LocalTask, task), torch.randn(500, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(500, dtype=torch.int64)
     )
     sums = NoisySum(vectors.sum(dim=0).numpy(), 1.0)
-    entry = _client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 500, "stated": False})
+    entry = client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 500, "stated": False})
     assert AUROC not in entry["figures"]
     assert "The AUROC is left out: the held-back records of one class are too few" in how_measured({"at_clients": [entry]})
 

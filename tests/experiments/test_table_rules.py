@@ -21,7 +21,7 @@ from ldpfl.experiments.build import mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, target_kind_of
 from ldpfl.experiments.recipes import load_recipe
-from ldpfl.experiments.table_rules import clip_norm_for, start_on_table
+from ldpfl.experiments.table_rules import choose_automatic_settings, clip_norm_for
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.tasks.outcomes import class_chances
@@ -45,7 +45,7 @@ def begun(task: str, model: str, shares: list[float], target: Any = "y", **data_
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,))
-    start = start_on_table(config, data, module, layout, weights, mechanism_of(config, ranges), 4, shares)
+    start = choose_automatic_settings(config, data, module, layout, weights, mechanism_of(config, ranges), 4, shares)
     rows = torch.randn(30, data.encoder.width if data.encoder else 0, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return torch.as_tensor(torch.func.functional_call(module, layout.unflatten(start.weights), (rows,)))
@@ -111,7 +111,7 @@ def test_an_mlp_that_has_no_pairs_begins_as_it_is(options: dict[str, Any]) -> No
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
     mechanism = mechanism_of(config, LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,)))
-    assert torch.equal(start_on_table(config, data, module, layout, weights, mechanism, 4, ()).weights, weights)
+    assert torch.equal(choose_automatic_settings(config, data, module, layout, weights, mechanism, 4, ()).weights, weights)
 
 
 @pytest.mark.slow

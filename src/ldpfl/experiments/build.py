@@ -36,7 +36,7 @@ from ldpfl.experiments.emphasis import emphasis_of
 from ldpfl.experiments.personal import initial_personal, split_layers, values_of, whole_task, with_personal
 from ldpfl.experiments.record_sums import config_for_evaluation, is_evaluated, least_squares_solver, scores_of_records, split_for_evaluation
 from ldpfl.experiments.start_warnings import start_warnings
-from ldpfl.experiments.table_rules import start_on_table
+from ldpfl.experiments.table_rules import choose_automatic_settings
 from ldpfl.experiments.trainers import RunSize, compiled_if_worthwhile, identifying_text, is_compiled, trainer_after_trial
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
@@ -151,22 +151,24 @@ def build(
     ranges = initial_ranges(config, layout, weights)
     # The records, or persons, of each client: those to train on, and those that are held back for evaluation.
     persons = persons_of(config, data)
-    parts = divide_over_clients(config, data, persons)
+    division = divide_over_clients(config, data, persons)
     if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
-        parts, persons = Division.of([persons.rows_of(part)[0] for part in parts]), None
-    head = least_squares_solver(config, Description.of(data))
-    parts, held_back_parts = (parts, None) if config.evaluation.share == 0 else split_for_evaluation(config, parts, persons, data)
+        division, persons = Division.of([persons.rows_of(part)[0] for part in division]), None
+    solver = least_squares_solver(config, Description.of(data))
+    division, held_back = (division, None) if config.evaluation.share == 0 else split_for_evaluation(config, division, persons, data)
     # The mechanism, which may measure a table's columns. Settings that are "auto" follow from these.
-    mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
-    data, ledger = _scale_columns(config, data, parts, mechanism, secret, persons, measured)
-    if held_back_parts is not None:
-        data = _with_unclipped_targets(data, held_back_parts, persons)
+    mechanism = mechanism_of(config, ranges if solver is None else solver.ranges, division.sizes.tolist())
+    data, ledger = _scale_columns(config, data, division, mechanism, secret, persons, measured)
+    if held_back is not None:
+        data = _with_unclipped_targets(data, held_back, persons)
     emphasis = emphasis_of(config, data.outputs, data.shares)
-    start = start_on_table(config, Description.of(data), module, layout, weights, mechanism, len(parts), data.shares, emphasis)
+    start = choose_automatic_settings(
+        config, Description.of(data), module, layout, weights, mechanism, len(division), data.shares, emphasis
+    )
     config, weights = start.config, start.weights
     if range_note := _range_warning(config, layout, weights, ranges):
         warn(range_note)
-    data = data.noted(*(warnings := tuple(start_warnings(config, data, parts))))
+    data = data.noted(*(warnings := tuple(start_warnings(config, data, division))))
     for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
@@ -185,39 +187,41 @@ def build(
     federation = Federation(
         seed=config.seed,
         secret_seed=noise_seed,
-        coin_seed=_participation_seed(noise_seed, module, weights, parts) if config.data.brought and noise_seed is not None else noise_seed,
+        coin_seed=_participation_seed(noise_seed, module, weights, division)
+        if config.data.brought and noise_seed is not None
+        else noise_seed,
         own_data=config.data.brought,
         task=local,
         trainer=with_personal(
             trainer_after_trial(config, all_layers_task, mechanism, all_weights, data, warn, persons), layout, personal, module
         ),
-        samples=parts,
-        evaluation=_evaluation(config, data, held_back_parts, device),
+        samples=division,
+        evaluation=_evaluation(config, data, held_back, device),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule_of(config),
         optimiser=config.training.make_server_optimiser(measured_weights(config, layout), weights),
         participation=Participation(
             config.clients.fraction,
-            self_sampling_of(config),
+            lowest_join_probability(config),
             config.training.rounds if config.clients.once else None,
             config.shuffling.channel,
             config.shuffling.colluding,
         ),
-        work=LocalWork(config.training.epochs, config.training.batch_size, _full_weight(config, mechanism)),
+        work=LocalWork(config.training.epochs, config.training.batch_size, _records_for_full_weight(config, mechanism)),
         measured=len(ledger.events),
         notes=(*data.notes, *leak_note(data.leaks, data.encoder)),
         encoder=data.encoder,
         stopping=None if validation is None else Stopping(validation.to(device), config.training.patience),
         persons=persons,
-        head=head,
-        judged=None if held_back_parts is None or not is_evaluated(config) else _client_evaluation(config, data, held_back_parts, persons),
+        head=solver,
+        judged=None if held_back is None or not is_evaluated(config) else _client_evaluation(config, data, held_back, persons),
     )
     federation = replace(federation, trainer=_fastest_trainer(config, federation, weights, data, warn))
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
-    return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(parts)))
+    return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(division)))
 
 
 def _with_unclipped_targets(data: Dataset, held_back: Division, persons: Persons | None) -> Dataset:
@@ -429,14 +433,14 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
             raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
         client_of_sample = data.clients if persons is None else data.clients[persons.rows[persons.first]]
         clients = int(client_of_sample.max()) + 1
-        parts = Division.by_owner(client_of_sample, clients)
+        division = Division.by_owner(client_of_sample, clients)
         if clients != config.clients.count:
             raise ConfigError(f"clients.count is {config.clients.count}, but the data name {clients} clients: leave clients.count out")
-        if not parts.sizes.all():
+        if not division.sizes.all():
             raise ConfigError(
                 "data.evaluate_on = 'holdout' sets aside all rows of some client, so it cannot train: set data.evaluate_on to 'test'"
             )
-        return parts if data.identities is None else _in_order_of_names(parts, data.identities)
+        return division if data.identities is None else _in_order_of_names(division, data.identities)
     if data.identities is not None:
         return _divide_files(settings, data.identities, config.clients.count)
     if persons is not None and data.persons is not None:
@@ -471,27 +475,28 @@ def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: i
     """Divide files over clients by their names, so that no file affects another's client. ``settings`` is the section ``[data]``."""
     if settings.by_label or settings.partition != "iid":
         raise ConfigError("files are divided by their names: leave data.partition and data.private_label out, or give data.client")
+    # The remainder of an identity by TEST_SHARE decides whether its file is for testing, so the quotient decides about its client.
     clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
-    parts = Division.by_owner(clients_of_files.astype(np.int64), count)
-    if not parts.sizes.all():
+    division = Division.by_owner(clients_of_files.astype(np.int64), count)
+    if not division.sizes.all():
         raise ConfigError(
             f"{len(identities):,} files are divided over {count} clients by their names, and some client gets none: set clients.count lower"
         )
-    return _in_order_of_names(parts, identities)
+    return _in_order_of_names(division, identities)
 
 
-def _in_order_of_names(parts: Division, identities: NDArray[np.uint64]) -> Division:
-    """Return ``parts`` with each client's files in an order that depends on file names alone.
+def _in_order_of_names(division: Division, identities: NDArray[np.uint64]) -> Division:
+    """Return ``division`` with each client's files in an order that depends on file names alone.
 
     Files come sorted by class. If they stayed in that order, the class of one file would affect the positions of others.
     """
-    return Division.of([part[np.argsort(identities[part], kind="stable")] for part in parts])
+    return Division.of([part[np.argsort(identities[part], kind="stable")] for part in division])
 
 
 def _scale_columns(
     config: RunConfig,
     data: Dataset,
-    parts: Division,
+    division: Division,
     mechanism: Mechanism,
     secret: int | None,
     persons: Persons | None,
@@ -506,12 +511,12 @@ def _scale_columns(
         return by_bounds(data), Ledger()
     shuffling = config.shuffling
     histogram_mechanism = (
-        of_records(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
+        of_records(measuring_mechanism(config, mechanism, division.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     )
     if measured is not None:
-        return scaled_as(data, measured), charged(histogram_mechanism, len(parts), shuffling.channel, shuffling.colluding)
+        return scaled_as(data, measured), charged(histogram_mechanism, len(division), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, data, secret))
-    rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in parts]
+    rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in division]
     return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
 
 
@@ -568,7 +573,7 @@ def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | N
     return int.from_bytes(digest.digest())
 
 
-def _participation_seed(secret: int, module: nn.Module, weights: Tensor, parts: Division) -> int:
+def _participation_seed(secret: int, module: nn.Module, weights: Tensor, division: Division) -> int:
     """Return the seed of secret participation on a user's own data. It differs for each model and each division of the data.
 
     Noise depends on the values that it hides, so two models with one seed never share noise. Participation is drawn before there are any
@@ -577,7 +582,7 @@ def _participation_seed(secret: int, module: nn.Module, weights: Tensor, parts: 
     """
     digest = hashlib.sha256(f"{secret} {identifying_text(module)}".encode())
     digest.update(weights.numpy().tobytes())
-    digest.update(parts.sizes.tobytes() + parts.starts.tobytes() + parts.places.tobytes())
+    digest.update(division.sizes.tobytes() + division.starts.tobytes() + division.places.tobytes())
     return int.from_bytes(digest.digest())
 
 
@@ -604,7 +609,7 @@ def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism:
     return False
 
 
-def self_sampling_of(config: RunConfig) -> float | None:
+def lowest_join_probability(config: RunConfig) -> float | None:
     """Return the lowest probability with which a client joins a round by random check-in; None if the server chooses.
 
     Raises:
@@ -681,10 +686,10 @@ def range_rule_of(config: RunConfig) -> RangeRule | NormQuantile:
     quantile = config.clipping.target_quantile
     if quantile == "off":
         return range_rule(config.ranges.rule, floor=config.ranges.floor)
-    return NormQuantile(quantile, config.clipping.learning_rate, _first_norm(config))
+    return NormQuantile(quantile, config.clipping.learning_rate, _first_clip_norm(config))
 
 
-def _first_norm(config: RunConfig) -> float:
+def _first_clip_norm(config: RunConfig) -> float:
     """Return the clipping norm of the first round.
 
     Raises:
@@ -731,7 +736,7 @@ def _model_seed(seed: int) -> int:
     return int(stream(seed, Purpose.MODEL).integers(2**63))
 
 
-def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
+def _records_for_full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
     """Return the number of records from which a client gets full weight; None if all clients weigh the same.
 
     Raises:
@@ -749,7 +754,7 @@ def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
     """Return the clipping ranges of the first round. ``weights`` is the public initial model."""
     if config.clipping.is_adaptive:
-        return LayerRanges(0.0, _first_norm(config), layout.sizes)
+        return LayerRanges(0.0, _first_clip_norm(config), layout.sizes)
     ranges = config.ranges
     if ranges.radius == "initial":
         _check_radius_initial(config)

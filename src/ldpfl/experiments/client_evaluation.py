@@ -21,9 +21,7 @@ def client_evaluation_entries(federation: Federation, history: tuple[RoundMetric
     if federation.judged is None:
         return []
     vectors, encoder = federation.judged.vectors, federation.encoder
-    entries = [
-        _client_evaluation_entry(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None
-    ]
+    entries = [client_evaluation_entry(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
     if vectors.kind in ("number", "count") and encoder is not None:
         entries = [{**entry, "target_spread": encoder.target_spread} for entry in entries]
     return entries
@@ -37,7 +35,7 @@ def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
     return [number for number in rounds_evaluated_at_clients(config)[:charged] if number not in with_figures] if charged else []
 
 
-def _client_evaluation_entry(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
+def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of ``result.json`` for the sums ``measured`` by the clients after round ``number``, in the layout ``scores``."""
     client_figures = ClientFigures.of(scores, measured)
     entries = {}

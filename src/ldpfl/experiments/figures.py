@@ -78,7 +78,7 @@ def summarise(
         "evaluated_on": config.data.evaluate_on,
         **privacy,
         "clients": config.clients.count,
-        "records": records_held(config, federation),
+        "records": total_records(config, federation),
         "clients_per_round": last_trained(final).clients,
         "clients_in_rounds": clients_in_rounds(final),
         "stopped_after": stopped_after(federation, final),
@@ -337,7 +337,7 @@ def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
     return [f"the run ended after {finished_rounds} of {rounds} rounds: {reason}"]
 
 
-def records_held(config: RunConfig, federation: Federation) -> int | None:
+def total_records(config: RunConfig, federation: Federation) -> int | None:
     """Return the number of records, or persons, of all clients. For nodes' own tables the config states it; None if it does not."""
     if not config.data.at_nodes:
         return int(federation.samples.sizes.sum())
@@ -346,7 +346,7 @@ def records_held(config: RunConfig, federation: Federation) -> int | None:
 
 def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
     """Return the caveat that delta is too large for the number of protected records or persons; an empty list if it is not."""
-    records, delta = records_held(config, federation) or 0, config.privacy.delta
+    records, delta = total_records(config, federation) or 0, config.privacy.delta
     if record_clip_of(federation.mechanism) is None or delta * records < 1:
         return []
     unit = "persons" if config.data.person else "records"

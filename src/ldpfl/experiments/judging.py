@@ -60,7 +60,7 @@ def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Ten
     task, rows = federation.task.task, federation.evaluation.samples
     if not len(rows):
         return EvaluatedModel(measured(federation.task, weights, rows, every=True))
-    if task.name not in _FORMS:
+    if task.name not in _METRICS_INPUTS:
         has_unusable: list[bool] = []
         equality = _EqualOutputs()
 
@@ -84,7 +84,7 @@ def evaluate_outputs(federation: Federation, outputs: Tensor, targets: Tensor, s
     if not bool(outputs.isfinite().all()):
         return EvaluatedModel(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
     name = federation.task.task.name
-    metrics_function, predicted, observed = _FORMS[name](outputs, targets, federation)
+    metrics_function, predicted, observed = _METRICS_INPUTS[name](outputs, targets, federation)
     figures, equality = metrics_function(predicted, observed), _EqualOutputs()
     equality.update(outputs)
     classes = _PREDICTED_CLASSES[name](outputs).numpy() if name in _PREDICTED_CLASSES else None
@@ -131,8 +131,11 @@ _MetricsInput = tuple[Callable[[Floats, Any], Counted], Floats, NDArray[Any]]
 """Function that computes weighted metrics, and its two arguments: outputs and observed targets, in the form that it takes."""
 
 
-def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of classes, with the difference of two logits, or the logits (n, k) of more classes, and the observed classes."""
+def _input_for_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for classes, with its arguments: logits (n, k), and the observed classes.
+
+    Two classes have one number for each row: the difference of the two logits.
+    """
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
         figures = partial(weighted_metrics.of_two_classes, threshold=federation.evaluation.threshold)
@@ -140,21 +143,21 @@ def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Me
     return weighted_metrics.of_several_classes, logits, classes
 
 
-def _label_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of labels, with their logits (n, k), and which labels each row has."""
+def _input_for_labels(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for labels, with its arguments: logits (n, k), and which labels each row has."""
     return weighted_metrics.of_labels, outputs.double().numpy(), targets.numpy() > 0
 
 
-def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of numbers, with the predicted and the observed number of each row, in the unit of the data."""
+def _input_for_numbers(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for numbers, with its arguments: predicted and observed numbers, in the unit of the data."""
     encoder = federation.encoder
     center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
     predicted, observed = (values.reshape(len(targets)).double().numpy() * unit + center for values in (outputs, targets))
     return weighted_metrics.of_numbers, predicted, observed
 
 
-def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of times, with the probability (n, k) to survive each interval, and times with events (n, 2)."""
+def _input_for_times(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for times, with its arguments: chance (n, k) to survive each interval, and times with events (n, 2)."""
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
     times, events = times_in(targets, outputs.shape[1])
     return (
@@ -164,24 +167,24 @@ def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Met
     )
 
 
-def _count_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of counts, with the expected and the observed count of each row, in the unit of the data."""
+def _input_for_counts(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for counts, with its arguments: expected and observed counts, in the unit of the data."""
     unit = 1.0 if federation.encoder is None else federation.encoder.target_spread
     expected = expected_count(outputs.reshape(len(targets)).double()).clamp_min(LEAST_COUNT)
     return weighted_metrics.of_counts, expected.numpy() * unit, targets.double().numpy() * unit
 
 
-def _ordered_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of ordered classes, with the middle class that is predicted for each row, and the observed class."""
+def _input_for_ordered_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for ordered classes, with its arguments: the median of the predicted classes, and the observed class."""
     return weighted_metrics.of_ordered, middle_class(outputs).double().numpy(), targets.numpy()
 
 
-_FORMS: Mapping[str, Callable[[Tensor, Tensor, Federation], _MetricsInput]] = {
-    "classification": _class_form,
-    "multilabel": _label_form,
-    "regression": _number_form,
-    "poisson": _count_form,
-    "ordinal": _ordered_form,
-    "survival": _time_form,
+_METRICS_INPUTS: Mapping[str, Callable[[Tensor, Tensor, Federation], _MetricsInput]] = {
+    "classification": _input_for_classes,
+    "multilabel": _input_for_labels,
+    "regression": _input_for_numbers,
+    "poisson": _input_for_counts,
+    "ordinal": _input_for_ordered_classes,
+    "survival": _input_for_times,
 }
 """Function from outputs, targets and the federation to the input of the metrics, by task."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ldpfl.data.scaling import STAGES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import initial_ranges, measures_columns, measuring_mechanism, mechanism_of, model_of, self_sampling_of
+from ldpfl.experiments.build import initial_ranges, lowest_join_probability, measures_columns, measuring_mechanism, mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, check_persons_named, describe_data
 from ldpfl.experiments.personal import split_layers, values_of
@@ -41,7 +41,7 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
     stages = STAGES if measures_columns(config, describe_data(config, caller_objects).unscaled, mechanism) else 0
     if not mechanism.properties.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
-    clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
+    clients, self_sampling, once = config.clients.count, lowest_join_probability(config), config.clients.once
     if self_sampling is not None and config.data.brought:
         raise ConfigError(
             "who of your clients decides to take part is known in the run alone: leave target_epsilon off, and see its ledger"
@@ -88,7 +88,7 @@ def check_fit(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJEC
         ConfigError, PrivacyError: they do not fit together.
     """
     check_persons_named(config.data)
-    self_sampling_of(config)
+    lowest_join_probability(config)
     _, ranges = initial_weights_and_ranges(config, caller_objects)
     payload_bits(mechanism_of(config, ranges), ranges)
 

@@ -62,12 +62,19 @@ def quality_entries(
 ) -> dict[str, Any]:
     """Evaluate the model with ``weights`` (d,) on the test rows, and return the entries for ``result.json``.
 
-    The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite,
-    ``constant`` if all rows have the same outputs, and ``without_intervals`` if only the task itself has metrics. The texts ``extreme``,
-    ``narrow``, ``off``, ``chance`` and ``one_class`` are not empty if probabilities are far too close to 0 and 1, if they are far too close
-    together, if the intervals of the mean prediction and of the observed mean do not meet, if the main metric is no better than chance, or
-    if different outputs make one class of all rows.
-    With ``one_class``, the text ``threshold`` is the risk that flags about as many rows as have the event.
+    The result also has findings, which the caller turns into caveats. Three are True or False:
+
+    - ``unusable``: the outputs for some rows are NaN or infinite.
+    - ``constant``: all rows have the same outputs.
+    - ``without_intervals``: only the task itself has metrics.
+
+    The others are texts, empty if all is well:
+
+    - ``extreme``, ``narrow``: probabilities are far too close to 0 and 1, or to each other.
+    - ``off``: the interval of the mean prediction does not meet the interval of the observed mean.
+    - ``chance``: the main metric is no better than chance.
+    - ``one_class``: outputs differ, but the predicted class of all rows is the same. Then ``threshold`` is a risk from which about as many
+      rows are flagged as have the event.
 
     Args:
         seed: seed of the bootstrap.

@@ -129,7 +129,7 @@ def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def split_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
+def split_for_evaluation(config: RunConfig, division: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
     """Split each client's records, or ``persons``, into records that are trained on and records that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
@@ -139,20 +139,20 @@ def split_for_evaluation(config: RunConfig, parts: Division, persons: Persons | 
     Raises:
         ConfigError: no client holds any record back, or some client has none left to train on.
     """
-    share, at_node = config.evaluation.share, config.data.at_nodes
-    to_split = parts[:1] if at_node else parts
+    share, is_at_node = config.evaluation.share, config.data.at_nodes
+    division_to_split = division[:1] if is_at_node else division
     if persons is not None and data.persons is not None:
-        trained_on, held_out = held_back_by_name(to_split, data.persons[persons.rows[persons.first]], share)
+        trained_on, held_out = held_back_by_name(division_to_split, data.persons[persons.rows[persons.first]], share)
     elif data.identities is not None:
-        trained_on, held_out = held_back_by_name(to_split, data.identities.astype(str), share)
+        trained_on, held_out = held_back_by_name(division_to_split, data.identities.astype(str), share)
     else:
-        trained_on, held_out = held_back(to_split, share)
-    if at_node:
-        return Division.shared(trained_on[0], len(parts)), Division.shared(held_out[0], len(parts))
+        trained_on, held_out = held_back(division_to_split, share)
+    if is_at_node:
+        return Division.shared(trained_on[0], len(division)), Division.shared(held_out[0], len(division))
     if not held_out.sizes.any() or not trained_on.sizes.all():
         problem = "a client has none to train on" if held_out.sizes.any() else "no client holds any back"
         raise ConfigError(
-            f"evaluation.share = {share:g} of the {int(parts.sizes.min()):,} to {int(parts.sizes.max()):,} records or persons of a client: "
-            f"{problem}; set another share, or fewer clients"
+            f"evaluation.share = {share:g} of the {int(division.sizes.min()):,} to {int(division.sizes.max()):,} records or persons of a "
+            f"client: {problem}; set another share, or fewer clients"
         )
     return trained_on, held_out

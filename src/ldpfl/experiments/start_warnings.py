@@ -28,18 +28,18 @@ _MAX_RECORDS_RATIO = 2.0
 """A warning is given if the stated and the true number of records of a client differ by more than this factor."""
 
 
-def start_warnings(config: RunConfig, data: Dataset, parts: Division) -> Iterator[str]:
-    """Yield warnings about a run on ``data``, divided over clients as ``parts``. None of them stops the run."""
+def start_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
+    """Yield warnings about a run on ``data``, divided over clients as ``division``. None of them stops the run."""
     if not config.data.at_nodes:  # nobody but each node knows its rows
-        yield from _stated_records_warnings(config, parts)
+        yield from _stated_records_warnings(config, division)
         yield from _few_rows_warnings(config, data)
         yield from _scale_warnings(config, data)
 
 
-def _stated_records_warnings(config: RunConfig, parts: Division) -> Iterator[str]:
+def _stated_records_warnings(config: RunConfig, division: Division) -> Iterator[str]:
     """Warn if the stated mean number of records of a client is far from the true one. Each mean gradient is off by their ratio."""
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
-    true = float(parts.sizes.mean())
+    true = float(division.sizes.mean())
     if stated and not 1 / _MAX_RECORDS_RATIO <= true / stated <= _MAX_RECORDS_RATIO:
         effect = "training may diverge" if true > stated else "the model hardly moves"
         unit = "persons" if config.data.person else "records"

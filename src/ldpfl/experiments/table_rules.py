@@ -89,7 +89,7 @@ _WITH_BIAS = ("logistic-regression", _MLP)
 
 
 @dataclass(frozen=True)
-class TableStart:
+class ChosenStart:
     """The initial weights of training, and the config with the chosen server settings.
 
     Attributes:
@@ -137,7 +137,7 @@ def _noise_share(config: RunConfig, data: Description) -> float:
     return mechanism.noise_multiplier * sqrt(clients / config.training.rounds) / max(records, 1)
 
 
-def start_on_table(
+def choose_automatic_settings(
     config: RunConfig,
     data: Description,
     module: nn.Module,
@@ -147,8 +147,10 @@ def start_on_table(
     clients: int,
     shares: Sequence[float],
     emphasis: Emphasis = EVEN,
-) -> TableStart:
-    """Choose the initial weights and the server's settings that are ``auto``. Without any ``auto``, nothing changes.
+) -> ChosenStart:
+    """Choose the initial weights, and those of the server's learning rate and weight decay that are ``auto``. Without any, nothing changes.
+
+    The rules and their reasons are at the top of this file, where the weight decay is called "pull".
 
     Args:
         weights: (d,) initial weights of ``module``.
@@ -161,32 +163,32 @@ def start_on_table(
     """
     training = config.training
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
-        return TableStart(weights, config)
+        return ChosenStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
-        return TableStart(weights, _with_chosen_settings(config, 1 - training.server_momentum, 0.0))
+        return ChosenStart(weights, _with_chosen_settings(config, 1 - training.server_momentum, 0.0))
     initial = _with_cancelling_pairs(config, data, module)
     rows = _synthetic_rows(config, data)
     mean_square = _mean_squared_gradient(initial, data, rows)
     if mean_square is None or rows is None:
-        return TableStart(weights, _with_chosen_settings(config, _FALLBACK_RATE, 0.0))
+        return ChosenStart(weights, _with_chosen_settings(config, _FALLBACK_RATE, 0.0))
     targets = target_kind_of(config)
     shares, mean_weight = weighted_shares(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
     curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
-    clip = 1.0 if record_clip is None else record_clip.norm
+    clip_norm = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
-    noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
+    # Noise of all rounds together in a coordinate of the mean gradient.
+    noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(training.rounds)
     if data.encoder is None or data.encoder.data.text:
         weight_decay, rate = 0.0, _rate_without_table(config, data, initial, rows, mean_square * _largest_class_weight(config), noise)
-        rate = max(rate, _FALLBACK_RATE / clip) if _clips_to_fixed_norm(data, module) else rate
+        rate = max(rate, _FALLBACK_RATE / clip_norm) if _clips_to_fixed_norm(data, module) else rate
     else:
         weight_decay = noise**2 / (_WEIGHT_VARIANCE * curvature)
         rate = (1 - training.server_momentum**2) / (curvature * mean_square + weight_decay)
-    # Reports are in units of the clipping norm.
-    weights = layout.flatten({name: part.detach() for name, part in initial.named_parameters() if part.requires_grad})
-    return TableStart(
-        _initial_weights(config, layout, weights, targets, shares), _with_chosen_settings(config, rate * clip, weight_decay / clip)
-    )
+    trainable = {name: parameter.detach() for name, parameter in initial.named_parameters() if parameter.requires_grad}
+    weights = _initial_weights(config, layout, layout.flatten(trainable), targets, shares)
+    # The server sees gradients in units of the clipping norm, so the rate is multiplied by it.
+    return ChosenStart(weights, _with_chosen_settings(config, rate * clip_norm, weight_decay / clip_norm))
 
 
 def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:

@@ -210,7 +210,7 @@ def _round_down(value: float) -> float:
 
 
 def _check_trial(config: RunConfig) -> None:
-    """Raise a :class:`ConfigError` if runs of ``config`` are not independent mechanisms with a score of known cost."""
+    """Raise a :class:`ConfigError` unless runs of ``config`` can be trials, whose cost is known and whose score is private."""
     if config.mechanism.name != "dp-sgd":
         raise ConfigError(
             f"mechanism.name is {config.mechanism.name!r}, and a tuning knows the cost of trials with sums over records alone: set "

@@ -239,10 +239,9 @@ def advance(
 ) -> ServerState:
     """Return the state after a round whose mixed reports are ``pool``.
 
-    Weights that are in no report keep their value, and ranges are updated from the other weights alone.
-    All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by data size would reveal data sizes.
-    ``optimiser`` turns the mean update or gradient into a step; the default adds it unchanged. The mean of trained weights replaces the
-    global weights.
+    If clients reported trained weights, their mean replaces the global weights. Otherwise ``optimiser`` turns the mean update or gradient
+    into a step; the default adds the mean unchanged. All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by
+    data size would reveal data sizes. Weights that are in no report keep their value, and ranges are updated from the other weights alone.
 
     Raises:
         NotFiniteError: the mean or the new weights are not finite. Sums of finite reports may overflow.
@@ -269,12 +268,14 @@ def advance(
             f"the weights after round {state.round + 1} are not finite, so its reports, which stay charged, change nothing; "
             "if that repeats, set a smaller learning rate"
         )
+    if isinstance(rule, NormQuantile):
+        ranges = _next_norm(state.ranges, pool, mechanism, rule)
+    else:
+        ranges = _next_ranges(state.ranges, aggregate, rule)
     return ServerState(
         round=state.round + 1,
         weights=weights,
-        ranges=_next_norm(state.ranges, pool, mechanism, rule)
-        if isinstance(rule, NormQuantile)
-        else _next_ranges(state.ranges, aggregate, rule),
+        ranges=ranges,
         previous=state.weights,
         velocity=velocity if optimiser.momentum else None,
         size=size,

@@ -78,7 +78,11 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
 
 
 def bit_rounds(epsilon: float, channel: Channel, honest: int, entries: int, evaluations: int) -> RoundGroup:
-    """Return the rounds of evaluation that a client is charged for, if each of its bits has this ``epsilon``."""
+    """Return the rounds of evaluation that a client is charged for, if each of its bits has this ``epsilon``.
+
+    If the server sees the senders, a client draws one of the ``entries`` and sends one bit (``harmony``). Otherwise it sends a bit about
+    each entry (``duchi``).
+    """
     mechanism: Mechanism = Harmony(epsilon) if server_sees_senders(channel) else Duchi(epsilon)
     release = without_claim(released(mechanism, LayerRanges(0.0, 1.0, (entries,))))
     return RoundGroup(release, honest, honest, evaluations, channel=channel, known=False, histograms=True)

@@ -40,14 +40,14 @@ class Layout:
         size: number of bytes of a record's content.
         weights: number of weights that a record is about.
         mechanism: the mechanism that reads them.
-        part: the ranges for reading them.
+        part_ranges: the ranges for reading them.
     """
 
     ids: Numbers
     size: int
     weights: int
     mechanism: Mechanism
-    part: LayerRanges
+    part_ranges: LayerRanges
 
     def payloads(self, bodies: Bytes) -> list[bytes]:
         """Return the contents of records for ``mechanism`` to read, without the padding zeros."""
@@ -91,16 +91,17 @@ class FixedRecords:
 
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
         """Group the records by layout. Nearly always all records but the last of a payload share one layout."""
-        columns_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
-        for column, first in enumerate(range(0, self._units.count, self._per_record)):
+        ids_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
+        for record_id, first in enumerate(range(0, self._units.count, self._per_record)):
             units_in_record = slice(first, first + self._per_record)
             shape = self._unit_bits[units_in_record].tobytes(), self._unit_weights[units_in_record].tobytes()
-            columns_by_shape.setdefault(shape, []).append(column)
+            ids_by_shape.setdefault(shape, []).append(record_id)
         layouts = []
-        for columns in columns_by_shape.values():
-            part = self._units.about(ranges).part(self.about(np.array(columns[:1])))
-            size = packed_size(int(self._bits[columns[0]]))
-            layouts.append(Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.read_by(mechanism, part), part))
+        for record_ids in ids_by_shape.values():
+            part_ranges = self._units.about(ranges).part(self.coordinate_mask(np.array(record_ids[:1])))
+            size = packed_size(int(self._bits[record_ids[0]]))
+            reader = self._units.read_by(mechanism, part_ranges)
+            layouts.append(Layout(np.array(record_ids), size, int(self.weights[record_ids[0]]), reader, part_ranges))
         return layouts
 
     def join(
@@ -117,21 +118,21 @@ class FixedRecords:
             accepted.refuse(self._refused_by_mechanism(mechanism, ranges, accepted), IMPOSSIBLE)
             return self._pool(mechanism, ranges, accepted), accepted.refused
 
-    def about(self, columns: Numbers) -> Tensor:
-        """Return which of the D reported coordinates the records with ids ``columns`` are about, (D,) bool.
+    def coordinate_mask(self, record_ids: Numbers) -> Tensor:
+        """Return which of the D reported coordinates the records with ids ``record_ids`` are about, (D,) bool.
 
         For most mechanisms the coordinates are the weights.
         """
         chosen = np.zeros(self.records, dtype=np.bool_)
-        chosen[columns] = True
+        chosen[record_ids] = True
         return torch.from_numpy(np.repeat(chosen, self.weights))
 
-    def _payload(self, columns: Numbers, bodies: Bytes) -> bytes:
-        """Return a payload that consists only of the records with ids ``columns``, whose contents are the rows of ``bodies``."""
-        filled = self._is_content[columns]
+    def _payload(self, record_ids: Numbers, bodies: Bytes) -> bytes:
+        """Return a payload that consists only of the records with ids ``record_ids``, whose contents are the rows of ``bodies``."""
+        is_content = self._is_content[record_ids]
         if self._by_bytes:
-            return bodies[:, : filled.shape[1]][filled].tobytes()
-        bits = np.unpackbits(bodies, axis=1, count=filled.shape[1], bitorder="little")[filled]
+            return bodies[:, : is_content.shape[1]][is_content].tobytes()
+        bits = np.unpackbits(bodies, axis=1, count=is_content.shape[1], bitorder="little")[is_content]
         return np.packbits(bits, bitorder="little").tobytes()
 
     def _pool(self, mechanism: Mechanism, ranges: LayerRanges, accepted: AcceptedRecords) -> ReportPool | PartialPool | None:
@@ -140,13 +141,13 @@ class FixedRecords:
         Records are grouped by how often their ids came. In a group, the i-th records of all ids form one payload for the mechanism.
         """
         parts = []
-        for columns, rows in self._groups_by_count(accepted.ids):
-            payloads = [self._payload(columns, accepted.bodies[row]) for row in rows]
-            if columns.size == self.records:
+        for record_ids, positions in self._groups_by_count(accepted.ids):
+            payloads = [self._payload(record_ids, accepted.bodies[positions_of_payload]) for positions_of_payload in positions]
+            if record_ids.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
-            weights = self.about(columns)
+            weights = self.coordinate_mask(record_ids)
             part_ranges = self._units.about(ranges).part(weights)
-            parts.append(Part(self._units.read_by(mechanism, part_ranges).read(payloads, part_ranges), weights, len(rows)))
+            parts.append(Part(self._units.read_by(mechanism, part_ranges).read(payloads, part_ranges), weights, len(positions)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
     def _refused_by_mechanism(self, mechanism: Mechanism, ranges: LayerRanges, accepted: AcceptedRecords) -> NDArray[np.bool_]:
@@ -154,7 +155,7 @@ class FixedRecords:
         refused = np.zeros(accepted.ids.size, dtype=np.bool_)
         for layout in self.layouts(mechanism, ranges):
             positions = np.flatnonzero(np.isin(accepted.ids, layout.ids))
-            refused[positions[refused_payloads(layout.mechanism, layout.part, layout.payloads(accepted.bodies[positions]))]] = True
+            refused[positions[refused_payloads(layout.mechanism, layout.part_ranges, layout.payloads(accepted.bodies[positions]))]] = True
         return refused
 
     def _groups_by_count(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
@@ -167,8 +168,8 @@ class FixedRecords:
         first = np.cumsum(counts) - counts
         groups = []
         for count in np.unique(counts[counts > 0]).tolist():
-            columns = np.flatnonzero(counts == count)
-            groups.append((columns, first[columns] + np.arange(count)[:, None]))
+            ids_with_count = np.flatnonzero(counts == count)
+            groups.append((ids_with_count, first[ids_with_count] + np.arange(count)[:, None]))
         return groups
 
     def have_stray_bits(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
@@ -196,7 +197,7 @@ class AcceptedRecords:
             self.ids, self.bodies = self.ids[~is_refused], self.bodies[~is_refused]
 
 
-def refused_payloads(mechanism: Mechanism, part: LayerRanges, payloads: Sequence[bytes], first: int = 0) -> list[int]:
+def refused_payloads(mechanism: Mechanism, ranges: LayerRanges, payloads: Sequence[bytes], first: int = 0) -> list[int]:
     """Return the indices, counted from ``first``, of payloads that ``mechanism`` refuses.
 
     The mechanism reads many payloads in one call and says only that one of them is bad. So the payloads are halved until each bad one is
@@ -204,10 +205,11 @@ def refused_payloads(mechanism: Mechanism, part: LayerRanges, payloads: Sequence
     """
     try:
         if payloads:
-            mechanism.read(payloads, part)
+            mechanism.read(payloads, ranges)
     except ProtocolError:
         if len(payloads) == 1:
             return [first]
         half = len(payloads) // 2
-        return refused_payloads(mechanism, part, payloads[:half], first) + refused_payloads(mechanism, part, payloads[half:], first + half)
+        refused_in_first_half = refused_payloads(mechanism, ranges, payloads[:half], first)
+        return refused_in_first_half + refused_payloads(mechanism, ranges, payloads[half:], first + half)
     return []

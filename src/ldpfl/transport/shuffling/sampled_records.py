@@ -116,7 +116,10 @@ class SampledRecords:
         return np.delete(index, refused_records, axis=0).ravel(), np.delete(values, refused_records, axis=0).ravel()
 
     def _decode(self, size: int, bodies: Bytes) -> tuple[Numbers, NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the indices and values (R, size) of records of ``size`` pairs, and which records are correctly padded with zeros."""
+        """Return the indices and values (R, size) of records of ``size`` pairs, and which records are correctly padded with zeros.
+
+        A record holds its indices, packed bit by bit and filled up to a whole byte; then its values, as float32; then zeros.
+        """
         bits_per_index, padding_at = index_bits(self._units.dimension), self._content_bytes(size)
         values_at = padding_at - 4 * size
         bits = np.unpackbits(bodies[:, :values_at], axis=1, bitorder="little")

@@ -65,7 +65,7 @@ def load_key(path: Path) -> X25519PrivateKey:
     Raises:
         ConfigError: the file holds no such key, or others than its owner may read it.
     """
-    return key_files.load_key(path, X25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
+    return key_files.load_key(path, X25519PrivateKey)  # type: ignore[type-abstract]  # the class is abstract, its instances are not
 
 
 def public_text(key: X25519PrivateKey | X25519PublicKey) -> str:

@@ -42,7 +42,7 @@ class SummedRecords:
     def __init__(self, cut: FixedRecords, mechanism: Mechanism, ranges: LayerRanges) -> None:
         self._cutter, self._mechanism, self._ranges = cut, mechanism, ranges
         self._layouts = cut.layouts(mechanism, ranges)
-        self._received, self._counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
+        self._received_counts, self._accepted_counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
         self._refused: Counter[str] = Counter()
         self._report_type: type[BitReports] | type[DenseReports] | None = None
         self._sums = np.zeros((0, 0))
@@ -53,7 +53,7 @@ class SummedRecords:
         accepted.refuse(ids >= self._cutter.records, UNKNOWN_ID)
         accepted.refuse(self._cutter.have_stray_bits(accepted.ids, accepted.bodies), PADDING)
         self._refused += accepted.refused
-        self._received += np.bincount(accepted.ids, minlength=self._received.size)
+        self._received_counts += np.bincount(accepted.ids, minlength=self._received_counts.size)
         for layout in self._layouts:
             positions = np.flatnonzero(np.isin(accepted.ids, layout.ids)) if len(self._layouts) > 1 else np.arange(accepted.ids.size)
             if positions.size:
@@ -61,11 +61,11 @@ class SummedRecords:
 
     def pool(self, uploads: int) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all readable records of ``uploads`` clients, and the counts of refused ones."""
-        too_many = self._received > uploads
+        too_many = self._received_counts > uploads
         refused = self._refused.copy()
-        refused[TOO_MANY] = int(self._received[too_many].sum())
-        refused[IMPOSSIBLE] = int((self._received - self._counts)[~too_many].sum())
-        counts = np.where(too_many, 0, self._counts)
+        refused[TOO_MANY] = int(self._received_counts[too_many].sum())
+        refused[IMPOSSIBLE] = int((self._received_counts - self._accepted_counts)[~too_many].sum())
+        counts = np.where(too_many, 0, self._accepted_counts)
         if self._report_type is None or not counts.any():
             return None, refused
         if counts.min() == counts.max():
@@ -73,25 +73,27 @@ class SummedRecords:
         parts = []
         for count in np.unique(counts[counts > 0]).tolist():
             columns = np.flatnonzero(counts == count)
-            parts.append(Part(self._report_type.of_sum(self._concatenated_sums(columns), count), self._cutter.about(columns), count))
+            parts.append(
+                Part(self._report_type.of_sum(self._concatenated_sums(columns), count), self._cutter.coordinate_mask(columns), count)
+            )
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)), refused
 
     def _add_with_layout(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
         """Add records of one ``layout`` to the sums. Records whose content no client can send are left out."""
         try:
-            reports = layout.mechanism.read(payloads, layout.part)
+            reports = layout.mechanism.read(payloads, layout.part_ranges)
         except ProtocolError:
-            refused = set(refused_payloads(layout.mechanism, layout.part, payloads))
+            refused = set(refused_payloads(layout.mechanism, layout.part_ranges, payloads))
             ids = np.delete(ids, sorted(refused))
             payloads = [payload for position, payload in enumerate(payloads) if position not in refused]
             if not payloads:
                 return
-            reports = layout.mechanism.read(payloads, layout.part)
+            reports = layout.mechanism.read(payloads, layout.part_ranges)
         if self._report_type is None:
             self._report_type = type(reports)
             width = int(self._cutter.weights.max())
             self._sums = np.zeros((self._cutter.records, width), dtype=np.int32 if isinstance(reports, BitReports) else np.float64)
-        self._counts += np.bincount(ids, minlength=self._counts.size)
+        self._accepted_counts += np.bincount(ids, minlength=self._accepted_counts.size)
         addends, sums = reports.addends(), self._sums[:, : layout.weights]
         if layout.weights >= _MIN_WIDE:
             for number, row in zip(ids.tolist(), addends, strict=True):

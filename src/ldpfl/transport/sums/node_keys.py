@@ -34,7 +34,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     Raises:
         ConfigError: the file holds no such key, or others than its owner may read it.
     """
-    return key_files.load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
+    return key_files.load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # the class is abstract, its instances are not
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
