@@ -18,7 +18,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import CallerObjects, load_dataset
-from ldpfl.experiments.planned_ledger import check_fit, planned_ledger
+from ldpfl.experiments.planned_ledger import check_settings_fit_together, planned_ledger
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms.record_clipping import STEPS
@@ -208,7 +208,7 @@ def test_protecting_persons_costs_little_where_there_are_many() -> None:
 def test_persons_are_named_by_a_column_of_a_table_or_not_at_all() -> None:
     """Else a ledger would say that persons are protected, where built-in images or a caller's tensors are protected one by one."""
     built_in = load_recipe("quickstart", ["data.person=patient", "mechanism.name=dp-sgd", "mechanism.perturbed=gradient"])
-    for refused in (ldpfl.run, ldpfl.account, check_fit, lambda config: load_dataset(config, None)):
+    for refused in (ldpfl.run, ldpfl.account, check_settings_fit_together, lambda config: load_dataset(config, None)):
         with pytest.raises(
             ConfigError, match=r"data\.person names the column 'patient', but 'mnist-5k' is not a table: leave data\.person out"
         ):

@@ -23,7 +23,7 @@ from ldpfl.experiments.client_evaluation import client_evaluation_entries, clien
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import CallerObjects
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.experiments.public_figures import without_private
+from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger
@@ -254,7 +254,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> N
     text = page([tmp_path / "whole"])
     assert "Measured at clients" in text
     assert "hold back from training" in text
-    kept = without_private(whole.config, whole.to_dict())
+    kept = without_private_figures(whole.config, whole.to_dict())
     assert set(kept["scores"]) == {name for name in whole.scores if name.endswith(MEASURED_AT_CLIENTS)}
     with pytest.raises(ConfigError, match=r"evaluation\.epsilon"):
         ldpfl.run(folder=tmp_path / "whole", data=dataset(2), resume=True, more_rounds=1, progress=False)

@@ -20,7 +20,7 @@ from ldpfl.api.results import SweepResult
 from ldpfl.experiments import Runner
 from ldpfl.experiments.reproduction import ReproducedRow, load_reproduction
 from ldpfl.experiments.shipped import sweep_names
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, load_sweep, parse_axis, same_runs, sweep_of
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs, load_sweep, parse_axis, sweep_of
 from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
 from ldpfl.report.console import sweep_table
@@ -490,14 +490,14 @@ def test_settings_are_a_table_or_texts_and_the_same_sweep() -> None:
     texts = ["data.name=mnist", "clients.count=4", "training={rounds = 2, epochs = 1}"]
     table = {"data": {"name": "mnist"}, "clients.count": 4, "training": {"rounds": 2, "epochs": 1}}
     one, other = sweep(settings=texts, seeds=2), sweep(settings=table, seeds=2)
-    assert same_runs(one, [], other, [])
+    assert define_same_runs(one, [], other, [])
     assert [cell.folder_name for cell in cells(one)] == [cell.folder_name for cell in cells(other)]
     assert cells(one)[0].config.training.epochs == 1
     as_numbers = sweep(settings=table, seeds=2, axes={"mechanism.epsilon": [1, 4]})
-    assert same_runs(one, [], as_numbers, [])
+    assert define_same_runs(one, [], as_numbers, [])
     others: list[dict[str, object]] = [{"seeds": 1}, {"name": "x"}, {"variants": {"a": []}}, {"axes": {"mechanism.epsilon": [1.0, 5.0]}}]
     for changes in others:
-        assert not same_runs(one, [], sweep(**{"settings": table, "seeds": 2, **changes}), [])
+        assert not define_same_runs(one, [], sweep(**{"settings": table, "seeds": 2, **changes}), [])
 
 
 def widths(table: object, width: int) -> list[str]:

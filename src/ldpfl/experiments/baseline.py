@@ -54,7 +54,7 @@ _DEFAULT_SERVER = {key: TrainingConfig.model_fields[key].default for key in _SER
 """Default settings of the server's steps. They have no effect if the server averages the weights of the clients."""
 
 
-def clamped_only(config: RunConfig) -> RunConfig:
+def config_with_clipping_only(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise, but with clipping to its ranges."""
     mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
     evaluation = config.evaluation.model_copy(update={"epsilon": "off"})
@@ -62,7 +62,7 @@ def clamped_only(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"mechanism": mechanism, **unprotected})
 
 
-def noise_free(config: RunConfig) -> RunConfig:
+def config_without_noise(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise. Settings that then have no effect get their defaults, so that recipes share one baseline."""
     training, perturbed = config.training, config.mechanism.perturbed
     if perturbed == "weights":
@@ -91,7 +91,7 @@ def baseline_of(config: RunConfig, data: Dataset, build: Build) -> Baseline:
     The folder's name is a hash of the config, the data, the device, the versions, the generator of random words, and the initial model. It
     does not cover the code of a model that is named by import path, so such a baseline is run again each time.
     """
-    baseline = noise_free(config)
+    baseline = config_without_noise(config)
     federation, start = build(baseline, data)
     initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # the frozen base is in origin
     key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)

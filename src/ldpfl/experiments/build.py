@@ -33,8 +33,14 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.emphasis import emphasis_of
-from ldpfl.experiments.personal import initial_personal, split_layers, values_of, whole_task, with_personal
-from ldpfl.experiments.record_sums import config_for_evaluation, is_evaluated, least_squares_solver, scores_of_records, split_for_evaluation
+from ldpfl.experiments.personal import initial_personal_layers, split_layers, task_of_all_layers, weights_of_layers, with_personal_layers
+from ldpfl.experiments.record_sums import (
+    config_for_evaluation,
+    evaluation_vector_layout,
+    is_evaluated,
+    least_squares_solver,
+    split_for_evaluation,
+)
 from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import choose_automatic_settings
 from ldpfl.experiments.trainers import RunSize, compiled_if_worthwhile, identifying_text, is_compiled, trainer_after_trial
@@ -147,7 +153,7 @@ def build(
     module = model_of(config, Description.of(data), caller_module)
     check_texts(module, data)
     layout, personal = split_layers(config, module)
-    weights = values_of(module, layout)
+    weights = weights_of_layers(module, layout)
     ranges = initial_ranges(config, layout, weights)
     # The records, or persons, of each client: those to train on, and those that are held back for evaluation.
     persons = persons_of(config, data)
@@ -182,7 +188,7 @@ def build(
         tasks.create(config.task.name, data.outputs, scale=data.unit, emphasis=emphasis),
         config.training.precision,
     )
-    all_layers_task, all_weights = whole_task(local, weights, personal)
+    all_layers_task, all_weights = task_of_all_layers(local, weights, personal)
     noise_seed = secret_seed(config, data, secret)
     federation = Federation(
         seed=config.seed,
@@ -192,7 +198,7 @@ def build(
         else noise_seed,
         own_data=config.data.brought,
         task=local,
-        trainer=with_personal(
+        trainer=with_personal_layers(
             trainer_after_trial(config, all_layers_task, mechanism, all_weights, data, warn, persons), layout, personal, module
         ),
         samples=division,
@@ -200,7 +206,7 @@ def build(
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule_of(config),
-        optimiser=config.training.make_server_optimiser(measured_weights(config, layout), weights),
+        optimiser=config.training.make_server_optimiser(count_measured_weights(config, layout), weights),
         participation=Participation(
             config.clients.fraction,
             lowest_join_probability(config),
@@ -221,7 +227,7 @@ def build(
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
-    return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(division)))
+    return federation, replace(checkpoint, personal=initial_personal_layers(federation.trainer, len(division)))
 
 
 def _with_unclipped_targets(data: Dataset, held_back: Division, persons: Persons | None) -> Dataset:
@@ -244,7 +250,7 @@ def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, de
     Raises:
         ConfigError: clients hold no records back; or persons, whose rows could be on both sides.
     """
-    threshold = _threshold(config, data)
+    threshold = _flagging_threshold(config, data)
     if config.data.evaluate_on != "clients":
         return Evaluation(data.test.to(device), data.test_persons, data.test_clients, data.client_names, threshold)
     if held_back is None:
@@ -263,7 +269,7 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
 
     With a mechanism for whole clients, each client sends one noisy vector of figures. With ``dp-sgd``, it sends a noisy sum over records.
     """
-    vectors = scores_of_records(config, data.outputs)
+    vectors = evaluation_vector_layout(config, data.outputs)
     if isinstance(vectors, ClientScores):
         if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
             raise ConfigError(
@@ -288,7 +294,7 @@ def _fastest_trainer(config: RunConfig, federation: Federation, weights: Tensor,
     return compiled_if_worthwhile(config, federation.trainer, weights, data, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
 
 
-def _threshold(config: RunConfig, data: Dataset) -> float | None:
+def _flagging_threshold(config: RunConfig, data: Dataset) -> float | None:
     """Return the predicted risk from which test rows count as flagged, or None if ``task.threshold`` is off.
 
     Raises:
@@ -516,6 +522,7 @@ def _scale_columns(
     if measured is not None:
         return scaled_as(data, measured), charged(histogram_mechanism, len(division), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, data, secret))
+    # For each client, its rows; and for each row, the number of its person's rows, so that all persons weigh the same.
     rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in division]
     return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
 
@@ -625,7 +632,7 @@ def lowest_join_probability(config: RunConfig) -> float | None:
     return self_sampling
 
 
-def measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
+def count_measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
     """Return how many weights, at the start of the vector, are measured as a mean in the first round instead of being trained."""
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 

@@ -82,7 +82,7 @@ def _is_number(text: str) -> bool:
 
 
 def _unknown_mechanism_setting(mechanism: str, setting: str, known_settings: Sequence[str]) -> str:
-    """Return a message that ``mechanism`` has no such ``setting``, with the nearest of its ``known_settings`` settings, or all of them."""
+    """Return a message that ``mechanism`` has no such ``setting``, with the nearest of its ``known_settings``, or all of them."""
     nearest = get_close_matches(setting, known_settings, n=1)
     suggestion = f"did you mean 'mechanism.{nearest[0]}'?" if nearest else f"it has: {', '.join(sorted(known_settings))}"
     return f"{mechanism} has no setting {setting!r}; {suggestion}"

@@ -79,9 +79,9 @@ def summarise(
         **privacy,
         "clients": config.clients.count,
         "records": total_records(config, federation),
-        "clients_per_round": last_trained(final).clients,
-        "clients_in_rounds": clients_in_rounds(final),
-        "stopped_after": stopped_after(federation, final),
+        "clients_per_round": last_round_with_clients(final).clients,
+        "clients_in_rounds": fewest_and_most_clients(final),
+        "stopped_after": last_round_before_stopping(federation, final),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
         "chosen": _chosen_automatically(config, federation),
@@ -293,7 +293,7 @@ STOPPED = "training stopped after round"
 """Start of the note on the round after which a run ended early."""
 
 
-def stopped_after(federation: Federation, checkpoint: Checkpoint) -> int | None:
+def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -> int | None:
     """Return the last round in which clients trained, if the validation loss ended training early; None otherwise."""
     trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
     return trained_rounds[-1] if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round else None
@@ -301,7 +301,7 @@ def stopped_after(federation: Federation, checkpoint: Checkpoint) -> int | None:
 
 def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:
     """Return the caveat of a run that stopped early: what decided it, and whether the guarantee covers that; else an empty list."""
-    last_round, rounds = stopped_after(federation, checkpoint), checkpoint.state.round
+    last_round, rounds = last_round_before_stopping(federation, checkpoint), checkpoint.state.round
     if last_round is None:
         return []
     decided_by = "what was released and the public rows of data.validation"
@@ -353,12 +353,12 @@ def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
     return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {unit} at random would satisfy it"]
 
 
-def last_trained(checkpoint: Checkpoint) -> RoundMetrics:
+def last_round_with_clients(checkpoint: Checkpoint) -> RoundMetrics:
     """Return the figures of the last round in which clients took part, or of the last one if none did."""
     return next((metrics for metrics in reversed(checkpoint.history) if metrics.clients), checkpoint.history[-1])
 
 
-def clients_in_rounds(checkpoint: Checkpoint) -> list[int]:
+def fewest_and_most_clients(checkpoint: Checkpoint) -> list[int]:
     """Return the fewest and the most clients whose reports any one training round had."""
     numbers = [metrics.clients for metrics in checkpoint.history]
     return [min(numbers), max(numbers)]
@@ -437,7 +437,7 @@ def _layer_entries(config: RunConfig, federation: Federation, checkpoint: Checkp
 
     The radius is None if values are clipped by their norm. The clipped fraction is None then too, and if only clients know it.
     """
-    layout, metrics = federation.task.layout, last_trained(checkpoint)
+    layout, metrics = federation.task.layout, last_round_with_clients(checkpoint)
     return {
         name: {
             "weights": size,

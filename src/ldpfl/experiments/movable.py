@@ -43,7 +43,7 @@ def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Ten
     """Return the gradient of a randomly weighted sum of all outputs, or of the sum of the losses if the outputs are not a tensor."""
     variables = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     batch = trial.data
-    outputs = trial.outputs(dict(variables), _spread(trial.normalised(batch.inputs)))
+    outputs = trial.outputs(dict(variables), _with_scaled_copies(trial.normalised(batch.inputs)))
     if isinstance(outputs, Tensor):  # a user's own task may take outputs of any type
         direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
         total = (outputs * direction).sum()
@@ -55,7 +55,7 @@ def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Ten
     return dict(zip(variables, gradients, strict=True))
 
 
-def _spread(inputs: Inputs) -> Inputs:
+def _with_scaled_copies(inputs: Inputs) -> Inputs:
     """Return numeric ``inputs``, also negated and enlarged: a ReLU that is 0 for all made-up samples is rarely 0 for these as well."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return inputs

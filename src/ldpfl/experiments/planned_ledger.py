@@ -10,8 +10,8 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import initial_ranges, lowest_join_probability, measures_columns, measuring_mechanism, mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, check_persons_named, describe_data
-from ldpfl.experiments.personal import split_layers, values_of
-from ldpfl.experiments.record_sums import config_for_evaluation, least_squares_solver, rounds_evaluated_at_clients, scores_of_records
+from ldpfl.experiments.personal import split_layers, weights_of_layers
+from ldpfl.experiments.record_sums import config_for_evaluation, evaluation_vector_layout, least_squares_solver, rounds_evaluated_at_clients
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
@@ -77,11 +77,11 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
 
 def evaluation_release(config: RunConfig) -> Release:
     """Return the release of one evaluation at clients. It does not depend on the data, so any number of outputs will do."""
-    ranges = scores_of_records(config, outputs=2).ranges
+    ranges = evaluation_vector_layout(config, outputs=2).ranges
     return without_claim(released(mechanism_of(config_for_evaluation(config), ranges), ranges))
 
 
-def check_fit(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> None:
+def check_settings_fit_together(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> None:
     """Raise, without training, if the model, the data set and the mechanism of a run do not fit together.
 
     Raises:
@@ -103,5 +103,5 @@ def initial_weights_and_ranges(config: RunConfig, caller_objects: CallerObjects 
     least_squares_solver(config, data)  # raises if a setting does not fit least squares
     module = model_of(config, data, caller_objects.module)
     layout, _ = split_layers(config, module)
-    weights = values_of(module, layout)
+    weights = weights_of_layers(module, layout)
     return weights, initial_ranges(config, layout, weights)

@@ -100,7 +100,7 @@ def quality_entries(
     entries |= {"off": _means_that_differ(intervals), "one_class": _only_predicted_class(evaluated, class_names)}
     entries["chance"] = _no_better_than_chance(federation.task.task.metric, evaluated, intervals)
     if not entries["chance"]:
-        entries |= {"extreme": _extreme_slope(evaluated.scores, intervals), "narrow": _narrow_slope(evaluated.scores, intervals)}
+        entries |= {"extreme": _extreme_slope_text(evaluated.scores, intervals), "narrow": _narrow_slope_text(evaluated.scores, intervals)}
     entries["sites"] = list(_site_entries(federation, evaluated, seed))
     if evaluated.is_of_two_classes:
         risks = expit(evaluated.predicted)
@@ -115,7 +115,7 @@ def quality_entries(
     return entries
 
 
-def _extreme_slope(scores: Scores, intervals: Intervals) -> str:
+def _extreme_slope_text(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else "".
 
     If the interval of the slope reaches 0, nothing is returned: then higher predictions may not mean more events, which is another fault.
@@ -124,7 +124,7 @@ def _extreme_slope(scores: Scores, intervals: Intervals) -> str:
     return _slope_text(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < _MAX_EXTREME_INTERVAL else ""
 
 
-def _narrow_slope(scores: Scores, intervals: Intervals) -> str:
+def _narrow_slope_text(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope as text if the predicted probabilities are clearly too close together, else ""."""
     slope, (low, _) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_text(scores, intervals) if slope > NARROW_SLOPE and low > _MIN_NARROW_INTERVAL else ""

@@ -122,7 +122,7 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     return config.model_copy(update={"mechanism": changed, "clipping": ClippingConfig()})
 
 
-def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
+def evaluation_vector_layout(config: RunConfig, outputs: int) -> RecordScores:
     """Return the layout of the vector that each held-back record contributes."""
     if not isinstance(config.mechanism, DpSgdSettings):
         return figures_layout(config, outputs)

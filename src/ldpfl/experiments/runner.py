@@ -14,11 +14,11 @@ from ldpfl.data import Dataset
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.features.extraction import Progress, quietly
 from ldpfl.errors import ConfigError, WriteError, in_short
-from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
+from ldpfl.experiments.baseline import Baseline, baseline_of, config_with_clipping_only, config_without_noise
 from ldpfl.experiments.build import MUCH_CLAMPED, build, with_torch_defaults
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, Description, load_dataset
-from ldpfl.experiments.figures import stopped_after, summarise
+from ldpfl.experiments.figures import last_round_before_stopping, summarise
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.pooled import pooled_scores
 from ldpfl.experiments.quality import Reference, scores_on_test_rows
@@ -123,7 +123,7 @@ class Runner:
             figures = None if more_rounds else earlier_result
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
-                    self._draw(folder, figures)
+                    self._draw_learning_curve(folder, figures)
                 return Finished(config, federation, folder.checkpoint_or(start), figures, data)
             if config.secret_noise and known(folder.secret()) != secret:
                 raise ConfigError(
@@ -139,13 +139,13 @@ class Runner:
             final = self._run_rounds(federation, checkpoint, config.training.rounds, save, _label(config))
             figures = self._summarise(config, federation, data, final, self._baseline_scores if wants_baseline else None, secret)
             folder.save_result(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
-            self._draw(folder, figures)
+            self._draw_learning_curve(folder, figures)
         return Finished(config, federation, final, figures, data)
 
     def _summarise(
         self, config: RunConfig, federation: Federation, data: Dataset, final: Checkpoint, scorer: _Scorer | None, secret: int | None
     ) -> dict[str, Any]:
-        """Return the figures of a run that has finished its rounds. If a reference fails, a warning replaces it, and the result is kept.
+        """Return the figures of a run that has finished its rounds. If the baseline fails, it is left out with a warning.
 
         Args:
             scorer: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
@@ -158,7 +158,7 @@ class Runner:
             )
         return summarise(config, federation, data, final, reference, clamped)
 
-    def _draw(self, folder: RunFolder, figures: dict[str, Any]) -> None:
+    def _draw_learning_curve(self, folder: RunFolder, figures: dict[str, Any]) -> None:
         """Draw the learning curve. If that fails, only warn."""
         self._none_if_it_fails(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
 
@@ -185,7 +185,7 @@ class Runner:
                 ):  # a baseline is not clipped
                     self.observer.warn(warning)
                     has_warned = True
-        last_round = stopped_after(federation, checkpoint)
+        last_round = last_round_before_stopping(federation, checkpoint)
         if last_round is not None and federation.stopping is not None:
             reason = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
             self.observer.warn(f"stopped after round {last_round} of {rounds}: {reason}")
@@ -234,7 +234,7 @@ class Runner:
 
     def _train_baseline(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
         """Train the noise-free baseline without the cache, and return its scores."""
-        federation, start = self._build(noise_free(config), data, secret)
+        federation, start = self._build(config_without_noise(config), data, secret)
         final = self._run_rounds(federation, start, config.training.rounds, _save_nothing, _BASELINE)
         return self._scores_of_baseline(federation, final)
 
@@ -275,7 +275,7 @@ class Runner:
         most_clipped = max((share for metrics in final.history for share in metrics.clipped_fraction.values()), default=0.0)
         if reference is None or not config.mechanism.uses_ranges or most_clipped <= _HEAVILY_CLIPPED:
             return None
-        federation, start = self._build(clamped_only(config), data, secret)
+        federation, start = self._build(config_with_clipping_only(config), data, secret)
         return self._run_rounds(federation, start, config.training.rounds, _save_nothing, "clamped, without noise").history[-1].score
 
     def _cached_result(self, baseline: Baseline) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig, setting_value, settings_as_text, toml_value
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects
-from ldpfl.experiments.planned_ledger import check_fit
+from ldpfl.experiments.planned_ledger import check_settings_fit_together
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files
@@ -265,7 +265,7 @@ def _config_of_cell(
     return load(sweep.recipe, [*sweep.settings, *point_settings], settings, [*cell_settings, *overrides])
 
 
-def same_runs(first: SweepConfig, first_overrides: Sequence[str], second: SweepConfig, second_overrides: Sequence[str]) -> bool:
+def define_same_runs(first: SweepConfig, first_overrides: Sequence[str], second: SweepConfig, second_overrides: Sequence[str]) -> bool:
     """Return whether two sweeps with their overrides define the same runs under the same labels, however their settings are written."""
     if (first.name, list(first.axes), first.plot_against) != (second.name, list(second.axes), second.plot_against):
         return False
@@ -287,7 +287,7 @@ def check_cells(cells: Sequence[Cell], caller_objects: CallerObjects = NO_CALLER
         checked.add(settings)
         try:
             _check_axes(cell)
-            check_fit(cell.config, caller_objects)
+            check_settings_fit_together(cell.config, caller_objects)
         except LdpflError as error:
             raise ConfigError(f"{cell}: {error}") from error
 

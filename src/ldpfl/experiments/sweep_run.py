@@ -17,7 +17,7 @@ from ldpfl.experiments.other_folders import SWEEP
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.secret_seed import shared_seed_warnings
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, same_runs
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, curves, rows
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import account, account_together
@@ -120,7 +120,7 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
     if not path.exists():
         make_folder(out)
         write_text(path, text)
-    elif (stored := stored_sweep(out)) is None or not same_runs(*stored, sweep, overrides):
+    elif (stored := stored_sweep(out)) is None or not define_same_runs(*stored, sweep, overrides):
         raise ConfigError(f"{out} holds another sweep, or this one with other settings: choose another folder")
 
 

@@ -317,7 +317,7 @@ def _eager_unless_on(compile_setting: str, trainer: Trainer) -> Trainer:
 
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
-    """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch. With ``warn``, only warn, as for one person's rows."""
+    """Raise a :class:`PrivacyError` that the model mixes the samples of a batch. If ``warn`` is given, call it instead."""
     fault = "makes something else of samples together than of each by itself: it mixes the samples of a batch"
     if warn is None:
         fault = (

@@ -21,7 +21,7 @@ from ldpfl.experiments.config import read_config
 from ldpfl.experiments.dataset import Description, describe_data, load_dataset, target_kind_of
 from ldpfl.experiments.planned_ledger import initial_weights_and_ranges
 from ldpfl.experiments.recipes import recipe_or_file
-from ldpfl.experiments.record_sums import is_evaluated, scores_of_records
+from ldpfl.experiments.record_sums import evaluation_vector_layout, is_evaluated
 from ldpfl.experiments.shipped import recipe_files
 from ldpfl.flower.app_imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
@@ -211,7 +211,7 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
             releases.append(released(round_mechanism, ranges, mechanism))
         else:  # a release of sums does not depend on how many numbers are summed, so the model's ranges and 2 outputs will do
             if planned.kind not in sum_releases:
-                sum_ranges = scores_of_records(config, 2).ranges if planned.kind == "evaluation" else ranges
+                sum_ranges = evaluation_vector_layout(config, 2).ranges if planned.kind == "evaluation" else ranges
                 sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), sum_ranges), sum_ranges)
             releases.append(sum_releases[planned.kind])
     return releases

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ldpfl.errors import AskedForOther, ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import describe_data
-from ldpfl.experiments.record_sums import least_squares_solver, scores_of_records
+from ldpfl.experiments.record_sums import evaluation_vector_layout, least_squares_solver
 from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.statistics import edges_in
 from ldpfl.flower.terms import RoundTerms
@@ -97,7 +97,7 @@ def vectors_of(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
     """
     data = describe_data(config)
     if kind == "evaluation":
-        return scores_of_records(config, data.outputs)
+        return evaluation_vector_layout(config, data.outputs)
     head = least_squares_solver(config, data)
     if head is None:
         raise ConfigError("training.method is 'gradient', which uses no sums over records: set it to 'least-squares'")

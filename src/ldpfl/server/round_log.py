@@ -143,9 +143,9 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
                 events.append(line)
             elif _MEASURED_AFTER in entry:
                 index = _index_of_round(history, entry[_MEASURED_AFTER])
-                history[index] = _metrics_in(json.dumps({**asdict(history[index]), "at_clients": entry.get("at_clients")}))
+                history[index] = _parse_metrics(json.dumps({**asdict(history[index]), "at_clients": entry.get("at_clients")}))
             else:
-                history.append(_metrics_in(line))
+                history.append(_parse_metrics(line))
         except ValueError as error:
             raise ValueError(f"{path.name} beside it, line {number:,}: {error}") from None
     return tuple(history), Ledger.from_lines(events, "its ledger")
@@ -162,7 +162,7 @@ _ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
 """Pattern of the start of a line of a round's metrics."""
 
 
-def _metrics_in(line: str) -> RoundMetrics:
+def _parse_metrics(line: str) -> RoundMetrics:
     """Return the metrics in a ``line`` of the log, which may be untrusted. A ValueError names the first wrong figure."""
     try:
         metrics = _METRICS.validate_json(line, strict=True)

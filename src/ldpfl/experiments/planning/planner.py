@@ -364,11 +364,11 @@ def central_epsilon_bounds(setting: Setting, clients: int) -> tuple[float, float
     """
     check_central_is_solvable(setting)
     cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
-    rounds = _rounds(setting, cohort)
+    rounds = _shuffled_rounds(setting, cohort)
     return _lower_bound(rounds, setting.delta) if setting.participation == 1 else nan, _upper_bound(rounds, setting.delta)
 
 
-def _rounds(setting: Setting, cohort: int) -> ShuffledRounds:
+def _shuffled_rounds(setting: Setting, cohort: int) -> ShuffledRounds:
     """Return the rounds of ``setting`` with ``cohort`` honest clients in each, as the accountants take them."""
     return ShuffledRounds(setting.release.parameter, cohort, setting.release.units, setting.rounds)
 
@@ -395,7 +395,11 @@ def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
 def _necessary_cohort(setting: Setting, target: float) -> int | None:
     """Return the smallest cohort with a lower bound of epsilon within ``target``. With fewer clients some data set exceeds the target."""
     return smallest_count(
-        lambda cohort: _lower_bound(_rounds(setting, cohort), setting.delta), _guessed_cohort(setting, target), target, MOST_CLIENTS, 1e-6
+        lambda cohort: _lower_bound(_shuffled_rounds(setting, cohort), setting.delta),
+        _guessed_cohort(setting, target),
+        target,
+        MOST_CLIENTS,
+        1e-6,
     )
 
 
@@ -404,7 +408,7 @@ def _sufficient_cohort(setting: Setting, target: float, necessary: int | None) -
 
     def by_cohort(bound: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
         """Return ``bound`` as a function of the cohort, which the search varies."""
-        return lambda cohort: bound(_rounds(setting, max(1, ceil(cohort))), setting.delta)
+        return lambda cohort: bound(_shuffled_rounds(setting, max(1, ceil(cohort))), setting.delta)
 
     if necessary is None:
         return None
@@ -424,7 +428,7 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
             """Return the bound for reports with an epsilon of 1 / ``inverse``."""
             changed = replace(setting, epsilon=1 / inverse)
             check_central_is_solvable(changed)
-            return bound(_rounds(changed, honest), setting.delta)
+            return bound(_shuffled_rounds(changed, honest), setting.delta)
 
         return central_epsilon
 

@@ -80,7 +80,7 @@ class SampledRecords:
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
         pair_mechanism = self._units.read_by(mechanism, ranges)
-        pairs_by_size = [self._pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sorted(set(self._sizes))]
+        pairs_by_size = [self._valid_pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sorted(set(self._sizes))]
         index, values = (np.concatenate(column) for column in zip(*pairs_by_size, strict=True))
         if not index.size:
             return None, refused
@@ -97,7 +97,7 @@ class SampledRecords:
         part = Part(single_pairs, torch.ones(self._units.dimension, dtype=torch.bool), max(1, min(clients, uploads)))
         return PartialPool((part,), torch.from_numpy(~too_often)), refused
 
-    def _pairs(
+    def _valid_pairs(
         self, size: int, bodies: Bytes, pair_mechanism: Mechanism, ranges: LayerRanges, refused: Counter[str]
     ) -> tuple[Numbers, NDArray[np.float32]]:
         """Return the indices and values (T,) of all pairs in records of ``size`` pairs. Records that no client can send are only counted.

@@ -121,7 +121,7 @@ def open_seeds(
             except InvalidTag:
                 seeds[signer] = b""
                 faults.unopened.append(signer)
-    if faults_text := faults.described(len(seeds)):
+    if faults_text := faults.describe(len(seeds)):
         raise ProtocolError(f"the sum is not opened: {faults_text}")
     if len(seeds) < min_nodes:
         raise ProtocolError(f"the sum is not opened: it is over {counted(len(seeds), 'node')}, and at least {min_nodes} are needed")
@@ -137,7 +137,7 @@ class _Faults:
     repeated: list[bytes] = field(default_factory=list)
     unopened: list[bytes] = field(default_factory=list)
 
-    def described(self, signed: int) -> str:
+    def describe(self, signed: int) -> str:
         """Return which envelopes cannot be opened, and what to do; "" if all can. ``signed`` counts the nodes with a valid signature."""
         reasons = []
         if self.unknown:

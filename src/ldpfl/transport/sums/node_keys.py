@@ -48,7 +48,7 @@ def public_key(line: str) -> Ed25519PublicKey:
     Raises:
         ConfigError: the line does not begin with a key.
     """
-    key = _key_in(line)
+    key = _parse_key(line)
     if key is None:
         raise ConfigError(f"{shown(line)} does not begin with a node's public key: give the line that ldpfl deploy node-key prints")
     return key
@@ -77,7 +77,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        key = _key_in(line)
+        key = _parse_key(line)
         if key is None:
             raise ConfigError(f"line {number} of {path} does not begin with a node's public key, as ldpfl deploy node-key prints it")
         if signer_of(key) in nodes:
@@ -88,7 +88,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     return nodes
 
 
-def _key_in(line: str) -> Ed25519PublicKey | None:
+def _parse_key(line: str) -> Ed25519PublicKey | None:
     """Return the key that ``line`` begins with; None if it begins with none, or with one for which signatures can be forged."""
     try:
         raw = base64.b64decode((line.split() or [""])[0], validate=True)
