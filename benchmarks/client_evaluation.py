@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.experiments.planning.evaluation_noise import epsilon_of_bit, noise_of_sum
+from ldpfl.experiments.planning.evaluation_noise import epsilon_of_bit, noise_multiplier_for_sum
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
@@ -76,7 +76,7 @@ class Made:
         bits, means = BitScores("class", self.classes, BOUND), MeanScores("class", self.classes, BOUND)
         channels: Sequence[Channel] = ("ideal-shuffler", "direct")
         mixed, seen = (epsilon_of_bit(epsilon, DELTA, channel, self.clients, bits.entries, 1) for channel in channels)
-        share = noise_of_sum(epsilon, DELTA, self.clients, 1)
+        share = noise_multiplier_for_sum(epsilon, DELTA, self.clients, 1)
         return {
             ("a sum", "a record"): self.summed(DpSgd(RecordClip(1.0), share, summed=True, records=records)),
             ("a sum", "a client"): self.of_clients(means, DpFedAvg(RecordClip(1.0), share, summed=True)),

@@ -221,7 +221,7 @@ def test_the_guarantee_is_known_beforehand_for_every_law_and_channel() -> None:
 
 @pytest.mark.slow
 def test_a_trial_that_released_more_than_planned_ends_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.experiments.tuning._drawn", _noisier)
+    monkeypatch.setattr("ldpfl.experiments.tuning._draw_trials", _noisier)
     with pytest.raises(PrivacyError, match="released more than was planned"):
         api.tune(data=FRAME, folder=tmp_path / "t", **HOW)
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["private"]

@@ -295,7 +295,7 @@ def test_with_both_given_both_are_found_and_the_plan_is_as_given(ldpfl: CommandL
 @pytest.mark.slow
 @pytest.mark.thorough_for("png")
 def test_a_plot_is_drawn(suffix: str, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.api.planning.cohorts", lambda setting: [10, 20])
+    monkeypatch.setattr("ldpfl.api.planning.client_counts_to_plot", lambda setting: [10, 20])
     outcome = ldpfl("plan", "--epsilon", "1", "--clients", "20", *ONE_BIT, "--plot", f"plot.{suffix}", "--target-central", "0.8")
     assert outcome.code == 0, outcome.err
     assert f"plot: plot.{suffix}" in outcome.out

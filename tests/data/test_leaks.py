@@ -13,7 +13,7 @@ from ldpfl import api
 from ldpfl.data.leaks import LEAK
 from ldpfl.data.nodes import read_at_node
 from ldpfl.data.settings import DataConfig
-from ldpfl.experiments.public_figures import without_private
+from ldpfl.experiments.public_figures import without_private_figures
 
 ROWS = 400
 GENERATOR = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def notes(frame: pd.DataFrame, target: str | list[str], task: str, **changes: An
     """Return the notes on leaks of a run; of these none may be handed on."""
     result = api.run(data=frame, target=target, task=task, **{**HOW, **changes})
     figures = result.to_dict()
-    assert not any(note.startswith(LEAK) for note in without_private(result.config, figures)["caveats"])
+    assert not any(note.startswith(LEAK) for note in without_private_figures(result.config, figures)["caveats"])
     return [note for note in figures["caveats"] if note.startswith(LEAK)]
 
 

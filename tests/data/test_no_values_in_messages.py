@@ -18,7 +18,7 @@ import ldpfl
 from conftest import CommandLine
 from grids import each
 from ldpfl.errors import ConfigError, DataError, LdpflError
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import parse_config
 
 WORD, NUMBER = "secret-4711", 4711.4711
@@ -162,4 +162,4 @@ def test_what_may_stand_in_a_setting_is_said_once() -> None:
 def test_a_target_that_no_noise_keeps_says_what_is_reached() -> None:
     given = ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "clients.count=10", "training.rounds=2"]
     with pytest.raises(ConfigError, match=r"target_epsilon = 1e-09 is out of reach: dp-sgd reaches about .* to .* here \(noise_multiplier"):
-        settled(parse_config("", [*given, "privacy.target_epsilon=1e-9"], origin="test"))
+        resolve_settings(parse_config("", [*given, "privacy.target_epsilon=1e-9"], origin="test"))

@@ -18,7 +18,7 @@ from ldpfl.data.samples import Dataset
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_of
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.experiments.dataset import Given, load_dataset
+from ldpfl.experiments.dataset import CallerObjects, load_dataset
 from ldpfl.experiments.recipes import load_recipe
 
 
@@ -176,10 +176,10 @@ def test_test_rows_of_persons_who_are_trained_on_are_refused(tmp_path: Path) -> 
     own = load_recipe("own", ['data.name="given"', "data.target=outcome", "data.person=patient"])
     train, test = visits(20), visits(30)
     with pytest.raises(DataError, match="some persons have rows in both"):
-        load_dataset(own, None, given=Given((train, test)))
+        load_dataset(own, None, caller_objects=CallerObjects((train, test)))
     apart = test[~test.patient.isin(train.patient)]
-    assert len(load_dataset(own, None, given=Given((train, apart))).test) == len(apart)
-    assert load_dataset(own, None, given=Given((train, test.drop(columns="patient")))).test_persons is None  # nobody knows
+    assert len(load_dataset(own, None, caller_objects=CallerObjects((train, apart))).test) == len(apart)
+    assert load_dataset(own, None, caller_objects=CallerObjects((train, test.drop(columns="patient")))).test_persons is None  # nobody knows
 
 
 def test_a_row_without_a_name_is_refused_with_its_place() -> None:

@@ -32,7 +32,7 @@ from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.settings_listed import commented
+from ldpfl.experiments.settings_listed import commented_toml
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.flower import RecordTask
 from ldpfl.server import RoundMetrics
@@ -823,7 +823,7 @@ def test_own_data_are_read_once_for_a_run() -> None:
 @pytest.mark.parametrize("path", ["two  spaces.csv", 'a "quoted".csv', "tab\tin it.csv"])
 def test_a_commented_config_keeps_every_character(path: str) -> None:
     config = api.configure("own", {"seed": 3, "data.path": path, "data.bounds": {"a b": [0, 1.5]}, "data.target": ["x", "y"]})
-    assert parse_config(commented(config), origin="test") == config
+    assert parse_config(commented_toml(config), origin="test") == config
 
 
 def test_columns_say_of_what_kind_they_are(table: Path) -> None:

@@ -16,7 +16,7 @@ from ldpfl.data import Dataset
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.planned_ledger import planned_ledger, start_of
+from ldpfl.experiments.planned_ledger import initial_weights_and_ranges, planned_ledger
 from ldpfl.flower.ignored_settings import left_out
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -144,5 +144,5 @@ def test_records_are_refused_on_flower_and_clients_are_not() -> None:
 
 
 def test_the_first_norm_is_the_mechanisms() -> None:
-    _, ranges = start_of(config_of(*CLIENTS, *ADAPTIVE, "data.name=mnist-5k"))
+    _, ranges = initial_weights_and_ranges(config_of(*CLIENTS, *ADAPTIVE, "data.name=mnist-5k"))
     assert set(ranges.radii.tolist()) == {0.01}

@@ -11,7 +11,7 @@ import torch
 from ldpfl import ConfigError
 from ldpfl.data import Dataset
 from ldpfl.experiments.build import build
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.privacy.statement import account, run_epsilon
@@ -40,7 +40,7 @@ def config_of(case: str, *more: str) -> RunConfig:
 @pytest.mark.slow
 @pytest.mark.thorough_for("signs-0.5", "once-4.0", "once-0.5")
 def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float) -> None:
-    config = settled(config_of(case, f"privacy.target_epsilon={target}"))
+    config = resolve_settings(config_of(case, f"privacy.target_epsilon={target}"))
     ledger = planned_ledger(config)
     best = account(ledger).best
     assert best is not None
@@ -48,7 +48,7 @@ def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float)
     assert run_epsilon(ledger) == pytest.approx(best.epsilon, rel=1e-9)
     # Clones fall steeply where they begin to hide; all else is within a hundredth.
     assert best.epsilon > target * (0.7 if case == "once" else 0.99)
-    assert settled(config) == config
+    assert resolve_settings(config) == config
 
 
 @pytest.mark.parametrize("evaluations", ["evaluation.epsilon=0.1", "evaluation.every=1"])
@@ -57,7 +57,7 @@ def test_noise_that_differs_by_round_is_calibrated_for_the_rounds_of_training(ev
     settings = ["mechanism.name=time-varying", "mechanism.perturbed=update", "shuffling.channel=direct", "clients.count=50"]
     evaluated = [*settings, "evaluation.epsilon=0.1", evaluations, "evaluation.share=0.2"]
     without, with_evaluations = (
-        settled(parse_config("", [*BASE, *more, "privacy.target_epsilon=4.0"], origin="test")) for more in (settings, evaluated)
+        resolve_settings(parse_config("", [*BASE, *more, "privacy.target_epsilon=4.0"], origin="test")) for more in (settings, evaluated)
     )
     assert account(planned_ledger(with_evaluations)).best.epsilon <= 4.0  # type: ignore[union-attr]
     assert with_evaluations.mechanism.name == without.mechanism.name == "time-varying"
@@ -65,7 +65,7 @@ def test_noise_that_differs_by_round_is_calibrated_for_the_rounds_of_training(ev
 
 def test_without_a_target_a_config_stays_as_it_is() -> None:
     config = config_of("records")
-    assert settled(config) is config
+    assert resolve_settings(config) is config
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_without_a_target_a_config_stays_as_it_is() -> None:
 @pytest.mark.slow
 def test_what_cannot_keep_a_target_says_so(overrides: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        settled(parse_config("", [*BASE, *overrides, "privacy.target_epsilon=1e-9"], origin="test"))
+        resolve_settings(parse_config("", [*BASE, *overrides, "privacy.target_epsilon=1e-9"], origin="test"))
 
 
 def test_everybody_takes_part_once_in_an_order_that_the_seed_decides() -> None:
@@ -128,4 +128,4 @@ def test_noise_that_is_set_is_not_replaced_by_what_a_target_takes(case: str, set
         parse_config(text, [setting], origin="test")
     name, _, value = setting.removeprefix("mechanism.").partition("=")
     own = parse_config(text, [setting, "privacy.target_epsilon='off'"], origin="test")
-    assert getattr(settled(own).mechanism, name) == float(value)
+    assert getattr(resolve_settings(own).mechanism, name) == float(value)

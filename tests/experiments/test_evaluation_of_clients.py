@@ -16,10 +16,10 @@ import ldpfl
 from ldpfl.data.division import Division
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
-from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.client_evaluation import at_clients
+from ldpfl.experiments.calibration import resolve_settings
+from ldpfl.experiments.client_evaluation import client_evaluation_entries
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.dataset import Given
+from ldpfl.experiments.dataset import CallerObjects
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES, epsilon_of_bit
 from ldpfl.mechanisms import Mechanism
@@ -66,7 +66,7 @@ REGIMES: dict[str, dict[str, str]] = {
 
 def config_of(settings: Mapping[str, Any], classes: int = 2) -> RunConfig:
     overrides = [f"{key}={_toml(value)}" for key, value in {**PLAIN, **settings}.items()]
-    return settled(parse_config('[data]\nname = "given"\n', overrides, origin="test"), Given(dataset(classes)))
+    return resolve_settings(parse_config('[data]\nname = "given"\n', overrides, origin="test"), CallerObjects(dataset(classes)))
 
 
 def _toml(value: object) -> str:
@@ -84,7 +84,7 @@ def run_of(settings: Mapping[str, Any]) -> tuple[RunConfig, Federation, Checkpoi
 @pytest.mark.parametrize("regime", REGIMES)
 def test_a_target_covers_training_and_bits_and_the_plan_is_the_ledger(regime: str) -> None:
     config, _, last = run_of({**REGIMES[regime], "privacy.target_epsilon": 4.0})
-    assert planned_ledger(config, Given(dataset(2))) == last.ledger
+    assert planned_ledger(config, CallerObjects(dataset(2))) == last.ledger
     assert [event.histograms for event in last.ledger.events] == [False, False, True, False, False, True]
     assert 3.96 < run_epsilon(last.ledger, config.privacy.delta) <= 4.0
     alone = Ledger()
@@ -99,7 +99,7 @@ def test_colluding_clients_are_no_help(regime: str) -> None:
     alone = []
     for colluding in (0, 30):
         config = config_of({**REGIMES[regime], "shuffling.colluding": colluding})
-        event = planned_ledger(config, Given(dataset(2))).events[-1]
+        event = planned_ledger(config, CallerObjects(dataset(2))).events[-1]
         assert event.colluding == colluding
         alone.append(event.release.parameter)
         two = Ledger((replace(event, round=1, joined=1), replace(event, round=2, joined=2)))
@@ -152,7 +152,7 @@ def test_figures_are_unbiased_and_their_noise_is_as_stated(mechanism: Mechanism,
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in range(DRAWS):
         measured = judged.measured(federation.task, last.state.model, seed, 1)
-        for name, figure in at_clients(federation, (replace(last.history[-1], at_clients=measured),))[0]["figures"].items():
+        for name, figure in client_evaluation_entries(federation, (replace(last.history[-1], at_clients=measured),))[0]["figures"].items():
             found.setdefault(name, []).append((figure["value"], figure["noise"]))
     assert len(found.get(AUROC, ())) == DRAWS or isinstance(mechanism, Harmony)  # one drawn bit each tells too little of it here
     for name in (RIGHT, LOSS, AUROC) if not isinstance(mechanism, Harmony) else (RIGHT, LOSS):
@@ -180,7 +180,7 @@ def test_intervals_hold_the_figure_of_all_records_in_about_95_percent_of_draws(m
         judged = WholeClientEvaluation(Division.of(list(chosen)), scores_for(mechanism), mechanism, 1)
         measured = judged.measured(federation.task, last.state.model, seed, 1)
         history = (replace(last.history[-1], at_clients=measured),)
-        figures = at_clients(replace(federation, judged=judged), history)[0]["figures"]
+        figures = client_evaluation_entries(replace(federation, judged=judged), history)[0]["figures"]
         for name in inside:
             rounded = 0.01 * (name == AUROC)  # by the bins of scores
             inside[name] += figures[name]["low"] - rounded <= true[name] <= figures[name]["high"] + rounded
@@ -213,12 +213,18 @@ def test_without_noise_the_figures_are_those_of_the_clients() -> None:
     """A bit at epsilon 30 is never flipped here, and for one record each nothing is rounded but losses and the bins of scores."""
     federation, last, judged = bits_of(Duchi(30.0))
     measured = judged.measured(federation.task, last.state.model, 0, 1)
-    figures = at_clients(federation, (replace(last.history[-1], at_clients=measured),))[0]["figures"]
+    figures = client_evaluation_entries(federation, (replace(last.history[-1], at_clients=measured),))[0]["figures"]
     expected = exact(federation, last)
     assert figures[RIGHT]["value"] == pytest.approx(expected[RIGHT], abs=1e-6)
     assert figures[RIGHT]["noise"] < 1e-4
     assert figures[AUROC]["value"] == pytest.approx(expected[AUROC], abs=0.01)
-    assert sum(row["rows"] for row in at_clients(federation, (replace(last.history[-1], at_clients=measured),))[0]["calibration"]) == 600
+    assert (
+        sum(
+            row["rows"]
+            for row in client_evaluation_entries(federation, (replace(last.history[-1], at_clients=measured),))[0]["calibration"]
+        )
+        == 600
+    )
 
 
 def test_a_regression_is_measured_by_its_loss_alone() -> None:

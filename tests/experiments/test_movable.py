@@ -8,7 +8,7 @@ import torch
 
 from ldpfl import ConfigError, api
 from ldpfl.experiments.build import build
-from ldpfl.experiments.dataset import Given, load_dataset
+from ldpfl.experiments.dataset import CallerObjects, load_dataset
 
 ROWS = pd.DataFrame({"age": [float(row % 50) for row in range(80)], "sick": ["no", "yes", "yes", "no"] * 20})
 OWN = {
@@ -22,7 +22,7 @@ def test_a_small_mlp_is_not_refused_for_units_that_are_idle_on_the_made_up_sampl
     """Of seeds 0 to 59 some begin with three units that are 0 for each of a few samples."""
     for seed in range(60):
         config = api.configure("own", settings={**OWN, "seed": seed})
-        build(config, load_dataset(config, None, given=Given(ROWS, None)), torch.device("cpu"), None, secret=1)
+        build(config, load_dataset(config, None, caller_objects=CallerObjects(ROWS, None)), torch.device("cpu"), None, secret=1)
 
 
 class Unused(torch.nn.Module):
@@ -40,4 +40,4 @@ def test_a_layer_that_no_sample_passes_is_refused_by_name() -> None:
     model = Unused()
     config = api.configure("own", settings={**OWN, "model.name": "given", "model.options": {}})
     with pytest.raises(ConfigError, match=r"cannot train parameter unused\.weight and 1 others: its outputs do not change with it"):
-        build(config, load_dataset(config, None, given=Given(ROWS, model)), torch.device("cpu"), model, secret=1)
+        build(config, load_dataset(config, None, caller_objects=CallerObjects(ROWS, model)), torch.device("cpu"), model, secret=1)

@@ -11,7 +11,7 @@ import torch
 from conftest import CommandLine
 from ldpfl.data import load
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.baseline import noise_free
+from ldpfl.experiments.baseline import config_without_noise
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description
@@ -210,7 +210,7 @@ def test_the_forecast_is_the_ledger_that_the_run_leaves(
     name: str, overrides: list[str], fraction: float, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny images are 20x20, those of MNIST 28x28: the forecast is told so."""
-    monkeypatch.setattr("ldpfl.experiments.planned_ledger.described", lambda config, given: Description((1, 20, 20), 10))
+    monkeypatch.setattr("ldpfl.experiments.planned_ledger.describe_data", lambda config, caller_objects: Description((1, 20, 20), 10))
     config = config_of(name, f"clients.fraction={fraction}", *overrides)
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
     *_, last = simulate(federation, start, config.training.rounds)
@@ -263,8 +263,8 @@ def test_other_mechanisms_have_no_noise_in_their_result(tiny_data: Path) -> None
 
 def test_the_noise_free_baseline_has_no_noise_settings() -> None:
     """So that all schedules share one; how clients train is the same."""
-    baseline = noise_free(config_of("ladp", "mechanism.p_max=1e-3", "mechanism.delta=1e-3"))
-    assert baseline == noise_free(config_of("full-dp"))
+    baseline = config_without_noise(config_of("ladp", "mechanism.p_max=1e-3", "mechanism.delta=1e-3"))
+    assert baseline == config_without_noise(config_of("full-dp"))
     assert baseline.mechanism.name == "none"
     assert baseline.training.clip_norm == 1.5
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ldpfl.experiments.build import mechanism_of, model_of
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.noise_walk import longest_within
+from ldpfl.experiments.noise_walk import longest_total_step
 from ldpfl.experiments.recipes import load_recipe
-from ldpfl.experiments.table_rules import start_on_table
+from ldpfl.experiments.table_rules import choose_automatic_settings
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 
@@ -31,7 +31,7 @@ def chosen(noise: float, shape: tuple[int, ...] = (1, 28, 28), model: str = "lin
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,))
     mechanism = mechanism_of(config, ranges)
-    start = start_on_table(config, data, module, layout, weights, mechanism, CLIENTS, ())
+    start = choose_automatic_settings(config, data, module, layout, weights, mechanism, CLIENTS, ())
     spread = float(mechanism.noise(ranges).largest_std(CLIENTS)[0]) * CLIP / sqrt(config.training.rounds)
     return start.config.training, spread
 
@@ -68,7 +68,7 @@ def test_noise_in_two_layers_multiplies() -> None:
 
     inputs = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
     # The outputs' difference is a sum of 800 products of two normal deviates, over sqrt(2): 20 s^2.
-    found = longest_within(Products(), inputs, BETWEEN, noise=0.01, most=1.0, longest=1e6)
+    found = longest_total_step(Products(), inputs, BETWEEN, noise=0.01, max_change=1.0, max_length=1e6)
     assert 20 * (0.01 * found) ** 2 == pytest.approx(1, rel=0.7)  # four draws: false alarm below 1 in 1,000, and the seed is fixed
 
 
@@ -81,7 +81,7 @@ def test_noise_that_makes_outputs_infinite_moves_them_too_far() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return (self.weight * 1e30).exp().expand(len(inputs), 2)
 
-    found = longest_within(Steep(), torch.zeros(16, 3), BETWEEN, noise=1.0, most=1.0, longest=1.0)
+    found = longest_total_step(Steep(), torch.zeros(16, 3), BETWEEN, noise=1.0, max_change=1.0, max_length=1.0)
     assert 0 < found < 1e-17
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conftest import CommandLine
 from ldpfl import api
-from ldpfl.experiments.public_figures import without_private
+from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.report.page import page
 
 NARROW = "predicted probabilities lie far too close together"
@@ -45,7 +45,7 @@ def rare_samples() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 def notes_of(data: Any, settings: dict[str, Any], start: str, epsilon: float = 50.0) -> list[str]:
     """Return the notes that begin with ``start``; of those of private rows none may be handed on."""
     result = api.run(data=data, model="linear", target_epsilon=epsilon, settings=settings, **HOW)
-    public = without_private(result.config, result.to_dict())["caveats"]
+    public = without_private_figures(result.config, result.to_dict())["caveats"]
     assert not any(note.startswith(start) for note in public)
     return [note for note in result.to_dict()["caveats"] if note.startswith(start)]
 
@@ -111,7 +111,7 @@ def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
     threshold = float(note.rpartition("--threshold ")[2])
     flagged = (result.predict(frame, threshold=threshold)["died"] == "1").mean()
     assert flagged == pytest.approx(rare.mean(), abs=0.03)
-    assert not any(note.startswith(ONE_CLASS) for note in without_private(result.config, result.to_dict())["caveats"])
+    assert not any(note.startswith(ONE_CLASS) for note in without_private_figures(result.config, result.to_dict())["caveats"])
     assert not notes_of(samples(), FEW, ONE_CLASS)
 
 
@@ -124,7 +124,7 @@ def test_an_event_that_nearly_all_rows_have_is_named_with_the_way_to_the_other()
     (note,) = [note for note in result.to_dict()["caveats"] if note.startswith(EVENT)]
     assert note.startswith(f"{EVENT} 'nein', which 9")
     assert note.endswith("""If 'ja' is meant, name it last: --set 'data.classes=["nein", "ja"]'""")
-    assert not any(note.startswith(EVENT) for note in without_private(result.config, result.to_dict())["caveats"])
+    assert not any(note.startswith(EVENT) for note in without_private_figures(result.config, result.to_dict())["caveats"])
     for classes in (["nein", "ja"], ["ja", "nein"]):  # who names the order has chosen
         chosen = api.run(**how, settings={**FEW, "data.classes": classes}).to_dict()
         assert chosen["event"] == classes[1]

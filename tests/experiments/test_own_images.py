@@ -18,7 +18,7 @@ from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments.build import build, model_of
 from ldpfl.experiments.dataset import Description, load_dataset
-from ldpfl.experiments.public_figures import without_private
+from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.report.page import page
@@ -82,7 +82,8 @@ def test_extreme_probabilities_are_said_wherever_the_result_is_shown(tmp_path: P
     for text in (printed.out, shown.out, page([Path("run")]), str(api.load_run("run"))):
         assert EXTREME in " ".join(text.split())
     loaded = api.load_run("run")
-    assert not any(EXTREME in one for one in without_private(loaded.config, loaded.to_dict())["caveats"])  # it tells of private rows
+    public = without_private_figures(loaded.config, loaded.to_dict())
+    assert not any(EXTREME in one for one in public["caveats"])  # it tells of private rows
 
 
 @pytest.mark.slow
@@ -141,7 +142,7 @@ def test_a_mean_risk_far_from_the_observed_share_is_said_and_stated_shares_mend_
     assert "state the shares of the classes in data.class_shares" in note
     assert not any(one.startswith(OFF) for one in stated.to_dict()["caveats"])
     assert stated.scores["mean predicted risk"] == pytest.approx(0.08, abs=0.03)
-    assert not any(one.startswith(OFF) for one in without_private(without.config, without.to_dict())["caveats"])
+    assert not any(one.startswith(OFF) for one in without_private_figures(without.config, without.to_dict())["caveats"])
 
 
 def test_the_class_of_an_image_decides_nothing_about_others(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import ldpfl
 from ldpfl import ConfigError
 from ldpfl.data.persons import uniform_by_name
 from ldpfl.experiments.build import build
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import Given, load_dataset
-from ldpfl.experiments.planned_ledger import check_fit, planned_ledger
+from ldpfl.experiments.dataset import CallerObjects, load_dataset
+from ldpfl.experiments.planned_ledger import check_settings_fit_together, planned_ledger
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms.record_clipping import STEPS
@@ -58,9 +58,9 @@ def config_of(*more: str) -> RunConfig:
 
 
 def federation_of(frame: pd.DataFrame, *more: str) -> Federation:
-    given = Given(frame)
-    config = settled(config_of(*more), given)
-    return build(config, load_dataset(config, None, given=given), torch.device("cpu"))[0]
+    given = CallerObjects(frame)
+    config = resolve_settings(config_of(*more), given)
+    return build(config, load_dataset(config, None, caller_objects=given), torch.device("cpu"))[0]
 
 
 def run(frame: pd.DataFrame, **more: Any) -> ldpfl.RunResult:
@@ -169,8 +169,8 @@ def test_mechanisms_that_protect_clients_take_rows_as_they_are() -> None:
 def test_a_run_leaves_the_ledger_that_was_planned_and_says_what_it_protects(tmp_path: Path) -> None:
     frame = table()
     result = run(frame, person="patient", rounds=4, seed=3, folder=tmp_path / "run")
-    given = Given(frame)
-    assert planned_ledger(settled(config_of("data.client=hospital"), given), given) == result.ledger
+    given = CallerObjects(frame)
+    assert planned_ledger(resolve_settings(config_of("data.client=hospital"), given), given) == result.ledger
     row = result.privacy.find("local", "run")
     assert row is not None
     assert (row.unit, row.epsilon <= 4.0, row.epsilon > 3.9) == ("person", True, True)
@@ -185,9 +185,9 @@ def test_a_run_leaves_the_ledger_that_was_planned_and_says_what_it_protects(tmp_
 
 def test_a_run_that_goes_on_ends_in_the_same_model() -> None:
     """Whose turn it is follows from the number of the round, and from nothing that a checkpoint would lack."""
-    given = Given(table())
-    config = settled(config_of("data.client=hospital", "data.person_rows=3"), given)
-    federation, start = build(config, load_dataset(config, None, given=given), torch.device("cpu"))
+    given = CallerObjects(table())
+    config = resolve_settings(config_of("data.client=hospital", "data.person_rows=3"), given)
+    federation, start = build(config, load_dataset(config, None, caller_objects=given), torch.device("cpu"))
     *_, whole = simulate(federation, start, 4)
     *_, half = simulate(federation, start, 2)
     *_, resumed = simulate(federation, half, 4)
@@ -208,13 +208,13 @@ def test_protecting_persons_costs_little_where_there_are_many() -> None:
 def test_persons_are_named_by_a_column_of_a_table_or_not_at_all() -> None:
     """Else a ledger would say that persons are protected, where built-in images or a caller's tensors are protected one by one."""
     built_in = load_recipe("quickstart", ["data.person=patient", "mechanism.name=dp-sgd", "mechanism.perturbed=gradient"])
-    for refused in (ldpfl.run, ldpfl.account, check_fit, lambda config: load_dataset(config, None)):
+    for refused in (ldpfl.run, ldpfl.account, check_settings_fit_together, lambda config: load_dataset(config, None)):
         with pytest.raises(
             ConfigError, match=r"data\.person names the column 'patient', but 'mnist-5k' is not a table: leave data\.person out"
         ):
             refused(built_in)
     config = config_of()
-    task = replace(load_dataset(config, None, given=Given(table())), persons=None)
+    task = replace(load_dataset(config, None, caller_objects=CallerObjects(table())), persons=None)
     with pytest.raises(ConfigError, match=r"data\.person is 'patient', but the data have no such column"):
         build(config, task, torch.device("cpu"))
 

@@ -35,7 +35,7 @@ from ldpfl.simulation import simulate
 )
 def test_the_forecast_is_the_ledger_that_the_run_leaves(overrides: list[str], tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiny images are 20x20, those of MNIST 28x28: the forecast is told so."""
-    monkeypatch.setattr("ldpfl.experiments.planned_ledger.described", lambda config, given: Description((1, 20, 20), 10))
+    monkeypatch.setattr("ldpfl.experiments.planned_ledger.describe_data", lambda config, caller_objects: Description((1, 20, 20), 10))
     config = parse_config(TINY_TOML, overrides, origin="test")
     federation, start = build(config, load("mnist", tiny_data), torch.device("cpu"))
     *_, last = simulate(federation, start, config.training.rounds)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import ldpfl
 from ldpfl.data.holding_out import TEST_SHARE, held_out
-from ldpfl.experiments.public_figures import without_private
+from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.page import page
 from ldpfl.report.scores import event_of
@@ -119,7 +119,7 @@ def test_a_rare_event_at_each_client_leaves_its_shares_and_the_reason(tmp_path: 
 
 def test_what_no_guarantee_covers_is_left_out_of_what_is_handed_on(kept: ldpfl.RunResult) -> None:
     folder = RunFolder(kept.folder or Path())
-    public = without_private(folder.config(), folder.result() or {})
+    public = without_private_figures(folder.config(), folder.result() or {})
     for name in ("intervals", "noise_free_scores", "pooled_scores", "calibration", "sites", "scores"):
         assert not public[name], name
     for name in ("event", "risks", "clipped_records_per_round", "score"):
@@ -235,4 +235,4 @@ def test_outputs_that_are_no_numbers_are_noted_and_leave_the_accuracy_alone() ->
     assert 0 < found.accuracy <= 1 - float((rows[:, 0] < 0).float().mean()) + 0.05
     assert (figures["score"], found.intervals) == (None, {})
     assert "the model gives NaN or infinity for some test rows" in str(found)
-    assert "NaN or infinity" not in json.dumps(without_private(found.config, figures))
+    assert "NaN or infinity" not in json.dumps(without_private_figures(found.config, figures))

@@ -18,12 +18,12 @@ import ldpfl
 from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.build import build
-from ldpfl.experiments.calibration import settled
-from ldpfl.experiments.client_evaluation import at_clients, told
+from ldpfl.experiments.calibration import resolve_settings
+from ldpfl.experiments.client_evaluation import client_evaluation_entries, client_evaluation_entry
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.dataset import Given
+from ldpfl.experiments.dataset import CallerObjects
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.experiments.public_figures import without_private
+from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger
@@ -54,7 +54,7 @@ SQUARES = {"training.method": "least-squares", "training.rounds": 1, "least_squa
 STEPS = {"training.rounds": 4, "evaluation.every": 2, "training.server_learning_rate": 1.0}
 
 
-def config_of(given: Given, settings: Mapping[str, Any]) -> RunConfig:
+def config_of(given: CallerObjects, settings: Mapping[str, Any]) -> RunConfig:
     plain = {
         "mechanism.name": "dp-sgd",
         "mechanism.clip_norm": 1.0,
@@ -65,11 +65,11 @@ def config_of(given: Given, settings: Mapping[str, Any]) -> RunConfig:
         "seed": 3,
     }
     overrides = [f"{key}={value!r}" for key, value in {**plain, **settings}.items()]
-    return settled(parse_config('[data]\nname = "given"\n', overrides, origin="test"), given)
+    return resolve_settings(parse_config('[data]\nname = "given"\n', overrides, origin="test"), given)
 
 
 def run_of(classes: int, settings: Mapping[str, Any]) -> tuple[RunConfig, Federation, Checkpoint]:
-    given = Given(dataset(classes))
+    given = CallerObjects(dataset(classes))
     config = config_of(given, settings)
     federation, start = build(config, dataset(classes), torch.device("cpu"))
     *_, last = simulate(federation, start, config.training.rounds)
@@ -124,7 +124,7 @@ def test_figures_are_unbiased_and_their_noise_is_as_stated() -> None:
     for seed in range(60):
         measured = judged.measured(federation.task, last.state.model, seed, 1)
         metrics = last.history[-1].__class__(**{**vars(last.history[-1]), "at_clients": measured})
-        for name, figure in at_clients(federation, (metrics,))[0]["figures"].items():
+        for name, figure in client_evaluation_entries(federation, (metrics,))[0]["figures"].items():
             found.setdefault(name, []).append((figure["value"], figure["noise"]))
     assert found.keys() == expected.keys()
     for name, values in found.items():
@@ -168,7 +168,7 @@ def test_the_interval_of_an_auroc_covers_the_binning_of_scores(spread: float, is
     outputs = torch.from_numpy(np.stack([np.zeros(4000), logits], axis=1))
     vectors = scores.vectors(cast(LocalTask, task), outputs, torch.from_numpy(classes))
     sums = NoisySum(vectors.sum(dim=0).numpy(), 1e-6)
-    entry = told(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 4000, "stated": False})
+    entry = client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 4000, "stated": False})
     assert (AUROC in entry["figures"]) == is_shown
     assert ("The AUROC is left out" in how_measured({"at_clients": [entry]})) != is_shown
     if is_shown:
@@ -183,7 +183,7 @@ def test_a_class_that_is_too_rare_for_an_auroc_is_named() -> None:
         cast(LocalTask, task), torch.randn(500, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(500, dtype=torch.int64)
     )
     sums = NoisySum(vectors.sum(dim=0).numpy(), 1.0)
-    entry = told(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 500, "stated": False})
+    entry = client_evaluation_entry(scores, 1, {"sums": sums.points.tolist(), "noise": sums.noise, "records": 500, "stated": False})
     assert AUROC not in entry["figures"]
     assert "The AUROC is left out: the held-back records of one class are too few" in how_measured({"at_clients": [entry]})
 
@@ -210,7 +210,7 @@ def test_held_back_records_are_not_trained_on() -> None:
         kept, held = set(federation.samples[client].tolist()), set(judged.units[client].tolist())
         assert (len(kept), len(held)) == (150, 50)
         assert not kept & held
-    config = config_of(Given(dataset(2)), {**SQUARES, "evaluation.epsilon": 1.0, "evaluation.share": 0.25})
+    config = config_of(CallerObjects(dataset(2)), {**SQUARES, "evaluation.epsilon": 1.0, "evaluation.share": 0.25})
     others = Dataset("x", Samples(torch.zeros(1200, 4), torch.zeros(1200, dtype=torch.int64)), dataset(2).test, 2, (), (), "x")
     again, _ = build(config, others, torch.device("cpu"))
     assert again.judged is not None
@@ -219,7 +219,7 @@ def test_held_back_records_are_not_trained_on() -> None:
 
 @pytest.mark.parametrize("settings", [SQUARES, STEPS], ids=["squares", "steps"])
 def test_workers_change_nothing(settings: Mapping[str, Any]) -> None:
-    config = config_of(Given(dataset(3)), {**settings, "evaluation.epsilon": 5.0})
+    config = config_of(CallerObjects(dataset(3)), {**settings, "evaluation.epsilon": 5.0})
     federation, start = build(config, dataset(3), torch.device("cpu"))
     ends = []
     for count in (1, 2):
@@ -254,7 +254,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> N
     text = page([tmp_path / "whole"])
     assert "Measured at clients" in text
     assert "hold back from training" in text
-    kept = without_private(whole.config, whole.to_dict())
+    kept = without_private_figures(whole.config, whole.to_dict())
     assert set(kept["scores"]) == {name for name in whole.scores if name.endswith(MEASURED_AT_CLIENTS)}
     with pytest.raises(ConfigError, match=r"evaluation\.epsilon"):
         ldpfl.run(folder=tmp_path / "whole", data=dataset(2), resume=True, more_rounds=1, progress=False)
@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_refused_with_what_to_do(settings: Mapping[str, Any
 
 
 def _built(overrides: list[str]) -> None:
-    config = settled(parse_config('[data]\nname = "given"\n', overrides, origin="test"), Given(dataset(2)))
+    config = resolve_settings(parse_config('[data]\nname = "given"\n', overrides, origin="test"), CallerObjects(dataset(2)))
     build(config, dataset(2), torch.device("cpu"))
 
 

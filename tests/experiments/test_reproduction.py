@@ -18,7 +18,7 @@ from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.api.reproducing import Attacks
 from ldpfl.experiments import read_config
-from ldpfl.experiments.reproduction import Published, Reached, Reproduction, Shows, load_reproduction
+from ldpfl.experiments.reproduction import Published, ReproducedRow, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_rows import Row
@@ -56,7 +56,7 @@ def test_what_the_papers_report_is_of_runs_that_are_made(name: str) -> None:
         if getattr(found, size) is None:
             continue
         chosen = found.at_size(name, size)
-        made = cells(load_sweep(chosen.sweep), chosen.settings, settle=False)
+        made = cells(load_sweep(chosen.sweep), chosen.settings, resolve=False)
         assert made
         if size == "paper":
             for one in found.published:
@@ -104,10 +104,10 @@ def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
     assert free.row.mean is not None
     assert float(lines[0]["ours"]) == pytest.approx(100 * free.row.mean, abs=1e-3)
     assert lines[0]["epsilon_that_holds"] == "infinity"
-    assert one.holds is not None
-    assert four.holds is not None
-    assert (one.holds[1], lines[1]["epsilon_claimed"]) == ("nobody", "1.0")  # eight clients hide nobody
-    assert one.holds[0] < four.holds[0]
+    assert one.best_guarantee is not None
+    assert four.best_guarantee is not None
+    assert (one.best_guarantee[1], lines[1]["epsilon_claimed"]) == ("nobody", "1.0")  # eight clients hide nobody
+    assert one.best_guarantee[0] < four.best_guarantee[0]
     assert "A paper, Table 7" in (out / "plot.svg").read_text()
     about = json.loads((out / "about.json").read_text())
     assert about["command"] == "ldpfl reproduce a/table7 --size desk"
@@ -123,7 +123,7 @@ def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
 
 def test_attacks_say_how_long_the_others_will_take(own: str, tmp_path: Path) -> None:
     console, seconds = Console(file=io.StringIO(), width=120), iter([0.0, 90.0, 180.0])
-    (cell, *_) = cells(load_sweep(str(tmp_path / "sweep.toml")), [], settle=False)
+    (cell, *_) = cells(load_sweep(str(tmp_path / "sweep.toml")), [], resolve=False)
     attacks = Attacks(ProgressDisplay(console, lines=False), lambda: next(seconds))
     for number in (1, 2, 3):
         attacks.begins(number, 3, cell)
@@ -203,9 +203,9 @@ def test_the_paper_s_figure_is_that_of_its_variant_and_point() -> None:
     found = Reproduction(
         title="t", source="s", published=[Published(variant="a", at={"x": 1.0}, value=3.0), Published(variant="b", value=4.0)]
     )
-    assert found.reported("a", (("x", 1.0), ("y", 2))) == 3.0
-    assert found.reported("a", (("x", 2.0),)) is None
-    assert found.reported("b", ()) == 4.0
+    assert found.paper_figure("a", (("x", 1.0), ("y", 2))) == 3.0
+    assert found.paper_figure("a", (("x", 2.0),)) is None
+    assert found.paper_figure("b", ()) == 4.0
 
 
 @pytest.mark.parametrize(("shows", "ours", "spread"), [("score", 85.0, 7.0711), ("noise", 5.0, 0.5), ("seconds", 3.0, None)])
@@ -213,7 +213,7 @@ def test_the_spread_is_that_of_the_figure_that_is_compared(shows: Shows, ours: f
     noise = {"norm": 5.0, "norm_deviation": 0.5, "protected_fraction": 1.0, "paper_epsilon": 0.1}
     row = Row("a", (), (0.9, 0.8), 1, {}, 3.0, (), noise)
     sweep = SweepConfig(name="s", recipe="quickstart")
-    (line,) = tidy(Reproduction(title="t", source="s", shows=shows), sweep, [Reached(row, "a", (), 2, 2)])
+    (line,) = tidy(Reproduction(title="t", source="s", shows=shows), sweep, [ReproducedRow(row, "a", (), 2, 2)])
     assert (line["ours"], line["spread"]) == (ours, spread)
 
 

@@ -13,7 +13,7 @@ from conftest import TINY_TOML
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError, DataError, WriteError
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.more_rounds import extended
+from ldpfl.experiments.more_rounds import config_with_more_rounds
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import Ledger
 from ldpfl.simulation import simulate
@@ -187,7 +187,7 @@ def test_a_run_is_not_extended_beyond_the_rounds_that_can_be_read_again(folder: 
     folder.open(config, resume=False)
     folder.save_round(last)
     with pytest.raises(ConfigError, match=rf"at most 100,000 rounds, .* extend it by {MAX_ROUNDS - config.training.rounds:,} at most"):
-        extended(folder, MAX_ROUNDS)
+        config_with_more_rounds(folder, MAX_ROUNDS)
 
 
 def put_back(folder: RunFolder, kept: dict[str, bytes], *names: str) -> None:
@@ -209,7 +209,7 @@ def test_a_run_whose_checkpoint_and_ledger_were_put_back_to_an_earlier_round_is_
     folder.save_round(third)
     others = {"checkpoint.safetensors", "ledger.json", "metrics.jsonl", "checkpoint.jsonl"} - {witness}
     put_back(folder, kept, *others)
-    for read in (folder.checkpoint, folder.ledger, lambda: folder.checkpoint_to_go_on(start)):
+    for read in (folder.checkpoint, folder.ledger, lambda: folder.checkpoint_to_resume(start)):
         with pytest.raises(DataError, match=r"3 rounds?|3:|2 more rounds"):
             read()
     put_back(folder, kept, witness)  # where all files are, nothing in the folder tells

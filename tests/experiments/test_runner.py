@@ -488,7 +488,7 @@ def fails(*given: Any, **named: Any) -> Any:
 def test_what_fails_after_the_last_round_costs_no_run_its_result(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, folder = Watch(), RunFolder(tmp_path / "run")
     with monkeypatch.context() as broken:
-        broken.setattr(figures_module, "quality", fails)
+        broken.setattr(figures_module, "quality_entries", fails)
         broken.setattr(figures_module, "unit_epsilon", fails)
         broken.setattr(statement_module, "account_groups", fails)
         broken.setattr(runner_module, "baseline_of", fails)
@@ -511,7 +511,7 @@ def test_what_fails_after_the_last_round_costs_no_run_its_result(tiny_data: Path
 
 
 def test_without_a_folder_a_baseline_that_fails_leaves_the_result(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "noise_free", fails)
+    monkeypatch.setattr(runner_module, "config_without_noise", fails)
     watch = Watch()
     found = runner(tiny_data, watch).in_memory(config_of(), baseline=True).figures
     assert found["noise_free_score"] is None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ldpfl import PrivacyError, api
 from ldpfl.experiments.build import build
-from ldpfl.experiments.dataset import Given, load_dataset
+from ldpfl.experiments.dataset import CallerObjects, load_dataset
 
 SEQUENCES = (torch.randn(48, 4, 6, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 2)
 RECORDS: dict[str, Any] = {"mechanism.name": "dp-sgd", "mechanism.clip_norm": 1.0}
@@ -75,7 +75,7 @@ HONEST: dict[str, Callable[[], nn.Module]] = {
 def begin(module: nn.Module, settings: dict[str, Any]) -> list[str]:
     named = {"data.name": "given", "model.name": "given", "clients.count": 4, "privacy.target_epsilon": "off", **settings}
     config, notes = api.configure("own", settings=named), list[str]()
-    task = load_dataset(config, None, given=Given(SEQUENCES, module))
+    task = load_dataset(config, None, caller_objects=CallerObjects(SEQUENCES, module))
     build(config, task, torch.device("cpu"), module, notes.append, secret=1)
     return notes
 

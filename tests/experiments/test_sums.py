@@ -11,7 +11,7 @@ from ldpfl import ConfigError
 from ldpfl.data import Dataset
 from ldpfl.experiments import RunConfig, load_recipe, recipe_names
 from ldpfl.experiments.build import build, mechanism_of
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.mechanisms import payload_bits
@@ -53,7 +53,7 @@ def test_a_run_sends_32_bits_a_weight_and_counts_on_honest_clients_alone(overrid
 
 def test_who_counts_on_fewer_clients_adds_more_noise() -> None:
     plain, careful = (
-        settled(config_of(*CLIENTS[:-1], "data.name=mnist-5k", "privacy.target_epsilon=2", *more))
+        resolve_settings(config_of(*CLIENTS[:-1], "data.name=mnist-5k", "privacy.target_epsilon=2", *more))
         for more in ((), ("shuffling.colluding=9",))
     )
     noise = [config.mechanism.noise_multiplier for config in (plain, careful)]  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def test_counts_that_contradict_each_other_are_refused(overrides: list[str], why
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("sum/")])
 def test_recipes_of_sums_keep_epsilon_1_with_32_bits_a_weight(name: str) -> None:
-    config = settled(load_recipe(name))
+    config = resolve_settings(load_recipe(name))
     best = account(planned_ledger(config)).best
     assert best is not None
     assert (best.trust_model, best.unit) == ("summed", "client" if "clients" in name else "record")

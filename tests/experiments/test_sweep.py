@@ -18,9 +18,9 @@ from rich.console import Console
 from ldpfl import ConfigError, DataError
 from ldpfl.api.results import SweepResult
 from ldpfl.experiments import Runner
-from ldpfl.experiments.reproduction import Reached, load_reproduction
+from ldpfl.experiments.reproduction import ReproducedRow, load_reproduction
 from ldpfl.experiments.shipped import sweep_names
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, axis_of, cells, check_cells, load_sweep, same_runs, sweep_of
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs, load_sweep, parse_axis, sweep_of
 from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
 from ldpfl.report.console import sweep_table
@@ -457,16 +457,16 @@ def test_a_column_for_a_shuffler_is_there_only_where_one_is() -> None:
     ],
 )
 def test_an_axis_is_split_at_commas_that_separate_values(text: str, values: list[Any]) -> None:
-    assert axis_of(f"data.bounds={text}") == ("data.bounds", values)
+    assert parse_axis(f"data.bounds={text}") == ("data.bounds", values)
     made = sweep_of("own", [], {"data.bounds": values})
-    assert made == sweep_of("own", [], dict([axis_of(f"data.bounds={text}")]))
+    assert made == sweep_of("own", [], dict([parse_axis(f"data.bounds={text}")]))
     assert SweepConfig.model_validate_json(made.model_dump_json()) == made
 
 
 @pytest.mark.parametrize("text", ["data.bounds", "=1", "a=", "a=1,,2", "a=1,"])
 def test_an_axis_without_a_key_or_a_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="has no values: give KEY=VALUE"):
-        axis_of(text)
+        parse_axis(text)
 
 
 @pytest.mark.parametrize("key", ["training.learning_rate", "training.epochs", "training.batch_size"])
@@ -490,14 +490,14 @@ def test_settings_are_a_table_or_texts_and_the_same_sweep() -> None:
     texts = ["data.name=mnist", "clients.count=4", "training={rounds = 2, epochs = 1}"]
     table = {"data": {"name": "mnist"}, "clients.count": 4, "training": {"rounds": 2, "epochs": 1}}
     one, other = sweep(settings=texts, seeds=2), sweep(settings=table, seeds=2)
-    assert same_runs(one, [], other, [])
+    assert define_same_runs(one, [], other, [])
     assert [cell.folder_name for cell in cells(one)] == [cell.folder_name for cell in cells(other)]
     assert cells(one)[0].config.training.epochs == 1
     as_numbers = sweep(settings=table, seeds=2, axes={"mechanism.epsilon": [1, 4]})
-    assert same_runs(one, [], as_numbers, [])
+    assert define_same_runs(one, [], as_numbers, [])
     others: list[dict[str, object]] = [{"seeds": 1}, {"name": "x"}, {"variants": {"a": []}}, {"axes": {"mechanism.epsilon": [1.0, 5.0]}}]
     for changes in others:
-        assert not same_runs(one, [], sweep(**{"settings": table, "seeds": 2, **changes}), [])
+        assert not define_same_runs(one, [], sweep(**{"settings": table, "seeds": 2, **changes}), [])
 
 
 def widths(table: object, width: int) -> list[str]:
@@ -538,7 +538,7 @@ def test_a_narrow_table_leaves_out_what_matters_least(width: int, left_out: str)
 def test_a_reproduction_names_its_settings_at_every_width(width: int) -> None:
     found = load_reproduction("ldp-fl/fig5")
     config = load_sweep(found.at_size("ldp-fl/fig5", "desk").sweep)
-    rows = [Reached(None, cell.variant, cell.point, 0, 3) for cell in cells(config, settle=False)]
+    rows = [ReproducedRow(None, cell.variant, cell.point, 0, 3) for cell in cells(config, resolve=False)]
     text = " ".join(" ".join(widths(reproduction_table(found, config, rows), width)).split())
     assert all(name in text for name in (*config.variants, *config.headings, "not run", "holds"))
 

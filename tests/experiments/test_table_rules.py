@@ -19,9 +19,9 @@ from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_of
 from ldpfl.experiments.build import mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import Description, targets_of
+from ldpfl.experiments.dataset import Description, target_kind_of
 from ldpfl.experiments.recipes import load_recipe
-from ldpfl.experiments.table_rules import clip_norm_for, start_on_table
+from ldpfl.experiments.table_rules import choose_automatic_settings, clip_norm_for
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.tasks.outcomes import class_probabilities
@@ -40,12 +40,12 @@ def config_of(task: str, model: str, target: Any = "y", **data: Any) -> RunConfi
 def begun(task: str, model: str, shares: list[float], target: Any = "y", **data_settings: Any) -> Tensor:
     """Return the outputs (N, outputs) with which training begins, for any rows."""
     config = config_of(task, model, target, **data_settings)
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, targets_of(config)))
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, target_kind_of(config)))
     module = model_of(config, data)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
     ranges = LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,))
-    start = start_on_table(config, data, module, layout, weights, mechanism_of(config, ranges), 4, shares)
+    start = choose_automatic_settings(config, data, module, layout, weights, mechanism_of(config, ranges), 4, shares)
     rows = torch.randn(30, data.encoder.width if data.encoder else 0, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return torch.as_tensor(torch.func.functional_call(module, layout.unflatten(start.weights), (rows,)))
@@ -76,7 +76,7 @@ def test_public_shares_are_as_many_as_there_are_outputs() -> None:
 def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:
     """A longer norm costs noise, which few rows notice and many do not; what decides is the number of rows, which is public."""
     config = config_of("classification", "logistic-regression", "died")
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, targets_of(config)))
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, target_kind_of(config)))
     few, many = (clip_norm_for(config, replace(data, records=records), model_of(config, data)) for records in (1_000, 100_000))
     assert many / few == pytest.approx(1.1 / 0.85, rel=0.01)
 
@@ -84,7 +84,7 @@ def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:
 def test_a_person_s_gradient_is_clipped_to_a_norm_between_those_for_one_row_and_for_all() -> None:
     """By the largest number of rows that count of a person, which is public, and not by how many a person has."""
     config = config_of("classification", "logistic-regression", "died")
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, targets_of(config)))
+    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, target_kind_of(config)))
     of_rows, of_one, of_sixteen = (
         clip_norm_for(config.model_copy(update={"data": config.data.model_copy(update=own)}), data, model_of(config, data))
         for own in ({}, {"person": "patient", "person_rows": 1}, {"person": "patient", "person_rows": 16})
@@ -111,7 +111,7 @@ def test_an_mlp_that_has_no_pairs_begins_as_it_is(options: dict[str, Any]) -> No
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
     mechanism = mechanism_of(config, LayerRanges(torch.zeros(1), torch.ones(1), (layout.dimension,)))
-    assert torch.equal(start_on_table(config, data, module, layout, weights, mechanism, 4, ()).weights, weights)
+    assert torch.equal(choose_automatic_settings(config, data, module, layout, weights, mechanism, 4, ()).weights, weights)
 
 
 @pytest.mark.slow

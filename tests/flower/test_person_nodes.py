@@ -26,7 +26,7 @@ from ldpfl.data.persons import Persons
 from ldpfl.errors import Declined, NamesNoPersons
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.dataset import targets_of
+from ldpfl.experiments.dataset import target_kind_of
 from ldpfl.flower import LdpClientApp, RecordTask
 from ldpfl.flower.arrays import layout_of, to_vector
 from ldpfl.flower.named_by_server import check_config
@@ -85,22 +85,22 @@ def test_a_row_of_nobody_is_left_out_at_a_node_and_named_to_its_operator(tables:
     config, frame = config_of(), of_persons(0)
     frame.loc[[4, 7], "patient"] = [None, "n/a"]
     frame.to_csv(tables / "0.csv", index=False)
-    found = read_at_node(config.data, targets_of(config), tables / "0.csv")
+    found = read_at_node(config.data, target_kind_of(config), tables / "0.csv")
     assert len(found.train) == len(frame) - 2
     assert found.persons is not None
     assert len(set(found.persons.tolist())) == frame.patient.drop([4, 7]).nunique()
     with pytest.raises(DataError, match=r"line 6: data.person 'patient' has no value"):
-        check_at_node(config.data, targets_of(config), tables / "0.csv")
+        check_at_node(config.data, target_kind_of(config), tables / "0.csv")
     frame["patient"] = None
     frame.to_csv(tables / "0.csv", index=False)
     with pytest.raises(DataError, match=r"the column 'patient' \(data.person\) is empty in all rows of"):
-        read_at_node(config.data, targets_of(config), tables / "0.csv")
+        read_at_node(config.data, target_kind_of(config), tables / "0.csv")
 
 
 def test_a_server_has_no_say_in_who_is_somebody(tables: Path) -> None:
     """Settings say what stands for no value; if they did so of names, a server could have all persons but one left out."""
     config = config_of(**{"data.missing_words": ["P0-x", "P0-1"], "data.words": ["town", "patient"]})
-    found = read_at_node(config.data, targets_of(config), tables / "0.csv")
+    found = read_at_node(config.data, target_kind_of(config), tables / "0.csv")
     assert len(found.train) == len(of_persons(0))
     assert found.persons is not None
     assert len(set(found.persons.tolist())) == of_persons(0).patient.nunique()
@@ -110,7 +110,7 @@ def test_persons_are_no_input_and_no_target(tables: Path) -> None:
     for more in ({"data.columns": ["age", "ward", "town", "patient"], "data.words": ["town", "patient"]}, {"data.person": "outcome"}):
         config = config_of(**more)
         with pytest.raises(ConfigError):
-            described_at_nodes(config.data, targets_of(config))
+            described_at_nodes(config.data, target_kind_of(config))
 
 
 def test_a_policy_names_what_a_person_is(tmp_path: Path) -> None:

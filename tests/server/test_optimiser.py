@@ -16,7 +16,7 @@ def walk(optimiser: ServerOptimiser, means: list[torch.Tensor]) -> tuple[torch.T
     for number, mean in enumerate(means, start=1):
         velocity = optimiser.velocity(velocity, mean, number)
         weights = weights + optimiser.rate(number) * velocity
-        average = optimiser.averaged(average, weights, number)
+        average = optimiser.average_weights(average, weights, number)
     return weights, average
 
 

@@ -21,7 +21,7 @@ from ldpfl.api.results import RunResult
 from ldpfl.data import Samples
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import Given, load_dataset
+from ldpfl.experiments.dataset import CallerObjects, load_dataset
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, GradientTrainer, LoopTrainer, RecordGradientTrainer, VectorizedTrainer, simulate, train_clients
 from ldpfl.simulation.compiled_training import CompiledTrainer
@@ -146,7 +146,7 @@ def run(model: nn.Module, kind: dict[str, Any] = UPDATES, others: Mapping[str, A
 def built(model: nn.Module, kind: dict[str, Any], samples: Any = ROWS) -> tuple[Federation, Checkpoint]:
     named = {"data.name": "given", "model.name": "given", **settings(kind)}
     config: RunConfig = api.configure("own", settings=named)
-    return build(config, load_dataset(config, None, given=Given(samples, model)), torch.device("cpu"), model, secret=1)
+    return build(config, load_dataset(config, None, caller_objects=CallerObjects(samples, model)), torch.device("cpu"), model, secret=1)
 
 
 @pytest.mark.parametrize("also", WRITES, ids=lambda also: also.__name__)

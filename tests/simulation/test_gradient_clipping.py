@@ -18,7 +18,7 @@ from ldpfl import ParameterLayout
 from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.baseline import noise_free
+from ldpfl.experiments.baseline import config_without_noise
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.simulation import BatchSchedule, LocalTask, LoopTrainer, VectorizedTrainer
@@ -212,7 +212,7 @@ def test_the_norm_reaches_training_and_that_of_the_noise_free_baseline(
     """Clipping belongs to training, not to the noise: without it the baseline would not show what the noise costs."""
     config = parse(*overrides)
     assert parse_config(config.to_toml(), (), origin="test") == config
-    for each in (config, noise_free(config)):
+    for each in (config, config_without_noise(config)):
         federation, _ = build(each, tiny_task, torch.device("cpu"))
         assert federation.task.clip_norm == clip_norm
         assert federation.trainer == VectorizedTrainer(federation.task)

@@ -9,13 +9,13 @@ from ldpfl.api.arguments import Settings
 from ldpfl.api.configuring import configured, listed
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError, printable
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import check_persons_named
-from ldpfl.experiments.figures import of_extending
+from ldpfl.experiments.figures import extension_caveats
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import TRIAL, RunFolder
-from ldpfl.experiments.secret_seed import of_shared_seeds
+from ldpfl.experiments.secret_seed import shared_seed_warnings
 from ldpfl.experiments.sweep_config import check_same_persons
 from ldpfl.privacy import Ledger
 from ldpfl.util.user_code import is_code
@@ -35,7 +35,7 @@ def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) ->
         if not isinstance(what, RunConfig):
             _check_code(what, config, changes)
         check_persons_named(config.data)
-        return planned_ledger(settled(config)), config.privacy.delta
+        return planned_ledger(resolve_settings(config)), config.privacy.delta
     if settings:
         raise ConfigError("settings (--set) are only for a recipe, and this is a finished run: leave them out")
     folder = RunFolder(Path(what))
@@ -75,9 +75,9 @@ def warnings_of(runs: Sequence[RunResult | RunConfig | str | Path]) -> list[str]
     runs_made = [made for run_or_recipe in runs if (made := _config_if_run(run_or_recipe)) is not None]
     planned = [configured(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
     check_same_persons([*(config for config, _ in runs_made), *planned])
-    warnings = [line for config, _ in runs_made for line in of_extending(config)]
+    warnings = [line for config, _ in runs_made for line in extension_caveats(config)]
     warnings += [TRIAL for run in runs if (folder := _folder_of(run)) is not None and folder.is_trial]
-    return warnings + list(of_shared_seeds(config for config, simulated in runs_made if simulated))
+    return warnings + list(shared_seed_warnings(config for config, simulated in runs_made if simulated))
 
 
 def _config_if_run(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ldpfl.api.configuring import configure, configured
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.settings_listed import commented
+from ldpfl.experiments.settings_listed import commented_toml
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.util.files import write_text
 
@@ -68,7 +68,7 @@ def begin_config(file: Path, recipe: str, changes: Sequence[str]) -> None:
     """
     if file.exists():
         raise ConfigError(f"{file} exists: give another name")
-    write_text(file, commented(configured(recipe, list(changes))))
+    write_text(file, commented_toml(configured(recipe, list(changes))))
 
 
 def begin_app(

@@ -16,7 +16,7 @@ from ldpfl.data.cells import reads
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settings_as_text, toml_value
-from ldpfl.experiments.dataset import Given
+from ldpfl.experiments.dataset import CallerObjects
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.util.suggestions import did_you_mean
@@ -64,7 +64,7 @@ def configured_for(
     return drawn
 
 
-def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], Given]:
+def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], CallerObjects]:
     """Return the settings that name the caller's data and model, and the objects that no setting can name."""
     settings: dict[str, Any] = {}
     if isinstance(data, str | Path):
@@ -74,7 +74,7 @@ def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any]
     if model is not None:
         settings["model.name"] = GIVEN if isinstance(model, nn.Module) else named_model(model)
     data_object = None if isinstance(data, str | Path) else data
-    return settings, Given(data_object, model if isinstance(model, nn.Module) else None)
+    return settings, CallerObjects(data_object, model if isinstance(model, nn.Module) else None)
 
 
 def named_data(data: str | Path) -> dict[str, Any]:

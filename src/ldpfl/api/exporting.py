@@ -13,7 +13,7 @@ from ldpfl.api.arguments import checked
 from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.model_file import ModelFile, check_whole
+from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.other_folders import GUARANTEE
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.models.adapters import ADAPTER_FILES
@@ -61,8 +61,8 @@ def export(
     config, result = run_folder.config(), run_folder.result()
     if result is None:
         raise ConfigError(f"{place} contains a run that is not finished: finish it with ldpfl run --resume, then export it")
-    described = run_folder.model_file().handed_on()
-    check_whole(described.personal)
+    described = run_folder.model_file().without_local_folders()
+    check_no_personal_layers(described.personal)
     encoder = run_folder.encoder().handed_on() if run_folder.encoding_path.exists() else None
     if config.data.brought and not config.mechanism.protects:
         raise ConfigError(
@@ -112,7 +112,7 @@ def _exchange_files(
 
 def write_model(run_folder: RunFolder, out: Path) -> None:
     """Write the model of a finished run, and the files that are needed to use it, to the folder ``out``."""
-    described, target = run_folder.model_file().handed_on(), RunFolder(out)
+    described, target = run_folder.model_file().without_local_folders(), RunFolder(out)
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
         described.copy_weights(run_folder.model_path, temporary)

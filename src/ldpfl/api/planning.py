@@ -12,7 +12,15 @@ from ldpfl.api.arguments import checked
 from ldpfl.deploy.cost import RoundCost, round_cost
 from ldpfl.deploy.sum_cost import SumCost, sum_cost
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.planning.planner import MOST_CLIENTS, Plan, Setting, check_central, cohorts, epsilon_among, reach
+from ldpfl.experiments.planning.planner import (
+    MOST_CLIENTS,
+    Plan,
+    Setting,
+    central_epsilon_bounds,
+    check_central_is_solvable,
+    client_counts_to_plot,
+    solve_missing_argument,
+)
 from ldpfl.experiments.planning.planner import plan as plan_setting
 from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.util.suggestions import did_you_mean
@@ -45,7 +53,7 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
         raise ConfigError(f"plan lacks the arguments {', '.join(missing)}: give them")
     if target_central is None:
         return plan_setting(Setting(**setting))
-    solved_setting, solution = reach(target_central, **{"epsilon": None, "clients": None, **setting})
+    solved_setting, solution = solve_missing_argument(target_central, **{"epsilon": None, "clients": None, **setting})
     return replace(plan_setting(solved_setting), solution=solution)
 
 
@@ -80,7 +88,7 @@ def check_plot(file: Path, **setting: Any) -> None:
     from ldpfl.report.plots import require_plot  # plots take seconds to import
 
     require_plot(file)
-    check_central(Setting(**{**setting, "epsilon": setting["epsilon"] or 1.0, "clients": setting["clients"] or MOST_CLIENTS}))
+    check_central_is_solvable(Setting(**{**setting, "epsilon": setting["epsilon"] or 1.0, "clients": setting["clients"] or MOST_CLIENTS}))
 
 
 def draw_plan(planned: Plan, file: Path, target_central: float | None = None, each: Callable[[list[int]], Iterable[int]] = iter) -> None:
@@ -95,5 +103,5 @@ def draw_plan(planned: Plan, file: Path, target_central: float | None = None, ea
     """
     from ldpfl.report.plots import draw_epsilon_by_clients  # as above
 
-    points = [(count, *epsilon_among(planned.setting, count)) for count in each(cohorts(planned.setting))]
+    points = [(count, *central_epsilon_bounds(planned.setting, count)) for count in each(client_counts_to_plot(planned.setting))]
     draw_epsilon_by_clients(file, planned.setting, points, target_central)

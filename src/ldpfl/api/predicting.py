@@ -16,7 +16,7 @@ from ldpfl.data.new_samples import Rows, classified, read_samples
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.model_file import ModelFile, check_whole
+from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.util.files import check_suffix, write_text
 from ldpfl.util.user_code import named_model
@@ -57,7 +57,7 @@ def predict(
     """
     source = RunFolder(Path(folder))
     described = source.model_file()
-    check_whole(described.personal)
+    check_no_personal_layers(described.personal)
     if not source.encoding_path.exists():
         if id_column is not None:
             raise ConfigError(f"id_column (--id) works only with models of tables, and the model in {source.path} is not one: leave it out")
@@ -65,7 +65,7 @@ def predict(
     encoder, model = source.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.read_by(model)
-    if described.described != _description_of(encoder) or described.targets != encoder.targets:
+    if described.data_description != _description_of(encoder) or described.targets != encoder.targets:
         raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder")

@@ -22,7 +22,7 @@ from ldpfl.attacks.gan import GanConfig
 from ldpfl.attacks.on_run import Attacker, AttackPlan
 from ldpfl.attacks.on_sweep import attack_sweep, distances_of
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.reproduction import Reached, SizeName, load_reproduction, reached
+from ldpfl.experiments.reproduction import ReproducedRow, SizeName, load_reproduction, reproduced_rows
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
 from ldpfl.report.progress import ProgressDisplay, lasting
@@ -75,7 +75,7 @@ def reproduce(
                 name, size=size, settings=settings, folder=temporary, data_dir=data_dir, jobs=jobs, train=train, progress=progress
             )
             return ReproductionResult(name, size, reproduction, config, result.rows, None)
-    if any(cell.config.data.brought for cell in cells(config, overrides, settle=False)):
+    if any(cell.config.data.brought for cell in cells(config, overrides, resolve=False)):
         raise ConfigError("the data of a paper's table cannot be changed: for your own data use ldpfl.sweep")
     out = Path(folder)
     try:
@@ -119,11 +119,11 @@ class Attacks:
         self._display.next_run(f"attack {number}/{of}: {cell}{time_left}")
 
 
-def _rows_reached(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[Reached]:
+def _rows_reached(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[ReproducedRow]:
     """Return the table's rows as far as the runs are finished, with the distances of attacks if there is a ``plan`` of them."""
     if plan is None:
-        return reached(config, overrides, out)
-    return reached(config, overrides, out, lambda folder: distances_of(folder, plan) or ())
+        return reproduced_rows(config, overrides, out)
+    return reproduced_rows(config, overrides, out, lambda folder: distances_of(folder, plan) or ())
 
 
 def _write(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> None:

@@ -21,9 +21,9 @@ from ldpfl.data.new_rows import answered
 from ldpfl.data.new_samples import Rows
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import of_unit
-from ldpfl.experiments.model_file import ModelFile, check_whole
-from ldpfl.experiments.reproduction import Reached, Reproduction, SizeName
+from ldpfl.experiments.figures import unit_epsilon_entries
+from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
+from ldpfl.experiments.reproduction import ReproducedRow, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
@@ -78,7 +78,7 @@ class RunResult(Shown):
         # The module alone, and not the task that made it: that holds everybody's samples, and a result may be pickled.
         trained = finished.federation.task.module_with(last.state.model)
         encoder = finished.federation.encoder
-        described = finished.described if finished.federation.task.task.targets == "class" and encoder is None else None
+        described = finished.model_file if finished.federation.task.task.targets == "class" and encoder is None else None
         return cls(finished.config, last.history, last.ledger, scores, folder, trained, finished.figures, encoder, described)
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class RunResult(Shown):
             ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` or ``id_column`` does not fit.
             DataError: a column is missing, or a value or an image does not fit.
         """
-        check_whole(self.config.model.personal)
+        check_no_personal_layers(self.config.model.personal)
         if self.encoder is None:
             if id_column is not None:
                 raise ConfigError("id_column works only with models of tables, and this run's model is not one: leave it out")
@@ -188,12 +188,12 @@ class RunResult(Shown):
         """
         from ldpfl.api.estimators import estimator
 
-        check_whole(self.config.model.personal)
+        check_no_personal_layers(self.config.model.personal)
         return estimator(self.encoder, self.module(), threshold)
 
     def plot(self) -> Picture:
         """Return the score against rounds as a picture, which a notebook shows and :meth:`Picture.save` writes."""
-        figures = {**self._figures, **of_unit(self.ledger, self.config.privacy.delta)}
+        figures = {**self._figures, **unit_epsilon_entries(self.ledger, self.config.privacy.delta)}
         return _picture(lambda path: draw_score_curve(path, figures))
 
     def to_dataframe(self) -> pandas.DataFrame:
@@ -215,7 +215,7 @@ class RunResult(Shown):
 
 def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
     """Return the ``figures`` of a run with its privacy figures computed from the ledger: those in a stored file may be wrong."""
-    return {**figures, **of_unit(ledger, privacy.delta), "privacy": privacy.to_dict()}
+    return {**figures, **unit_epsilon_entries(ledger, privacy.delta), "privacy": privacy.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,7 +294,7 @@ class ReproductionResult(Shown):
     size: SizeName
     reproduction: Reproduction
     sweep: SweepConfig
-    rows: tuple[Reached, ...]
+    rows: tuple[ReproducedRow, ...]
     folder: Path | None
 
     @property

@@ -16,13 +16,13 @@ from ldpfl.api.configuring import brought, configured_for, listed
 from ldpfl.api.results import RunResult
 from ldpfl.api.tracking import tracked
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import as_usual, build, choose_device
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.build import build, choose_device, with_torch_defaults
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import NOTHING, Given, load_dataset
+from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, load_dataset
 from ldpfl.experiments.model_check import Checked
 from ldpfl.experiments.model_check import check as look_over
-from ldpfl.experiments.more_rounds import extended
+from ldpfl.experiments.more_rounds import config_with_more_rounds
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT, OWN
@@ -35,7 +35,7 @@ _OF_COLUMNS = frozenset(f"{section}{key}" for section in ("", "data.") for key i
 """Settings that name columns of a user's data."""
 
 
-@as_usual()
+@with_torch_defaults()
 @checked
 def run(
     what: str | Path | RunConfig | None = None,
@@ -100,7 +100,7 @@ def run(
     if more_rounds:
         if path is None or what is not None or not resume:
             raise ConfigError("more_rounds extends a finished run: give its folder and resume=True, and leave out what to run")
-        what = extended_run = extended(RunFolder(path), more_rounds)
+        what = extended_run = config_with_more_rounds(RunFolder(path), more_rounds)
     begun = None
     if resume and path is not None:
         begun = _begun(RunFolder(path), is_described=what is not None or data is not None)
@@ -109,7 +109,7 @@ def run(
     _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
     changes = [*listed(settings), *listed(data_settings)]
-    config = settled(configured_for(run, default if what is None else what, changes, overrides, begun), given)
+    config = resolve_settings(configured_for(run, default if what is None else what, changes, overrides, begun), given)
     if more_rounds and (differences := extended_run.differences(config)):
         raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(differences)}")
     names = [track] if isinstance(track, str) else track
@@ -146,7 +146,7 @@ def prepare(device: str) -> None:
     torch.set_num_threads(cores())
 
 
-@as_usual()
+@with_torch_defaults()
 @checked
 def check(
     what: str | Path | RunConfig | None = None,
@@ -184,7 +184,7 @@ def _check_data_given(what: object, data: object, model: str | nn.Module | None,
         raise ConfigError(f"{columns[0]} names a column of your data, but data is None: give data=..., a file, a folder or a data frame")
 
 
-@as_usual()
+@with_torch_defaults()
 @checked
 def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:
     """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.
@@ -197,9 +197,9 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     config, last, figures = run_folder.config(), run_folder.checkpoint(), run_folder.result()
     if last is None or figures is None:
         raise ConfigError(f"{folder} contains a run that is not finished: finish it with run(..., folder=..., resume=True)")
-    given = Given(data, model)
-    task = load_dataset(config, None if data_dir is None else Path(data_dir), given=given)
-    federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured())
+    given = CallerObjects(data, model)
+    task = load_dataset(config, None if data_dir is None else Path(data_dir), caller_objects=given)
+    federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured_encoder())
     given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if given_origin != stored_origin and data is not None:
         raise ConfigError(
@@ -212,7 +212,7 @@ def runner_for(
     data_dir: str | Path | None,
     device: str | torch.device | None,
     display: ProgressDisplay | Announcer,
-    given: Given = NOTHING,
+    given: CallerObjects = NO_CALLER_OBJECTS,
     workers: Count = "auto",
 ) -> Runner:
     """Return the runner of configs, with the caller's data folder, device, display and processes."""

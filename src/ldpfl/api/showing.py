@@ -104,7 +104,7 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     stored = stored_sweep(path)
     if stored is not None:
         config, overrides = stored
-        count = len({cell.folder_name for cell in cells(config, overrides, settle=False)})
+        count = len({cell.folder_name for cell in cells(config, overrides, resolve=False)})
         paths = sorted({run.path for _, run in stored_runs(config, overrides, path)})
         runs = [RunFolder(run_path) for run_path in paths if run_path.is_dir()]
         done, stopped = (sum(read(run) is not None for run in runs) for read in (RunFolder.result, RunFolder.stopped))

@@ -19,8 +19,8 @@ from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.shipped import OWN
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, axis_of, cells, load_sweep, sweep_of
-from ldpfl.experiments.sweep_parallel import rounds_done, run_ahead
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep, parse_axis, sweep_of
+from ldpfl.experiments.sweep_parallel import rounds_done, run_in_parallel
 from ldpfl.experiments.sweep_run import run_sweep, stored_sweep
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import draw_sweep
@@ -123,7 +123,7 @@ def sweep_config(
     """
     if name is not None:
         return load_sweep(name)
-    axis_values = [axis_of(text) for text in axes]
+    axis_values = [parse_axis(text) for text in axes]
     if repeated := [key for key, _ in axis_values if [other_key for other_key, _ in axis_values].count(key) > 1]:
         raise ConfigError(f"--axis names {repeated[0]} twice: give all of its values in one")
     return sweep_of(OWN, changes, dict(axis_values), seeds, called)
@@ -175,7 +175,7 @@ class WatchedRuns:
     def planned(self, planned_cells: Sequence[Cell], out: Path) -> None:
         """Note the runs that are to be made. With several ``jobs``, make them now."""
         if self._jobs > 1:
-            run_ahead(planned_cells, out, self._data_dir, self._jobs, self._display.several)
+            run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.several)
         self._rounds = {cell.folder_name: cell.config.training.rounds for cell in planned_cells}
         self._reached = {cell.folder_name: rounds_done(cell, out) for cell in planned_cells}
         self._over = {cell.folder_name for cell in planned_cells if cell.folder(out).is_over}
@@ -214,7 +214,7 @@ def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, seeds_g
     if (
         seeds_given
         or "secret_noise=true" in config.settings
-        or not any(cell.config.data.brought for cell in cells(config, overrides, settle=False))
+        or not any(cell.config.data.brought for cell in cells(config, overrides, resolve=False))
     ):
         return config
     return config.model_copy(update={"settings": [*config.settings, "secret_noise=true"]})

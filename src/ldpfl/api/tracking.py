@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ldpfl.api.callbacks import Callback
 from ldpfl.errors import ConfigError, LdpflError, first_line
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.public_figures import public_round, public_settings, without_private
+from ldpfl.experiments.public_figures import public_round, public_settings, without_private_figures
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl.report.trackers import TRACKERS, Tracker, round_figures
@@ -57,7 +57,7 @@ class Tracked(Callback):
     def on_run_end(self, result: RunResult) -> None:
         """Hand over the final figures, the guarantee, and the files that may be handed on."""
         figures, rounds = result.to_dict(), len(result.history)
-        shown = figures if self._tracker.is_local else without_private(self._config, figures)
+        shown = figures if self._tracker.is_local else without_private_figures(self._config, figures)
         numbers = {shown["metric"]: shown["score"], **shown["scores"]} | {f"epsilon/{n}": v for n, v in _epsilons(result.privacy).items()}
         finite = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float) and isfinite(value)}
         with TemporaryDirectory() as temporary:

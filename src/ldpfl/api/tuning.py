@@ -21,8 +21,8 @@ from ldpfl.api.sweeping import WatchedRuns
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.other_folders import PRIVATE, TUNED
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
-from ldpfl.experiments.sweep_config import SweepConfig, axis_of, load_sweep, sweep_of
-from ldpfl.experiments.tuning import Chosen, TunedGuarantee, Tuning, label, run_tuning
+from ldpfl.experiments.sweep_config import SweepConfig, load_sweep, parse_axis, sweep_of
+from ldpfl.experiments.tuning import Chosen, TunedGuarantee, Tuning, run_tuning, setting_label
 from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
 from ldpfl.report.privacy import guarantee_table
@@ -149,7 +149,7 @@ def tune(
         runner = runner_for(data_dir, device, display, given)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several trials at once work only on a CPU, not on {device}: set jobs to 1")
-        watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {label(cell)}")
+        watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {setting_label(cell)}")
         chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
     return _write_release(tuning, chosen, out)
@@ -164,7 +164,7 @@ def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]
     fixed: list[str] = []
     axes: dict[str, list[Any]] = {}
     for text in texts:
-        key, values = axis_of(text, "--set")
+        key, values = parse_axis(text, "--set")
         if key in axes:
             raise ConfigError(f"--set names {key} twice: give all of its values in one")
         if len(values) > 1:
@@ -197,7 +197,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
     """Write the release of a tuning, and return it."""
     release, figure = out / RELEASE, chosen.figure
     result = TuneResult(
-        setting=label(chosen.cell),
+        setting=setting_label(chosen.cell),
         values=dict(chosen.cell.point),
         metric=chosen.metric,
         score=figure["value"],

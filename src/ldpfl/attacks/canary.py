@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ldpfl.auditing.bounds import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import as_usual, build
+from ldpfl.experiments.build import build, with_torch_defaults
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism, guarantee_of
@@ -96,7 +96,7 @@ class RunAudit(Shown):
         return {key: json_safe(value) for key, value in asdict(self).items()}
 
 
-@as_usual()
+@with_torch_defaults()
 def audit_run(
     folder: RunFolder,
     data_dir: Path | None,
@@ -168,7 +168,7 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: audit a simulation instead")
     if last is None:
         raise ConfigError(f"the run in {folder.path} has no finished round, so there is nothing to audit: resume it (ldpfl run --resume)")
-    federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured())
+    federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured_encoder())
     data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
     if data != loaded:
         raise ConfigError(

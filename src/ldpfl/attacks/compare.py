@@ -11,7 +11,7 @@ from typing import Any
 from ldpfl.attacks.on_run import AttackPlan, AttackRow, Kind, RunAttack, finished_run, label_of, versions
 from ldpfl.data.partition import CURIOUS_CLIENT
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.baseline import noise_free
+from ldpfl.experiments.baseline import config_without_noise
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import MechanismSettings
@@ -137,7 +137,7 @@ def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns
         if run.config.mechanism.protects:
             groups.setdefault(_identity(run.config, _WITHOUT_EFFECT), []).append(run)
         # Runs that share an unprotected model share client 0's images as well.
-        baselines.setdefault(noise_free(run.config).to_toml(), run)
+        baselines.setdefault(config_without_noise(run.config).to_toml(), run)
     names = _protections([members[0].config for members in groups.values()])
     unbiased = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows(run, "other classes"))]
     lines = [_compared_runs(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]

@@ -325,7 +325,7 @@ def _check_class(label: int, task: Dataset) -> None:
 
 def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
     """Build the run's federation anew. Raise a :class:`ConfigError` if ``task`` is not the data that the run was made with."""
-    federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured())
+    federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured_encoder())
     last = folder.checkpoint()
     recorded = last.origin if last else ""
     data, loaded = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))

@@ -15,7 +15,7 @@ from ldpfl.data.user_images import IMAGES
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
 from ldpfl.errors import DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import targets_of
+from ldpfl.experiments.dataset import target_kind_of
 from ldpfl.flower.policy_init import Offer, fitting_rows
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.tasks import absent_targets
@@ -87,7 +87,7 @@ def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterato
 
 def _count_persons(config: RunConfig, table: Path) -> int:
     """Return the number of persons in the node's own ``table`` with a row that can be trained on."""
-    dataset = read_at_node(config.data, targets_of(config), table)
+    dataset = read_at_node(config.data, target_kind_of(config), table)
     usable = ~absent_targets(dataset.train.targets).numpy()
     return 0 if dataset.persons is None else len(set(dataset.persons[usable]))
 

@@ -10,7 +10,7 @@ from ldpfl.deploy.site import Site
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.flower.policy_init import Offer, as_sent, fitting_policy
 from ldpfl.flower.run_settings import RunSettings
@@ -115,7 +115,7 @@ def trial_of(
         all_changes = (*all_changes, f"mechanism.records={max(1, records_per_client - held_back)}", *evaluated)
         recipe = load_recipe(RECIPE, all_changes)
     linked = LINKED if transport == "relay" else 1
-    config = settled(as_sent(recipe, transport, linked, recipe.clients.count))
+    config = resolve_settings(as_sent(recipe, transport, linked, recipe.clients.count))
     if config.clients.count < _MIN_CLIENTS:
         raise ConfigError(f"the demo needs at least {_MIN_CLIENTS} clients, got {config.clients.count}")
     if config.clients.fraction != 1:

@@ -33,18 +33,18 @@ class Baseline:
     folder: RunFolder
 
     @property
-    def by_import_path(self) -> bool:
+    def has_user_code(self) -> bool:
         """Whether the model is a user's code, which may have changed since a result was cached."""
         return ":" in self.config.model.name
 
     def cached_result(self) -> dict[str, Any] | None:
         """Return the cached result; None if there is none, or if it may be outdated or damaged."""
-        return None if self.by_import_path or self.folder.is_damaged() else self.folder.result()
+        return None if self.has_user_code or self.folder.is_damaged() else self.folder.result()
 
     def last_checkpoint(self) -> Checkpoint:
         """Return the last checkpoint in the folder, or the start if there is no usable one."""
         try:
-            return self.start if self.by_import_path else self.folder.checkpoint_or(self.start)
+            return self.start if self.has_user_code else self.folder.checkpoint_or(self.start)
         except (LdpflError, OSError):
             return self.start
 
@@ -54,7 +54,7 @@ _DEFAULT_SERVER = {key: TrainingConfig.model_fields[key].default for key in _SER
 """Default settings of the server's steps. They have no effect if the server averages the weights of the clients."""
 
 
-def clamped_only(config: RunConfig) -> RunConfig:
+def config_with_clipping_only(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise, but with clipping to its ranges."""
     mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
     evaluation = config.evaluation.model_copy(update={"epsilon": "off"})
@@ -62,7 +62,7 @@ def clamped_only(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"mechanism": mechanism, **unprotected})
 
 
-def noise_free(config: RunConfig) -> RunConfig:
+def config_without_noise(config: RunConfig) -> RunConfig:
     """Return ``config`` without noise. Settings that then have no effect get their defaults, so that recipes share one baseline."""
     training, perturbed = config.training, config.mechanism.perturbed
     if perturbed == "weights":
@@ -91,7 +91,7 @@ def baseline_of(config: RunConfig, data: Dataset, build: Build) -> Baseline:
     The folder's name is a hash of the config, the data, the device, the versions, the generator of random words, and the initial model. It
     does not cover the code of a model that is named by import path, so such a baseline is run again each time.
     """
-    baseline = noise_free(config)
+    baseline = config_without_noise(config)
     federation, start = build(baseline, data)
     initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # the frozen base is in origin
     key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)

@@ -33,11 +33,17 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelConfig, RangesConfig, RunConfig
 from ldpfl.experiments.dataset import Description
 from ldpfl.experiments.emphasis import emphasis_of
-from ldpfl.experiments.personal import initial_personal, split_layers, values_of, whole_task, with_personal
-from ldpfl.experiments.record_sums import for_evaluation, head_of, is_evaluated, scores_of_records, split_for_evaluation
+from ldpfl.experiments.personal import initial_personal_layers, split_layers, task_of_all_layers, weights_of_layers, with_personal_layers
+from ldpfl.experiments.record_sums import (
+    config_for_evaluation,
+    evaluation_vector_layout,
+    is_evaluated,
+    least_squares_solver,
+    split_for_evaluation,
+)
 from ldpfl.experiments.start_warnings import start_warnings
-from ldpfl.experiments.table_rules import start_on_table
-from ldpfl.experiments.trainers import RunSize, is_compiled, quickest, told_of, tried
+from ldpfl.experiments.table_rules import choose_automatic_settings
+from ldpfl.experiments.trainers import RunSize, compiled_if_worthwhile, identifying_text, is_compiled, trainer_after_trial
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings, require_dp_sgd
@@ -55,7 +61,7 @@ from ldpfl.simulation import Federation, LocalTask, Trainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
-from ldpfl.simulation.measuring import Measuring, measuring_ledger
+from ldpfl.simulation.measuring import Measuring
 from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.tasks import Targets, absent_targets
 from ldpfl.util.randomness import Purpose, known, stream
@@ -93,8 +99,8 @@ _THREADED_PROCESSES: set[int] = set()
 
 
 @contextmanager
-def as_usual() -> Iterator[None]:
-    """Enable gradients, and make float32 on the CPU PyTorch's default, whatever the caller has set.
+def with_torch_defaults() -> Iterator[None]:
+    """Enable gradients, and make float32 and the CPU PyTorch's defaults, whatever the caller has set.
 
     The default type belongs to the whole process. If several threads with another default use this, the last one to end may leave
     float32 behind. A process that was forked from one that has trained uses one thread: PyTorch's threads do not survive the fork, and
@@ -116,12 +122,12 @@ def as_usual() -> Iterator[None]:
         torch.set_default_dtype(dtype_before)
 
 
-@as_usual()
+@with_torch_defaults()
 def build(
     config: RunConfig,
     data: Dataset,
     device: torch.device,
-    given: nn.Module | None = None,
+    caller_module: nn.Module | None = None,
     warn: Warn = _LOG.warning,
     secret: int | None = None,
     measured: Encoder | None = None,
@@ -129,7 +135,7 @@ def build(
     """Return the federation that ``config`` describes on ``data``, and its state before the first round.
 
     Args:
-        given: a model that the caller passes instead of naming it in ``config``.
+        caller_module: a model that the caller passes instead of naming it in ``config``.
         warn: function that is called with warnings, for example on settings that make a run slow.
         secret: seed of the noise if ``config.secret_noise`` is set. Without it, the federation cannot draw noise.
         measured: encoding of a run that has measured a table's columns. If it is None, the columns are measured here, which draws noise.
@@ -144,29 +150,31 @@ def build(
         )
     # The model, and the ranges that its values are clipped to.
     data, validation = _split_validation(config, data)
-    module = model_of(config, Description.of(data), given)
+    module = model_of(config, Description.of(data), caller_module)
     check_texts(module, data)
     layout, personal = split_layers(config, module)
-    weights = values_of(module, layout)
+    weights = weights_of_layers(module, layout)
     ranges = initial_ranges(config, layout, weights)
     # The records, or persons, of each client: those to train on, and those that are held back for evaluation.
     persons = persons_of(config, data)
-    parts = divide_over_clients(config, data, persons)
+    division = divide_over_clients(config, data, persons)
     if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
-        parts, persons = Division.of([persons.rows_of(part)[0] for part in parts]), None
-    head = head_of(config, Description.of(data))
-    parts, held_back_parts = (parts, None) if config.evaluation.share == 0 else split_for_evaluation(config, parts, persons, data)
+        division, persons = Division.of([persons.rows_of(part)[0] for part in division]), None
+    solver = least_squares_solver(config, Description.of(data))
+    division, held_back = (division, None) if config.evaluation.share == 0 else split_for_evaluation(config, division, persons, data)
     # The mechanism, which may measure a table's columns. Settings that are "auto" follow from these.
-    mechanism = mechanism_of(config, ranges if head is None else head.ranges, parts.sizes.tolist())
-    data, ledger = _scale_columns(config, data, parts, mechanism, secret, persons, measured)
-    if held_back_parts is not None:
-        data = _unclipped_at(data, held_back_parts, persons)
+    mechanism = mechanism_of(config, ranges if solver is None else solver.ranges, division.sizes.tolist())
+    data, ledger = _scale_columns(config, data, division, mechanism, secret, persons, measured)
+    if held_back is not None:
+        data = _with_unclipped_targets(data, held_back, persons)
     emphasis = emphasis_of(config, data.outputs, data.shares)
-    start = start_on_table(config, Description.of(data), module, layout, weights, mechanism, len(parts), data.shares, emphasis)
+    start = choose_automatic_settings(
+        config, Description.of(data), module, layout, weights, mechanism, len(division), data.shares, emphasis
+    )
     config, weights = start.config, start.weights
     if range_note := _range_warning(config, layout, weights, ranges):
         warn(range_note)
-    data = data.noted(*(warnings := tuple(start_warnings(config, data, parts))))
+    data = data.noted(*(warnings := tuple(start_warnings(config, data, division))))
     for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
@@ -175,51 +183,58 @@ def build(
         data.train.to(device),
         data.mean,
         data.std,
-        config.training.at_client(),
+        config.training.make_client_optimiser(),
         None if config.training.clip_norm == "off" else config.training.clip_norm,
         tasks.create(config.task.name, data.outputs, scale=data.unit, emphasis=emphasis),
         config.training.precision,
     )
-    all_layers_task, all_weights = whole_task(local, weights, personal)
+    all_layers_task, all_weights = task_of_all_layers(local, weights, personal)
     noise_seed = secret_seed(config, data, secret)
     federation = Federation(
         seed=config.seed,
         secret_seed=noise_seed,
-        coin_seed=_coin_seed(noise_seed, module, weights, parts) if config.data.brought and noise_seed is not None else noise_seed,
+        coin_seed=_participation_seed(noise_seed, module, weights, division)
+        if config.data.brought and noise_seed is not None
+        else noise_seed,
         own_data=config.data.brought,
         task=local,
-        trainer=with_personal(tried(config, all_layers_task, mechanism, all_weights, data, warn, persons), layout, personal, module),
-        samples=parts,
-        evaluation=_evaluation(config, data, held_back_parts, device),
+        trainer=with_personal_layers(
+            trainer_after_trial(config, all_layers_task, mechanism, all_weights, data, warn, persons), layout, personal, module
+        ),
+        samples=division,
+        evaluation=_evaluation(config, data, held_back, device),
         mechanism=mechanism,
         perturbed=config.mechanism.perturbed,
         rule=range_rule_of(config),
-        optimiser=config.training.at_server(measured_weights(config, layout), weights),
+        optimiser=config.training.make_server_optimiser(count_measured_weights(config, layout), weights),
         participation=Participation(
             config.clients.fraction,
-            self_sampling_of(config),
+            lowest_join_probability(config),
             config.training.rounds if config.clients.once else None,
             config.shuffling.channel,
             config.shuffling.colluding,
         ),
-        work=LocalWork(config.training.epochs, config.training.batch_size, _full_weight(config, mechanism)),
+        work=LocalWork(config.training.epochs, config.training.batch_size, _records_for_full_weight(config, mechanism)),
         measured=len(ledger.events),
         notes=(*data.notes, *leak_note(data.leaks, data.encoder)),
         encoder=data.encoder,
         stopping=None if validation is None else Stopping(validation.to(device), config.training.patience),
         persons=persons,
-        head=head,
-        judged=None if held_back_parts is None or not is_evaluated(config) else _client_evaluation(config, data, held_back_parts, persons),
+        head=solver,
+        judged=None if held_back is None or not is_evaluated(config) else _client_evaluation(config, data, held_back, persons),
     )
-    federation = replace(federation, trainer=_quickest(config, federation, weights, data, warn))
+    federation = replace(federation, trainer=_fastest_trainer(config, federation, weights, data, warn))
     payload_bits(federation.mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(federation.mechanism, ranges), config.training.rounds)
     checkpoint = initial_checkpoint(weights, ranges, _origin(data, module, device, federation.trainer), ledger)
-    return federation, replace(checkpoint, personal=initial_personal(federation.trainer, len(parts)))
+    return federation, replace(checkpoint, personal=initial_personal_layers(federation.trainer, len(division)))
 
 
-def _unclipped_at(data: Dataset, held_back: Division, persons: Persons | None) -> Dataset:
-    """Return ``data`` whose ``held_back`` rows, or persons, have unclipped targets. Clipped targets would hide how far off a model is."""
+def _with_unclipped_targets(data: Dataset, held_back: Division, persons: Persons | None) -> Dataset:
+    """Return ``data`` in which the ``held_back`` rows, or persons, have unclipped targets.
+
+    Targets are clipped for training. Clipped targets in an evaluation would hide how wrong a model is.
+    """
     if data.unclipped is None:
         return data
     units = np.unique(np.concatenate(list(held_back)))
@@ -235,7 +250,7 @@ def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, de
     Raises:
         ConfigError: clients hold no records back; or persons, whose rows could be on both sides.
     """
-    threshold = _threshold(config, data)
+    threshold = _flagging_threshold(config, data)
     if config.data.evaluate_on != "clients":
         return Evaluation(data.test.to(device), data.test_persons, data.test_clients, data.client_names, threshold)
     if held_back is None:
@@ -254,32 +269,32 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
 
     With a mechanism for whole clients, each client sends one noisy vector of figures. With ``dp-sgd``, it sends a noisy sum over records.
     """
-    vectors = scores_of_records(config, data.outputs)
+    vectors = evaluation_vector_layout(config, data.outputs)
     if isinstance(vectors, ClientScores):
         if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
             raise ConfigError(
                 f"evaluation.share = {config.evaluation.share:g} of the records of a client: some client holds none back, and each client "
                 "counts as one in figures that protect whole clients; set a larger share, or fewer clients"
             )
-        mechanism = mechanism_of(for_evaluation(config), vectors.ranges)
+        mechanism = mechanism_of(config_for_evaluation(config), vectors.ranges)
         return WholeClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every)
     mechanism = require_dp_sgd(
-        mechanism_of(for_evaluation(config, records=config.evaluation.records), vectors.ranges, np.maximum(units.sizes, 1).tolist())
+        mechanism_of(config_for_evaluation(config, records=config.evaluation.records), vectors.ranges, np.maximum(units.sizes, 1).tolist())
     )
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 
 
-def _quickest(config: RunConfig, federation: Federation, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
+def _fastest_trainer(config: RunConfig, federation: Federation, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
     """Return the fastest trainer for the federation's clients: its own trainer, or the compiled form of it."""
     rounds_share = 1 / config.training.rounds if federation.participation.once_over is not None else federation.participation.fraction
     sizes, batch_size, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
     # All samples in all local steps of the run, counted with repetition.
     samples = int(config.training.rounds * rounds_share * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
     fewest_steps, most_steps = (max(1, ceil(int(size) / batch_size) * epochs) for size in (sizes.min(), sizes.max()))
-    return quickest(config, federation.trainer, weights, data, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
+    return compiled_if_worthwhile(config, federation.trainer, weights, data, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
 
 
-def _threshold(config: RunConfig, data: Dataset) -> float | None:
+def _flagging_threshold(config: RunConfig, data: Dataset) -> float | None:
     """Return the predicted risk from which test rows count as flagged, or None if ``task.threshold`` is off.
 
     Raises:
@@ -323,20 +338,20 @@ def _range_warning(config: RunConfig, layout: ParameterLayout, weights: Tensor, 
     return f"before the first round, {affected_layers} of the initial model lies outside the range that weights are clamped to: {advice}"
 
 
-@as_usual()
-def model_of(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
-    """Return the initial model of ``config`` for data that fit the description ``data``. ``given`` is a model that a caller passes.
+@with_torch_defaults()
+def model_of(config: RunConfig, data: Description, caller_module: nn.Module | None = None) -> nn.Module:
+    """Return the initial model of ``config`` for data that fit the description ``data``. ``caller_module`` is a model that a caller passes.
 
     Raises:
         ConfigError: the model is unknown, or does not fit the data.
     """
-    return _initial_model(config, data, given)
+    return _initial_model(config, data, caller_module)
 
 
-def _initial_model(config: RunConfig, data: Description, given: nn.Module | None = None) -> nn.Module:
+def _initial_model(config: RunConfig, data: Description, caller_module: nn.Module | None = None) -> nn.Module:
     """Return the same as :func:`model_of`, on PyTorch's default device."""
     targets = tasks.create(config.task.name, data.outputs).targets
-    return make_module(config.model, data, targets, seed=_model_seed(config.seed), given=given)
+    return make_module(config.model, data, targets, seed=_model_seed(config.seed), caller_module=caller_module)
 
 
 def check_texts(module: nn.Module, data: Dataset) -> None:
@@ -352,7 +367,9 @@ def check_texts(module: nn.Module, data: Dataset) -> None:
         pretrained.check_padding(module, padding_of(tokenizer), tokenizer)
 
 
-def make_module(model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, given: nn.Module | None = None) -> nn.Module:
+def make_module(
+    model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, caller_module: nn.Module | None = None
+) -> nn.Module:
     """Return the initial module that ``model`` names, for data that fit the description ``data``.
 
     ``seed`` determines the weights, and has at most 64 bits. For targets with parallel outputs (ordered classes, survival), the module has
@@ -363,7 +380,7 @@ def make_module(model: ModelConfig, data: Description, targets: Targets, *, seed
     """
     is_image = data.shape is not None and len(data.shape) > 1
     if is_pretrained(model.name):
-        module = mended(pretrained.make(model.name, targets, data.outputs, images=is_image, seed=seed, adapter=model.adapted))[0]
+        module = mended(pretrained.make(model.name, targets, data.outputs, images=is_image, seed=seed, adapter=model.adapter_settings))[0]
         adapters.check_base(module, model.base)
         return module
     is_parallel = targets in tasks.PARALLEL and model.name in models.names()
@@ -375,15 +392,15 @@ def make_module(model: ModelConfig, data: Description, targets: Targets, *, seed
         options=model.options,
         vocabulary=data.vocabulary,
         by_place=targets == "tokens",
-        given=given,
+        given=caller_module,
     )
     module = Parallel(module, data.outputs) if is_parallel else module
     if model.adapter != "none":
-        module = adapters.adapted(module, model.adapted, targets, images=is_image, seed=seed)
+        module = adapters.adapted(module, model.adapter_settings, targets, images=is_image, seed=seed)
     return mended(module)[0] if model.mend else module
 
 
-def size_of(config: RunConfig, data: Description) -> int:
+def count_weights(config: RunConfig, data: Description) -> int:
     """Return the number of weights of the built-in model of ``config``. They are not allocated, since they may not fit into memory."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in _initial_model(config, data).parameters())
@@ -422,18 +439,18 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
             raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
         client_of_sample = data.clients if persons is None else data.clients[persons.rows[persons.first]]
         clients = int(client_of_sample.max()) + 1
-        parts = Division.by_owner(client_of_sample, clients)
+        division = Division.by_owner(client_of_sample, clients)
         if clients != config.clients.count:
             raise ConfigError(f"clients.count is {config.clients.count}, but the data name {clients} clients: leave clients.count out")
-        if not parts.sizes.all():
+        if not division.sizes.all():
             raise ConfigError(
                 "data.evaluate_on = 'holdout' sets aside all rows of some client, so it cannot train: set data.evaluate_on to 'test'"
             )
-        return parts if data.identities is None else _in_order_of_names(parts, data.identities)
+        return division if data.identities is None else _in_order_of_names(division, data.identities)
     if data.identities is not None:
-        return _by_identity(settings, data.identities, config.clients.count)
+        return _divide_files(settings, data.identities, config.clients.count)
     if persons is not None and data.persons is not None:
-        return _by_person(config, data.persons[persons.rows[persons.first]])
+        return _divide_persons(config, data.persons[persons.rows[persons.first]])
     if is_code(settings.partition):
         return partition_by_code(settings.partition, count, config.clients.count, config.seed)
     classes = data.train.targets.dim() == 1 and data.train.targets.dtype == torch.int64
@@ -452,7 +469,7 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
     )
 
 
-def _by_person(config: RunConfig, names: Names) -> Division:
+def _divide_persons(config: RunConfig, names: Names) -> Division:
     """Divide persons over clients by their names, so that no person affects another's client."""
     data, generator = config.data, stream(config.seed, Purpose.PARTITION)
     if data.private_label != "none":
@@ -460,31 +477,32 @@ def _by_person(config: RunConfig, names: Names) -> Division:
     return partition_by_name(names, config.clients.count, config.seed, generator, scheme=data.partition, alpha=data.alpha)
 
 
-def _by_identity(settings: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
+def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
     """Divide files over clients by their names, so that no file affects another's client. ``settings`` is the section ``[data]``."""
     if settings.by_label or settings.partition != "iid":
         raise ConfigError("files are divided by their names: leave data.partition and data.private_label out, or give data.client")
+    # The remainder of an identity by TEST_SHARE decides whether its file is for testing, so the quotient decides about its client.
     clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
-    parts = Division.by_owner(clients_of_files.astype(np.int64), count)
-    if not parts.sizes.all():
+    division = Division.by_owner(clients_of_files.astype(np.int64), count)
+    if not division.sizes.all():
         raise ConfigError(
             f"{len(identities):,} files are divided over {count} clients by their names, and some client gets none: set clients.count lower"
         )
-    return _in_order_of_names(parts, identities)
+    return _in_order_of_names(division, identities)
 
 
-def _in_order_of_names(parts: Division, identities: NDArray[np.uint64]) -> Division:
-    """Return ``parts`` with each client's files in an order that depends on file names alone.
+def _in_order_of_names(division: Division, identities: NDArray[np.uint64]) -> Division:
+    """Return ``division`` with each client's files in an order that depends on file names alone.
 
-    Files come sorted by class. In that order, the class of one file would affect the positions of others.
+    Files come sorted by class. If they stayed in that order, the class of one file would affect the positions of others.
     """
-    return Division.of([part[np.argsort(identities[part], kind="stable")] for part in parts])
+    return Division.of([part[np.argsort(identities[part], kind="stable")] for part in division])
 
 
 def _scale_columns(
     config: RunConfig,
     data: Dataset,
-    parts: Division,
+    division: Division,
     mechanism: Mechanism,
     secret: int | None,
     persons: Persons | None,
@@ -498,36 +516,40 @@ def _scale_columns(
     if not measures_columns(config, data.unscaled, mechanism):
         return by_bounds(data), Ledger()
     shuffling = config.shuffling
-    counting = (
-        require_dp_sgd(measuring_mechanism(config, mechanism, parts.sizes.tolist())) if record_clip_of(mechanism) is not None else None
+    histogram_mechanism = (
+        require_dp_sgd(measuring_mechanism(config, mechanism, division.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     )
     if measured is not None:
-        return scaled_as(data, measured), measuring_ledger(counting, len(parts), shuffling.channel, shuffling.colluding)
+        return scaled_as(data, measured), measuring_ledger(histogram_mechanism, len(division), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, data, secret))
-    rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in parts]
-    return Measuring(seed, counting, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
+    # For each client, its rows; and for each row, the number of its person's rows, so that all persons weigh the same.
+    rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in division]
+    return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
 
 
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
     """Return the mechanism for the histograms of columns: ``mechanism`` with the noise that gives them their share of the run's budget.
 
-    With Gaussian noise, T rounds that are mu-GDP each and M histograms that are (mu / f)-GDP each, where f is the factor on their noise,
-    are sqrt(T + M / f^2) mu-GDP together.
+    Let the run have T rounds and M histograms, all with Gaussian noise, and let f be the factor on the histograms' noise. Rounds that are
+    mu-GDP (Gaussian differential privacy) and histograms that are (mu / f)-GDP are sqrt(T + M / f^2) mu-GDP together.
     """
-    changed = for_measuring(config)
+    changed = config_for_measuring(config)
     return mechanism if changed is config else mechanism_of(changed, ranges_of(1), sizes)
 
 
-def for_measuring(config: RunConfig) -> RunConfig:
-    """Return ``config`` with the mechanism for one stage of histograms; ``config`` itself if these need no other noise."""
-    # M histograms have the share s of the squared mu if M / f^2 = s / (1 - s) T: f = sqrt(M (1 - s) / (T s)).
+def config_for_measuring(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the mechanism for one stage of histograms; ``config`` itself if histograms have the noise of a round."""
+    # Notation of measuring_mechanism. M histograms have the share s of the squared mu if M / f^2 = s / (1 - s) T. Solved for f, this is
+    # f = sqrt(M (1 - s) / (T s)).
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
     settings = config.mechanism.for_measuring(sqrt(STAGES * (1 - share) / (rounds * share)))
     return config if settings is config.mechanism else config.model_copy(update={"mechanism": settings, "clipping": ClippingConfig()})
 
 
 def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | None:
-    """Return the seed of all secret randomness: the noise, and who takes part if participation is secret. None if it needs ``secret``.
+    """Return the seed of all secret randomness: the noise, and who takes part if participation is secret.
+
+    It is None if the config says that a secret determines the noise, and ``secret`` is None.
 
     With a user's own data, the seed depends on the data and on all settings that affect training. So two different runs never share
     random numbers: if the same records took part in both, their joint privacy cost would exceed the sum of their guarantees. A run with
@@ -558,16 +580,16 @@ def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | N
     return int.from_bytes(digest.digest())
 
 
-def _coin_seed(secret: int, module: nn.Module, weights: Tensor, parts: Division) -> int:
+def _participation_seed(secret: int, module: nn.Module, weights: Tensor, division: Division) -> int:
     """Return the seed of secret participation on a user's own data. It differs for each model and each division of the data.
 
     Noise depends on the values that it hides, so two models with one seed never share noise. Participation is drawn before there are any
     values. A config does not describe a model that was passed from Python or lies in a file, so the model's initial weights and its code
     go into the seed.
     """
-    digest = hashlib.sha256(f"{secret} {told_of(module)}".encode())
+    digest = hashlib.sha256(f"{secret} {identifying_text(module)}".encode())
     digest.update(weights.numpy().tobytes())
-    digest.update(parts.sizes.tobytes() + parts.starts.tobytes() + parts.places.tobytes())
+    digest.update(division.sizes.tobytes() + division.starts.tobytes() + division.places.tobytes())
     return int.from_bytes(digest.digest())
 
 
@@ -594,7 +616,7 @@ def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism:
     return False
 
 
-def self_sampling_of(config: RunConfig) -> float | None:
+def lowest_join_probability(config: RunConfig) -> float | None:
     """Return the lowest probability with which a client joins a round by random check-in; None if the server chooses.
 
     Raises:
@@ -610,7 +632,7 @@ def self_sampling_of(config: RunConfig) -> float | None:
     return self_sampling
 
 
-def measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
+def count_measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
     """Return how many weights, at the start of the vector, are measured as a mean in the first round instead of being trained."""
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 
@@ -627,9 +649,9 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     if not settings.uses_ranges and (config.ranges.center != 0 or config.ranges.rule != "fixed"):
         raise ConfigError(f"mechanism {settings.name!r} clips by norm and uses no ranges: leave ranges.center and ranges.rule out")
     if config.clipping.is_adaptive:
-        _check_adaptive(config)
+        _check_adaptive_clipping(config)
     clip_norm = None if training.clip_norm == "off" else training.clip_norm
-    local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.at_client().is_plain)
+    local = Training(training.learning_rate, training.epochs, training.batch_size, clip_norm, training.make_client_optimiser().is_plain)
     protected_unit: Part = "person" if config.data.person else "record"
     is_summed, max_clients = config.shuffling.channel == "secure-sum", _max_summed_clients(config)
     is_adaptive = config.clipping.is_adaptive
@@ -643,7 +665,7 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     return mechanism
 
 
-def _check_adaptive(config: RunConfig) -> None:
+def _check_adaptive_clipping(config: RunConfig) -> None:
     """Raise if the clipping norm cannot change from round to round.
 
     Raises:
@@ -671,16 +693,16 @@ def range_rule_of(config: RunConfig) -> RangeRule | NormQuantile:
     quantile = config.clipping.target_quantile
     if quantile == "off":
         return range_rule(config.ranges.rule, floor=config.ranges.floor)
-    return NormQuantile(quantile, config.clipping.learning_rate, _first_norm(config))
+    return NormQuantile(quantile, config.clipping.learning_rate, _first_clip_norm(config))
 
 
-def _first_norm(config: RunConfig) -> float:
+def _first_clip_norm(config: RunConfig) -> float:
     """Return the clipping norm of the first round.
 
     Raises:
         ConfigError: the mechanism has no clipping norm, or it is still "auto".
     """
-    _check_adaptive(config)
+    _check_adaptive_clipping(config)
     norm = getattr(config.mechanism, "clip_norm", "auto")
     if norm == "auto":
         raise ConfigError("mechanism.clip_norm = 'auto' is for your own data only: give a number")
@@ -721,7 +743,7 @@ def _model_seed(seed: int) -> int:
     return int(stream(seed, Purpose.MODEL).integers(2**63))
 
 
-def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
+def _records_for_full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
     """Return the number of records from which a client gets full weight; None if all clients weigh the same.
 
     Raises:
@@ -739,7 +761,7 @@ def _full_weight(config: RunConfig, mechanism: Mechanism) -> int | None:
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
     """Return the clipping ranges of the first round. ``weights`` is the public initial model."""
     if config.clipping.is_adaptive:
-        return LayerRanges(0.0, _first_norm(config), layout.sizes)
+        return LayerRanges(0.0, _first_clip_norm(config), layout.sizes)
     ranges = config.ranges
     if ranges.radius == "initial":
         _check_radius_initial(config)

@@ -9,11 +9,11 @@ from functools import lru_cache
 from math import floor, inf, log10
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import as_usual, measuring_mechanism, mechanism_of, model_of
+from ldpfl.experiments.build import measuring_mechanism, mechanism_of, model_of, with_torch_defaults
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.dataset import NOTHING, Given, described
-from ldpfl.experiments.planned_ledger import planned_ledger, start_of
-from ldpfl.experiments.planning.search import smallest
+from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, describe_data
+from ldpfl.experiments.planned_ledger import initial_weights_and_ranges, planned_ledger
+from ldpfl.experiments.planning.search import smallest_argument
 from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
@@ -32,63 +32,67 @@ _TOLERANCE = 1e-3
 """Relative precision of the strength before it is rounded."""
 
 
-def settled(config: RunConfig, given: Given = NOTHING) -> RunConfig:
-    """Return ``config`` with the number of clients that its data name, and with the least noise that keeps ``privacy.target_epsilon``.
+def resolve_settings(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> RunConfig:
+    """Return ``config`` with values for the settings that depend on its data and its target.
 
-    If the data name no clients, or there is no target, that part is unchanged. A clipping norm of "auto" is chosen too. The mechanism and
-    the channel of the config decide what is protected, and against whom. The best guarantee in the statement counts, as in the verdict of
-    a run. The noise parameter has four digits, rounded toward more noise.
+    - ``clients.count`` becomes the number of clients that the data name. If they name none, it is unchanged.
+    - A clipping norm of "auto" becomes a number.
+    - The mechanism's noise becomes the least noise with which the run keeps ``privacy.target_epsilon``. Without a target, it is unchanged.
+      The noise parameter has four digits, rounded toward more noise.
+
+    The mechanism and the channel of the config decide what is protected, and against whom. The best guarantee in the statement counts, as
+    in the verdict of a run.
 
     Args:
-        given: data or a model that a caller passes from Python.
+        caller_objects: data or a model that a caller passes from Python.
 
     Raises:
         ConfigError: the mechanism's noise cannot be set, or no noise reaches the target.
     """
-    if config.data.brought and (clients := described(config, given).clients) is not None:
+    if config.data.brought and (clients := describe_data(config, caller_objects).clients) is not None:
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
     if getattr(config.mechanism, "clip_norm", None) == "auto":
         # Noise is a multiple of the clipping norm, so it is found first, with any norm.
-        return _with_chosen_norm(settled(_with_norm(config, 1.0), given), given)
+        return _with_automatic_clip_norm(resolve_settings(_with_clip_norm(config, 1.0), caller_objects), caller_objects)
     if config.privacy.target_epsilon == "off":
         return config
     # The seed decides who takes part in which round. It has no effect if all clients do, or each takes part once.
     seed_matters = config.clients.fraction != 1 or config.clients.self_sampling != "off"
     without_name = config.model_copy(update={"name": "", "description": "", **({} if seed_matters else {"seed": 0})})
     cacheable = not config.data.brought and config.model.name != GIVEN
-    strength = _cached_strength(without_name.to_toml()) if cacheable else _find_strength(without_name, given)
+    strength = _cached_strength(without_name.to_toml()) if cacheable else _find_strength(without_name, caller_objects)
     return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
 
 
-def _with_chosen_norm(config: RunConfig, given: Given) -> RunConfig:
+def _with_automatic_clip_norm(config: RunConfig, caller_objects: CallerObjects) -> RunConfig:
     """Return ``config`` with the clipping norm that suits its model and data."""
-    data = described(config, given)
-    with as_usual():
-        return _with_norm(config, clip_norm_for(config, data, model_of(config, data, given.module)))
+    data = describe_data(config, caller_objects)
+    with with_torch_defaults():
+        return _with_clip_norm(config, clip_norm_for(config, data, model_of(config, data, caller_objects.module)))
 
 
-def _with_norm(config: RunConfig, norm: float) -> RunConfig:
+def _with_clip_norm(config: RunConfig, norm: float) -> RunConfig:
     return config.model_copy(update={"mechanism": config.mechanism.model_copy(update={"clip_norm": norm})})
 
 
 @lru_cache(maxsize=256)
 def _cached_strength(toml: str) -> float:
     """Return the strength for the config in ``toml``. TOML is the cache's key, since a config cannot be hashed."""
-    return _find_strength(parse_config(toml, origin="calibration"), NOTHING)
+    return _find_strength(parse_config(toml, origin="calibration"), NO_CALLER_OBJECTS)
 
 
-def _find_strength(config: RunConfig, given: Given) -> float:
+def _find_strength(config: RunConfig, caller_objects: CallerObjects) -> float:
     """Return the largest strength of the mechanism, rounded down, with which a run of ``config`` keeps its target epsilon."""
     target = config.privacy.target_epsilon
     assert target != "off"  # noqa: S101  # for mypy
-    epsilon_of = _epsilon_by_strength(config, given)
+    epsilon_of = _epsilon_by_strength(config, caller_objects)
     try:
         guess = _guess_strength(epsilon_of, target, config.privacy.delta)
-        inverse = smallest(lambda x: epsilon_of(1 / x), 1 / guess, target, 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH, _TOLERANCE)
+        inverse = smallest_argument(lambda x: epsilon_of(1 / x), 1 / guess, target, 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH, _TOLERANCE)
     except _OutOfRange as error:
-        raise ConfigError(_out_of_reach(config, epsilon_of, str(error))) from error
+        raise ConfigError(_unreachable_message(config, epsilon_of, str(error))) from error
     if inverse is None:
-        raise ConfigError(_out_of_reach(config, epsilon_of, ""))
+        raise ConfigError(_unreachable_message(config, epsilon_of, ""))
     return _rounded_down(1 / inverse)
 
 
@@ -96,14 +100,14 @@ class _OutOfRange(ConfigError):
     """The mechanism does not accept this much, or this little, noise."""
 
 
-def _out_of_reach(config: RunConfig, epsilon_of: Callable[[float], float], why: str) -> str:
-    """Return the message that no noise keeps the target, with the range that can be reached and the mechanism's reason ``why``."""
+def _unreachable_message(config: RunConfig, epsilon_of: Callable[[float], float], reason: str) -> str:
+    """Return the message that no noise keeps the target, with the range that can be reached and the mechanism's reason ``reason``."""
     target, mechanism = config.privacy.target_epsilon, config.mechanism.name
     epsilons = [epsilon_of(strength) for strength in _extreme_strengths(epsilon_of)]
     reachable = [epsilon for epsilon in epsilons if epsilon < inf]
     limits = f": {mechanism} reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
     advice = "set another target_epsilon; more clients or fewer rounds lower what is reached"
-    return f"target_epsilon = {target:g} is out of reach{limits}{f' ({why})' if why else ''}; {advice}"
+    return f"target_epsilon = {target:g} is out of reach{limits}{f' ({reason})' if reason else ''}; {advice}"
 
 
 def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
@@ -119,9 +123,12 @@ def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
     return accepted
 
 
-def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], float]:
-    """Return a function from the mechanism's strength to the run's epsilon. It exchanges the mechanism in a ledger that is planned once."""
-    ledger, (weights, ranges) = planned_ledger(config, given), start_of(config, given)
+def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Callable[[float], float]:
+    """Return a function from the mechanism's strength to the run's epsilon.
+
+    Planning a ledger takes long, so it is planned once. The function replaces the mechanism in each of its events.
+    """
+    ledger, (weights, ranges) = planned_ledger(config, caller_objects), initial_weights_and_ranges(config, caller_objects)
 
     def epsilon_of(strength: float) -> float:
         """Return the epsilon of the run, or raise :class:`_OutOfRange`."""
@@ -131,14 +138,14 @@ def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], f
         except ConfigError as error:
             raise _OutOfRange(str(error)) from error
         histogram = released(measuring_mechanism(changed_config, mechanism), ranges)
-        changed_ledger, before_training = Ledger(), 0  # the number of measurements and evaluations so far: events are numbered together
+        changed_ledger, histograms_so_far = Ledger(), 0  # training rounds and histograms are numbered together in a ledger
         for event in ledger.events:
             if event.histograms:
-                before_training += 1
+                histograms_so_far += 1
                 # The noise of an evaluation at clients is set by its own epsilon.
                 release = event.release if event.round > ledger.measured else histogram
             else:
-                training_round = event.round - before_training
+                training_round = event.round - histograms_so_far
                 release = released(in_round(mechanism, PublicState(training_round, weights, None, ranges.sizes)), ranges, mechanism)
             changed_ledger = changed_ledger.charge(replace(event, release=release))
         return run_epsilon(changed_ledger, config.privacy.delta)
@@ -147,7 +154,10 @@ def _epsilon_by_strength(config: RunConfig, given: Given) -> Callable[[float], f
 
 
 def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: float) -> float:
-    """Return a first guess of the strength for ``target``. It assumes Gaussian noise, whose mu is proportional to the strength."""
+    """Return a first guess of the strength for ``target``.
+
+    It assumes that mu, the parameter of Gaussian differential privacy, is proportional to the strength.
+    """
     strength = 0.1
     for _ in range(2):
         reached = epsilon_of(strength)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.record_sums import evaluations
+from ldpfl.experiments.record_sums import rounds_evaluated_at_clients
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.evaluating import ClientFigures, RecordScores
@@ -13,12 +13,15 @@ from ldpfl.simulation.evaluating_clients import ClientScores
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 
 
-def at_clients(federation: Federation, history: tuple[RoundMetrics, ...]) -> list[dict[str, Any]]:
-    """Return the figures of each round after which clients measured the model: each figure's value, deviations and 95 % interval."""
+def client_evaluation_entries(federation: Federation, history: tuple[RoundMetrics, ...]) -> list[dict[str, Any]]:
+    """Return an entry of ``result.json`` for each round after which clients measured the model.
+
+    An entry has each figure's value, deviations and 95 % interval.
+    """
     if federation.judged is None:
         return []
     vectors, encoder = federation.judged.vectors, federation.encoder
-    entries = [told(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
+    entries = [client_evaluation_entry(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
     if vectors.kind in ("number", "count") and encoder is not None:
         entries = [{**entry, "target_spread": encoder.target_spread} for entry in entries]
     return entries
@@ -29,10 +32,10 @@ def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
     # The first histograms in a ledger measured the columns; each later one is an evaluation.
     charged = sum(event.histograms for event in checkpoint.ledger.events) - checkpoint.ledger.measured
     with_figures = {metrics.round for metrics in checkpoint.history if metrics.at_clients is not None}
-    return [number for number in evaluations(config)[:charged] if number not in with_figures] if charged else []
+    return [number for number in rounds_evaluated_at_clients(config)[:charged] if number not in with_figures] if charged else []
 
 
-def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
+def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of ``result.json`` for the sums ``measured`` by the clients after round ``number``, in the layout ``scores``."""
     client_figures = ClientFigures.of(scores, measured)
     entries = {}
@@ -55,11 +58,17 @@ def told(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[st
     return result
 
 
-def add_figures_of_clients(judged: dict[str, Any], measured: list[dict[str, Any]]) -> None:
-    """Add the last entry of ``measured`` to the scores and intervals in ``judged``, in place, under names that say so."""
+def add_figures_of_clients(entries: dict[str, Any], measured: list[dict[str, Any]]) -> None:
+    """Add the figures that clients ``measured`` last to the scores and intervals in ``entries``, in place.
+
+    Their names end with :data:`~ldpfl.tasks.weighted_metrics.MEASURED_AT_CLIENTS`, since other scores are of the test rows.
+    """
     if not measured:
         return
     figures = measured[-1]["figures"]
     by_new_name = {f"{name}{MEASURED_AT_CLIENTS}": figure for name, figure in figures.items()}
-    judged["scores"] = {**judged["scores"], **{name: figure["value"] for name, figure in by_new_name.items()}}
-    judged["intervals"] = {**judged.get("intervals", {}), **{name: [figure["low"], figure["high"]] for name, figure in by_new_name.items()}}
+    entries["scores"] = {**entries["scores"], **{name: figure["value"] for name, figure in by_new_name.items()}}
+    entries["intervals"] = {
+        **entries.get("intervals", {}),
+        **{name: [figure["low"], figure["high"]] for name, figure in by_new_name.items()},
+    }

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, is_text, printable, shown
-from ldpfl.experiments.config_errors import explained
+from ldpfl.experiments.config_errors import validation_message
 from ldpfl.mechanisms import MechanismSettings, read_settings, settings_of
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.models.adapters import Adapter, Kind
@@ -102,7 +102,7 @@ class ModelConfig(_Section):
     """SHA-256 of the frozen weights of a pretrained model, as a finished run states it. If set, other weights are refused."""
 
     @property
-    def adapted(self) -> Adapter:
+    def adapter_settings(self) -> Adapter:
         """Adapter settings of a pretrained model."""
         return Adapter(self.adapter, self.adapter_rank, self.adapter_alpha, tuple(self.adapter_modules), self.adapter_tokens)
 
@@ -212,12 +212,12 @@ class TrainingConfig(_Section):
             raise ValueError(f"method 'least-squares' takes one round, and rounds is {self.rounds}: set training.rounds to 1")
         return self
 
-    def at_client(self) -> LocalOptimiser:
+    def make_client_optimiser(self) -> LocalOptimiser:
         """Return the optimiser of a client's local steps."""
         rate, momentum, kind = self.learning_rate, self.momentum, self.optimiser
         return LocalOptimiser(rate, momentum, kind, self.weight_decay, self.proximal, self.schedule, self.rounds)
 
-    def at_server(self, measured: int, start: Tensor) -> ServerOptimiser:
+    def make_server_optimiser(self, measured: int, start: Tensor) -> ServerOptimiser:
         """Return the optimiser of the server.
 
         Args:
@@ -326,7 +326,7 @@ class ShufflingConfig(_Section):
     of the noise. The guarantee, and a target epsilon, count only the noise of the other clients."""
 
     @model_validator(mode="after")
-    def _check_sums(self) -> Self:
+    def _check_settings_of_secure_sum(self) -> Self:
         if self.channel != "secure-sum" and (self.max_clients or self.colluding):
             raise ValueError("max_clients and colluding are for the channel 'secure-sum': set shuffling.channel to it, or leave them out")
         return self
@@ -383,7 +383,7 @@ class RunConfig(_Section):
 
     def by_key(self) -> dict[str, Any]:
         """Return each setting, defaults included, by its dotted key."""
-        return _flat(self.model_dump())
+        return _by_dotted_key(self.model_dump())
 
     def differences(self, other: RunConfig) -> list[str]:
         """Return a line ``key: ours -> theirs`` for each setting in which ``other`` differs."""
@@ -428,15 +428,15 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     if {override.partition("=")[0].strip() for group in groups for override in group} - {"seed", "name"}:
         tree["description"] = ""
     for group in groups:
-        for override in sorted(group, key=lambda text: not _names_mechanism(text)):  # the mechanism's name comes first
+        for override in sorted(group, key=lambda text: not _sets_mechanism_name(text)):  # the mechanism's name comes first
             _apply_override(tree, override)
-            if _names_mechanism(override):
+            if _sets_mechanism_name(override):
                 _drop_foreign_settings(tree)
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
         mechanism = str(_section(tree, "mechanism").get("name", "duchi"))
-        raise ConfigError(explained(error, origin, known_keys(mechanism), tuple(RunConfig.model_fields), mechanism)) from None
+        raise ConfigError(validation_message(error, origin, known_keys(mechanism), tuple(RunConfig.model_fields), mechanism)) from None
     _check_noise_not_set_twice(config, [text for group in groups for text in group])
     return config
 
@@ -472,19 +472,20 @@ def split_by_key(override: str) -> list[str]:
 
 def settings_as_text(settings: Mapping[str, Any]) -> list[str]:
     """Return settings as ``key=value`` texts. Sections, such as ``{"clients": {"count": 5}}``, are split into their keys."""
-    texts: list[str] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in settings.items():
-        inner = {f"{key}.{name}": part for name, part in value.items()} if key in _SECTIONS and isinstance(value, Mapping) else {key: value}
-        texts += (f"{name}={toml_value(part)}" for name, part in inner.items())
-    return texts
+        is_section = key in _SECTIONS and isinstance(value, Mapping)
+        pairs += [(f"{key}.{name}", setting) for name, setting in value.items()] if is_section else [(key, value)]
+    return [f"{key}={toml_value(value)}" for key, value in pairs]
 
 
-def _names_mechanism(override: str) -> bool:
+def _sets_mechanism_name(override: str) -> bool:
+    """Return whether an ``override``, a ``key=value`` text, chooses the mechanism."""
     return override.partition("=")[0].strip() == "mechanism.name"
 
 
 def _drop_foreign_settings(tree: dict[str, Any]) -> None:
-    """Remove settings that the named mechanism does not have from the section ``mechanism`` of ``tree``, in place."""
+    """Remove from the section ``mechanism`` of ``tree`` all settings that the mechanism named there does not have, in place."""
     mechanism = tree["mechanism"]
     with suppress(ConfigError):  # an unknown name, which is refused later
         known = settings_of(str(mechanism["name"])).model_fields
@@ -532,10 +533,10 @@ def _convert_noise_section(tree: dict[str, Any], origin: str) -> None:
     try:
         _VersionOneSettings.model_validate(foreign)
     except ValidationError as error:
-        raise ConfigError(explained(error, f"{origin}, section mechanism", tuple(foreign), (), name)) from None
-    of_noise = {key: value for key, value in noise.items() if key in known}
-    of_mechanism = {key: value for key, value in mechanism.items() if key not in foreign}
-    tree["mechanism"] = {**of_noise, **of_mechanism}
+        raise ConfigError(validation_message(error, f"{origin}, section mechanism", tuple(foreign), (), name)) from None
+    noise_settings = {key: value for key, value in noise.items() if key in known}
+    mechanism_settings = {key: value for key, value in mechanism.items() if key not in foreign}
+    tree["mechanism"] = {**noise_settings, **mechanism_settings}
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -612,7 +613,7 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
     """Return the dotted keys of all settings of a config with this ``mechanism``."""
-    others = [key for key in _flat(RunConfig().model_dump()) if not key.startswith("mechanism.")]
+    others = [key for key in _by_dotted_key(RunConfig().model_dump()) if not key.startswith("mechanism.")]
     try:
         settings = settings_of(mechanism).model_fields
     except ConfigError:
@@ -620,12 +621,12 @@ def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
     return (*others, *(f"mechanism.{name}" for name in settings))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _by_dotted_key(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a nested ``tree`` by dotted key, each after ``prefix``."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
+            flat.update(_by_dotted_key(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat

@@ -16,7 +16,7 @@ _MAX_SHOWN = 200
 """Maximum number of characters of a refused key in a message. A server may have sent the key, and the message goes to a node's log."""
 
 
-def explained(error: ValidationError, origin: str, known: Sequence[str], sections: Sequence[str], mechanism: str) -> str:
+def validation_message(error: ValidationError, origin: str, known: Sequence[str], sections: Sequence[str], mechanism: str) -> str:
     """Return a message on the first error in a config, with a suggestion.
 
     Args:
@@ -45,22 +45,22 @@ def explained(error: ValidationError, origin: str, known: Sequence[str], section
     return f"setting {key!r} in {origin}: {message[0].lower()}{message[1:]}, got {shown(first['input'])}{hint}"
 
 
-def _format_hint(key: str, given: object, error_types: Collection[str]) -> str:
-    """Return a hint on how to write a list or a table, if one was expected and ``given`` is something else; "" otherwise.
+def _format_hint(key: str, value: object, error_types: Collection[str]) -> str:
+    """Return a hint on how to write a list or a table, if one was expected and ``value`` is something else; "" otherwise.
 
     ``error_types`` are pydantic's names for the errors of this setting.
     """
-    if "list_type" in error_types and isinstance(given, Mapping):
+    if "list_type" in error_types and isinstance(value, Mapping):
         return f"; expected a list without names, as in {_EXAMPLES.get(key, '[first, second]')}"
-    if "dict_type" in error_types and isinstance(given, list):
+    if "dict_type" in error_types and isinstance(value, list):
         return f"; expected a table with a name for each value, as in {_EXAMPLES.get(key, '{name = value}')}"
-    if key == "data.class_shares" and "list_type" in error_types and not isinstance(given, str):
+    if key == "data.class_shares" and "list_type" in error_types and not isinstance(value, str):
         return f"; expected a list of all values, as in {_EXAMPLES[key]}"
-    if isinstance(given, str) and "dict_type" in error_types and "=" in given:
+    if isinstance(value, str) and "dict_type" in error_types and "=" in value:
         return "; a table has braces, and texts in it quotes, as in {age = [0, 120]}"
-    if not isinstance(given, str) or "list_type" not in error_types:
+    if not isinstance(value, str) or "list_type" not in error_types:
         return ""
-    parts = ", ".join(part if _is_number(part) else json.dumps(part, ensure_ascii=False) for part in map(str.strip, given.split(",")))
+    parts = ", ".join(part if _is_number(part) else json.dumps(part, ensure_ascii=False) for part in map(str.strip, value.split(",")))
     return f"; a list has brackets, and texts in it quotes: --set '{key}=[{parts[:_MAX_SHOWN]}]'"
 
 
@@ -81,11 +81,11 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _unknown_mechanism_setting(mechanism: str, setting: str, own: Sequence[str]) -> str:
-    """Return a message that ``mechanism`` has no such ``setting``, with the nearest of its ``own`` settings, or all of them."""
-    nearest = get_close_matches(setting, own, n=1)
-    known = f"did you mean 'mechanism.{nearest[0]}'?" if nearest else f"it has: {', '.join(sorted(own))}"
-    return f"{mechanism} has no setting {setting!r}; {known}"
+def _unknown_mechanism_setting(mechanism: str, setting: str, known_settings: Sequence[str]) -> str:
+    """Return a message that ``mechanism`` has no such ``setting``, with the nearest of its ``known_settings``, or all of them."""
+    nearest = get_close_matches(setting, known_settings, n=1)
+    suggestion = f"did you mean 'mechanism.{nearest[0]}'?" if nearest else f"it has: {', '.join(sorted(known_settings))}"
+    return f"{mechanism} has no setting {setting!r}; {suggestion}"
 
 
 def _suggestion(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:

@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class CallerObjects:
     """Data and a model that a caller passes from Python. A config cannot name them."""
 
     data: object = None
@@ -37,14 +37,14 @@ class Given:
     _loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
     def read(self, config: DataConfig, targets: tasks.Targets) -> Dataset:
-        """Return a user's own data, read once: a run needs them several times, and a caller's code might return other rows then."""
+        """Return a user's own data. They are read once, since a caller's code might return other rows the next time."""
         key = f"{targets} {config.model_dump_json()}"
         if key not in self._loaded:
             self._loaded[key] = load_brought(config, targets, self.data)
         return self._loaded[key]
 
 
-NOTHING = Given()
+NO_CALLER_OBJECTS = CallerObjects()
 
 _SIMULATION = "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise"
 _SECRET_SEED_NOTE = (
@@ -101,7 +101,7 @@ def load_dataset(
     data_dir: Path | None,
     warn: Warn = _LOG.warning,
     progress: Progress = quietly,
-    given: Given = NOTHING,
+    caller_objects: CallerObjects = NO_CALLER_OBJECTS,
     table: Path | None = None,
     *,
     write_cache: bool = True,
@@ -121,15 +121,15 @@ def load_dataset(
         licence_of(config.model.name, config.model.licence)
     if config.data.features != NONE:  # fail before the data are read, which may take long
         _check_features(config)
-    settings = data_of(config)
+    settings = data_settings_of(config)
     check_persons_named(settings)
-    targets = targets_of(config)
+    targets = target_kind_of(config)
     if settings.at_nodes:
         data = described_at_nodes(settings, targets) if table is None else read_at_node(settings, targets, table)
     elif not settings.brought:
         data = load(settings.name, data_dir, warn, write_cache=write_cache)
     else:  # read again in each run, since the files may have changed
-        data = load_brought(settings, targets) if given is NOTHING else given.read(settings, targets)
+        data = load_brought(settings, targets) if caller_objects is NO_CALLER_OBJECTS else caller_objects.read(settings, targets)
         _check_no_person_in_both(data)
         data = data.noted(_SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
     is_built_in = not (settings.brought or settings.at_nodes)
@@ -151,8 +151,8 @@ def _check_features(config: RunConfig) -> None:
     feature_map(config.data.features, config.data.feature_options).load()
 
 
-def data_of(config: RunConfig) -> DataConfig:
-    """Return the settings of the data. If they name no tokenizer, it is that of the pretrained model or encoder, which reads the texts."""
+def data_settings_of(config: RunConfig) -> DataConfig:
+    """Return the settings of the data. A missing tokenizer is filled in: that of the pretrained model or encoder that reads the texts."""
     data = config.data
     if data.tokenizer:
         return data
@@ -162,10 +162,10 @@ def data_of(config: RunConfig) -> DataConfig:
 
 
 def check_persons_named(data: DataConfig) -> None:
-    """Raise if ``data`` name a column of persons, and are built-in data, which have no such column.
+    """Raise if ``data`` are built-in data, which have no column of persons, and name such a column.
 
-    A mechanism would then state that it protects persons, and protect single records. Only simulations are checked: a user's own app on
-    Flower reads other data, and states itself which records belong to a person.
+    The guarantee would then be stated for persons, but hold for single records only. Only simulations are checked: a user's own app on
+    Flower reads other data, and itself states which records belong to a person.
 
     Raises:
         ConfigError: ``data.person`` is set for built-in data.
@@ -186,12 +186,12 @@ def _check_no_person_in_both(data: Dataset) -> None:
         raise DataError("some persons have rows in both data.path and data.test_path: remove their rows from one of the two files")
 
 
-def targets_of(config: RunConfig) -> tasks.Targets:
+def target_kind_of(config: RunConfig) -> tasks.Targets:
     """Return the kind of target, such as a class or a number, that the task of ``config`` predicts."""
     return tasks.create(config.task.name, 1).targets
 
 
-def described(config: RunConfig, given: Given = NOTHING) -> Description:
+def describe_data(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> Description:
     """Return the public facts about the data of ``config``. Built-in data are not read for this.
 
     Raises:
@@ -199,6 +199,6 @@ def described(config: RunConfig, given: Given = NOTHING) -> Description:
     """
     data = config.data
     if data.brought or data.at_nodes:
-        return Description.of(load_dataset(config, None, given=given))
+        return Description.of(load_dataset(config, None, caller_objects=caller_objects))
     shape, outputs = image_shape(data.name)
     return Description(shape if data.features == NONE else feature_map(data.features, data.feature_options).shape(shape), outputs)

@@ -44,10 +44,10 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
 
 
 def weighted_shares(shares: Sequence[float], emphasis: Emphasis) -> tuple[list[float], float]:
-    """Return the share that each class has in the loss, and the mean weight of a sample.
+    """Return the share of each class in the weighted loss, and the mean weight of a sample.
 
     Args:
-        shares: share that each class has among the samples.
+        shares: share of each class among the samples.
     """
     if not emphasis.class_weights:
         return list(shares), 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ldpfl import tasks
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.planning.evaluation_noise import epsilon_of_bit, is_seen, noise_of_sum
+from ldpfl.experiments.planning.evaluation_noise import epsilon_of_bit, noise_multiplier_for_sum, server_sees_senders
 from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.mechanisms.harmony import HarmonySettings
@@ -18,7 +18,7 @@ from ldpfl.mechanisms.settings import MechanismSettings
 from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores
 
 
-def check_clients(config: RunConfig) -> None:
+def check_evaluation_fits(config: RunConfig) -> None:
     """Raise unless the accountants can add the evaluations at clients to the guarantee of training.
 
     Raises:
@@ -32,7 +32,7 @@ def check_clients(config: RunConfig) -> None:
         )
     if config.clients.self_sampling != "off" or config.clients.once:
         raise ConfigError("evaluation.epsilon needs all clients at once: leave clients.self_sampling and clients.once out")
-    if not (is_seen(channel) or mechanism.sends_bits or is_summed(config)):
+    if not (server_sees_senders(channel) or mechanism.sends_bits or evaluates_by_sums(config)):
         raise ConfigError(
             f"evaluation.epsilon releases bits, which shuffling.channel = {channel!r} hides only beside other bits, and mechanism "
             f"{mechanism.name!r} sends none: set mechanism.name to 'rotated-sign', 'duchi' or 'harmony', or to 'dp-sgd' for records; "
@@ -40,28 +40,28 @@ def check_clients(config: RunConfig) -> None:
         )
 
 
-def is_summed(config: RunConfig) -> bool:
+def evaluates_by_sums(config: RunConfig) -> bool:
     """Return whether clients evaluate by noisy vectors, of which the server sees only the sum. Otherwise they send bits."""
     return isinstance(config.mechanism, DpFedAvgSettings) and config.shuffling.channel == "secure-sum"
 
 
-def client_scores(config: RunConfig, outputs: int) -> ClientScores:
+def figures_layout(config: RunConfig, outputs: int) -> ClientScores:
     """Return the layout of the vector of figures that each client sends. ``outputs`` is the model's number of outputs."""
-    kind = MeanScores if is_summed(config) else BitScores
+    kind = MeanScores if evaluates_by_sums(config) else BitScores
     return kind(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def client_settings(config: RunConfig, evaluations: int) -> MechanismSettings:
-    """Return the settings of the mechanism for one evaluation, if ``evaluations`` is their number in the run."""
+def evaluation_mechanism_settings(config: RunConfig, evaluations: int) -> MechanismSettings:
+    """Return the settings of the mechanism for one of the run's ``evaluations``, which share ``evaluation.epsilon``."""
     epsilon, shuffling = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
     honest = config.clients.count - shuffling.colluding
-    if is_summed(config):
-        changed = {"noise_multiplier": noise_of_sum(epsilon, config.privacy.delta, honest, evaluations), "clip_norm": 1.0}
+    if evaluates_by_sums(config):
+        changed = {"noise_multiplier": noise_multiplier_for_sum(epsilon, config.privacy.delta, honest, evaluations), "clip_norm": 1.0}
         return config.mechanism.model_copy(update=changed)
-    entries = client_scores(config, outputs=2).ranges.dimension
+    entries = figures_layout(config, outputs=2).ranges.dimension  # does not depend on the number of outputs
     bit_epsilon = epsilon_of_bit(epsilon, config.privacy.delta, shuffling.channel, honest, entries, evaluations)
-    if is_seen(shuffling.channel):
+    if server_sees_senders(shuffling.channel):
         return HarmonySettings(epsilon=bit_epsilon)
     return DuchiSettings(epsilon=bit_epsilon)

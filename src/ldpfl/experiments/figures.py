@@ -15,9 +15,9 @@ import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import in_short
-from ldpfl.experiments.client_evaluation import add_figures_of_clients, at_clients, lost_evaluations
+from ldpfl.experiments.client_evaluation import add_figures_of_clients, client_evaluation_entries, lost_evaluations
 from ldpfl.experiments.config import RunConfig, toml_value
-from ldpfl.experiments.quality import Reference, quality
+from ldpfl.experiments.quality import Reference, quality_entries
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.mechanisms import payload_bits
@@ -45,20 +45,20 @@ def summarise(
         baseline: scores of the noise-free baseline, if there is one.
         clamped: score of the same training with clipping and without noise, if it was computed.
     """
-    history, privacy = final.history, _privacy(config, federation, final)
-    judged: dict[str, Any] = {"scores": {}}
+    history, privacy = final.history, _privacy_entries(config, federation, final)
+    entries: dict[str, Any] = {"scores": {}}
     try:
-        judged = quality(federation, final.state.model, config.seed, data.classes, final.personal)
+        entries = quality_entries(federation, final.state.model, config.seed, data.classes, final.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
-    privacy["caveats"] += _finding_caveats(judged, config, federation)
+    privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation)
     if missing := lost_evaluations(config, final):
         rounds = ", ".join(f"{number:,}" for number in missing)
         privacy["caveats"].append(
             f"{NO_FIGURES} {rounds}: too few clients sent theirs in time; the guarantee counts these rounds all the same"
         )
-    measured = at_clients(federation, history)
-    add_figures_of_clients(judged, measured)
+    measured = client_evaluation_entries(federation, history)
+    add_figures_of_clients(entries, measured)
     figures = {
         "name": config.name,
         "seed": config.seed,
@@ -67,7 +67,7 @@ def summarise(
         "metric": federation.task.task.metric,
         "lower_is_better": federation.task.task.metric in federation.task.task.lower_is_better,
         "score": history[-1].score,
-        **judged,
+        **entries,
         "at_clients": measured,
         "score_per_round": [metrics.score for metrics in history],
         "noise_free_score": baseline.score_per_round[-1] if baseline else None,
@@ -78,10 +78,10 @@ def summarise(
         "evaluated_on": config.data.evaluate_on,
         **privacy,
         "clients": config.clients.count,
-        "records": records_held(config, federation),
-        "clients_per_round": last_trained(final).clients,
-        "clients_in_rounds": clients_in_rounds(final),
-        "stopped_after": stopped_after(federation, final),
+        "records": total_records(config, federation),
+        "clients_per_round": last_round_with_clients(final).clients,
+        "clients_in_rounds": fewest_and_most_clients(final),
+        "stopped_after": last_round_before_stopping(federation, final),
         "rounds": len(history),
         "weights": federation.task.layout.dimension,
         "chosen": _chosen_automatically(config, federation),
@@ -107,44 +107,47 @@ def summarise(
     return strict
 
 
-def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Federation) -> list[str]:
-    """Remove the findings of the evaluation from ``judged``, and return a caveat for each: a fault of the model, and what may help."""
+def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federation: Federation) -> list[str]:
+    """Remove the findings of :func:`~ldpfl.experiments.quality.quality_entries` from ``entries``, and return a caveat for each finding.
+
+    A caveat names a fault of the model, and what may help.
+    """
     caveats = []
-    if judged.pop("unusable", False):
+    if entries.pop("unusable", False):
         caveats.append(
             f"{UNUSABLE} for some test rows: these count as wrong in the accuracy and in exact matches, and other figures have no value; a "
             "smaller training.learning_rate or less noise may help, else look for a logarithm or a quotient in the model"
         )
-    if judged.pop("without_intervals", False):
+    if entries.pop("without_intervals", False):
         caveats.append(
             f"the metrics of task {federation.task.task.name!r} have no intervals, and there are no figures by client and no pooled "
             "reference: several seeds (ldpfl sweep --seeds) show how far the metrics vary between runs"
         )
-    if extreme := judged.pop("extreme", ""):
+    if extreme := entries.pop("extreme", ""):
         caveats.append(
             f"{EXTREME}: {extreme}. Rank rows by them, but do not read them as probabilities; a smaller training.server_learning_rate (or "
             "training.learning_rate), a larger training.server_weight_decay, more rows or a larger epsilon bring them closer together"
         )
-    if narrow := judged.pop("narrow", ""):
+    if narrow := entries.pop("narrow", ""):
         caveats.append(
             f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
             f"training.server_learning_rate{_LARGER_STEP if is_pretrained(config.model.name) else ''} or a smaller "
             "training.server_weight_decay move them apart"
         )
-    if chance := judged.pop("chance", ""):
+    if chance := entries.pop("chance", ""):
         caveats.append(
             f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
             "noise-free baseline shows whether the data can be learnt at all"
         )
-    if judged.pop("constant", False) and not _all_columns_hidden(federation):
+    if entries.pop("constant", False) and not _all_columns_hidden(federation):
         caveats.append(
-            f"{CHANCE}: the model's output is the same for all {judged['test_rows']:,} test rows, whatever their inputs. Either training "
+            f"{CHANCE}: the model's output is the same for all {entries['test_rows']:,} test rows, whatever their inputs. Either training "
             "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
             "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
             "wider than the values"
         )
-    threshold = judged.pop("threshold", "")
-    if one_class := judged.pop("one_class", ""):
+    threshold = entries.pop("threshold", "")
+    if one_class := entries.pop("one_class", ""):
         caveats.append(
             f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
             + (
@@ -153,18 +156,21 @@ def _finding_caveats(judged: dict[str, Any], config: RunConfig, federation: Fede
                 else ""
             )
         )
-    caveats += _note_on_event(judged, config)
-    off = judged.pop("off", "")
+    caveats += _common_event_caveats(entries, config)
+    off = entries.pop("off", "")
     if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):  # else the two differ by nothing that matters
-        is_risk = OBSERVED in judged["scores"]
+        is_risk = OBSERVED in entries["scores"]
         remedy = _remedy_for_risks(config, federation) if is_risk else _remedy_for_numbers(config)
         caveats.append(f"{OFF if is_risk else OFF_MEAN}: {off}. {remedy}")
     return caveats
 
 
-def _note_on_event(judged: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Return a note if nearly all test rows have the event, and the settings do not say which of two classes it is; else nothing."""
-    share, names = judged.get("scores", {}).get(OBSERVED, 0.0), judged.get("classes", [])
+def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Return the caveat that the event may be the wrong one of two classes; an empty list if that is not to be feared.
+
+    It may be if nearly all test rows have the event, and no setting says which of the two classes is the event.
+    """
+    share, names = entries.get("scores", {}).get(OBSERVED, 0.0), entries.get("classes", [])
     if not config.data.brought or config.data.classes or len(names) != 2 or share <= _MAX_SHARE_OF_EVENT:
         return []
     other, event = names
@@ -287,15 +293,15 @@ STOPPED = "training stopped after round"
 """Start of the note on the round after which a run ended early."""
 
 
-def stopped_after(federation: Federation, checkpoint: Checkpoint) -> int | None:
-    """Return the last round in which clients trained, if the validation loss ended training early; None if it did not."""
+def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -> int | None:
+    """Return the last round in which clients trained, if the validation loss ended training early; None otherwise."""
     trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
     return trained_rounds[-1] if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round else None
 
 
 def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:
     """Return the caveat of a run that stopped early: what decided it, and whether the guarantee covers that; else an empty list."""
-    last_round, rounds = stopped_after(federation, checkpoint), checkpoint.state.round
+    last_round, rounds = last_round_before_stopping(federation, checkpoint), checkpoint.state.round
     if last_round is None:
         return []
     decided_by = "what was released and the public rows of data.validation"
@@ -304,7 +310,7 @@ def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Che
     return [f"{STOPPED} {last_round} of {rounds}, and all are counted: when to stop followed from {decided_by}"]
 
 
-def of_extending(config: RunConfig) -> list[str]:
+def extension_caveats(config: RunConfig) -> list[str]:
     """Return the caveat of a run to which rounds were added; an empty list for other runs."""
     added, rounds = config.training.extended, config.training.rounds
     if not added:
@@ -331,7 +337,7 @@ def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
     return [f"the run ended after {finished_rounds} of {rounds} rounds: {reason}"]
 
 
-def records_held(config: RunConfig, federation: Federation) -> int | None:
+def total_records(config: RunConfig, federation: Federation) -> int | None:
     """Return the number of records, or persons, of all clients. For nodes' own tables the config states it; None if it does not."""
     if not config.data.at_nodes:
         return int(federation.samples.sizes.sum())
@@ -340,31 +346,31 @@ def records_held(config: RunConfig, federation: Federation) -> int | None:
 
 def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
     """Return the caveat that delta is too large for the number of protected records or persons; an empty list if it is not."""
-    records, delta = records_held(config, federation) or 0, config.privacy.delta
+    records, delta = total_records(config, federation) or 0, config.privacy.delta
     if record_clip_of(federation.mechanism) is None or delta * records < 1:
         return []
     unit = "persons" if config.data.person else "records"
     return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {unit} at random would satisfy it"]
 
 
-def last_trained(checkpoint: Checkpoint) -> RoundMetrics:
+def last_round_with_clients(checkpoint: Checkpoint) -> RoundMetrics:
     """Return the figures of the last round in which clients took part, or of the last one if none did."""
     return next((metrics for metrics in reversed(checkpoint.history) if metrics.clients), checkpoint.history[-1])
 
 
-def clients_in_rounds(checkpoint: Checkpoint) -> list[int]:
+def fewest_and_most_clients(checkpoint: Checkpoint) -> list[int]:
     """Return the fewest and the most clients whose reports any one training round had."""
     numbers = [metrics.clients for metrics in checkpoint.history]
     return [min(numbers), max(numbers)]
 
 
-def _privacy(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
+def _privacy_entries(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the privacy entries of ``result.json``: epsilon of one unit of one round, and the guarantee from the ledger's events."""
     statement = account(checkpoint.ledger, config.privacy.delta)
     caveats = [
         *_stopping_caveats(config, federation, checkpoint),
         *_ending_caveats(config, checkpoint),
-        *of_extending(config),
+        *extension_caveats(config),
         *_target_caveats(config, statement),
         *_delta_caveats(config, federation),
         *_emphasis_caveats(config),
@@ -373,14 +379,14 @@ def _privacy(config: RunConfig, federation: Federation, checkpoint: Checkpoint) 
     return {
         "mechanism": config.mechanism.name,
         "perturbed": config.mechanism.perturbed,
-        **of_unit(checkpoint.ledger, config.privacy.delta),
+        **unit_epsilon_entries(checkpoint.ledger, config.privacy.delta),
         "target": None if config.privacy.target_epsilon == "off" else config.privacy.target_epsilon,
         "caveats": [*federation.mechanism.properties.caveats, *federation.notes, *caveats],
         "privacy": statement.to_dict(),
     }
 
 
-def of_unit(ledger: Ledger, delta: float) -> dict[str, Any]:
+def unit_epsilon_entries(ledger: Ledger, delta: float) -> dict[str, Any]:
     """Return the epsilon of one unit of the last round. It is pure if the mechanism is, else it holds at the run's ``delta``.
 
     It is None if nothing is protected, and infinite if it cannot be computed.
@@ -431,7 +437,7 @@ def _layer_entries(config: RunConfig, federation: Federation, checkpoint: Checkp
 
     The radius is None if values are clipped by their norm. The clipped fraction is None then too, and if only clients know it.
     """
-    layout, metrics = federation.task.layout, last_trained(checkpoint)
+    layout, metrics = federation.task.layout, last_round_with_clients(checkpoint)
     return {
         name: {
             "weights": size,

@@ -20,14 +20,14 @@ from ldpfl.tasks.weighted_metrics import FiguresOfCounts, Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class EvaluatedModel:
     """A model's outputs for the test rows, the observed targets, and the metrics of both.
 
     Attributes:
         scores: each metric over all rows.
         predicted, observed: outputs and observed targets, in the form that the metrics take; empty if only the task itself has metrics.
-        kind: function that computes weighted metrics from outputs and targets; None if only the task itself has metrics.
-        figures: result of ``kind`` for all rows.
+        metrics_function: function that computes weighted metrics from outputs and targets; None if only the task itself has metrics.
+        figures: result of ``metrics_function`` for all rows.
         unusable: whether the outputs for some rows are NaN or infinite.
         constant: whether all rows have the same outputs.
         classes: class (n,) that is predicted for each row; None if the task predicts none.
@@ -36,7 +36,7 @@ class Judged:
     scores: dict[str, float]
     predicted: Floats = field(default_factory=lambda: np.empty(0))
     observed: NDArray[Any] = field(default_factory=lambda: np.empty(0))
-    kind: Callable[[Floats, Any], FiguresOfCounts] | None = None
+    metrics_function: Callable[[Floats, Any], FiguresOfCounts] | None = None
     figures: FiguresOfCounts | None = None
     unusable: bool = False
     constant: bool = False
@@ -44,54 +44,58 @@ class Judged:
 
     @property
     def is_of_two_classes(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.two_class_figures
+        return isinstance(self.metrics_function, partial) and self.metrics_function.func is weighted_metrics.two_class_figures
 
     @property
     def is_of_times(self) -> bool:
-        return isinstance(self.kind, partial) and self.kind.func is weighted_metrics.survival_figures
+        return isinstance(self.metrics_function, partial) and self.metrics_function.func is weighted_metrics.survival_figures
 
     @property
     def is_of_numbers(self) -> bool:
-        return self.kind in (weighted_metrics.number_figures, weighted_metrics.count_figures)
+        return self.metrics_function in (weighted_metrics.number_figures, weighted_metrics.count_figures)
 
 
-def judged_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> Judged:
-    """Return the metrics of the model with ``weights`` (d,) on the test rows; and the clients' ``personal`` layers (N, p)."""
+def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> EvaluatedModel:
+    """Return the outputs and metrics on the test rows of the model with ``weights`` (d,) and the clients' ``personal`` layers (N, p)."""
     task, rows = federation.task.task, federation.evaluation.samples
     if not len(rows):
-        return Judged(measured(federation.task, weights, rows, every=True))
-    if task.name not in _FORMS:
+        return EvaluatedModel(measured(federation.task, weights, rows, every=True))
+    if task.name not in _METRICS_INPUTS:
         has_unusable: list[bool] = []
         equality = _EqualOutputs()
 
-        def watched_batches() -> Iterator[tuple[Tensor, Tensor]]:  # batch by batch: the outputs for texts are large
+        def watched_batches() -> Iterator[tuple[Tensor, Tensor]]:
+            """Yield outputs and targets, and note properties of the outputs. All outputs for texts at once may not fit into memory."""
             for outputs, targets in federation.outputs(weights, personal):
                 has_unusable.append(bool(unusable(outputs, task.targets).any()))
                 if outputs.dim() <= 2:  # scores of all tokens at all places are too many to compare
                     equality.update(outputs)
                 yield outputs, targets
 
-        return Judged(task.measured(watched_batches(), every=True), unusable=any(has_unusable), constant=equality.holds)
+        return EvaluatedModel(task.measured(watched_batches(), every=True), unusable=any(has_unusable), constant=equality.all_equal)
     batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in federation.outputs(weights, personal)]
     scores = task.measured(iter(batches), every=True)
     outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    return judged_by(federation, outputs, targets, scores)
+    return evaluate_outputs(federation, outputs, targets, scores)
 
 
-def judged_by(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> Judged:
+def evaluate_outputs(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> EvaluatedModel:
     """Return the metrics of ``outputs`` for the test rows, in the target's units, with the task's own metrics ``scores``."""
     if not bool(outputs.isfinite().all()):
-        return Judged(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
+        return EvaluatedModel(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
     name = federation.task.task.name
-    kind, predicted, observed = _FORMS[name](outputs, targets, federation)
-    figures, equality = kind(predicted, observed), _EqualOutputs()
+    metrics_function, predicted, observed = _METRICS_INPUTS[name](outputs, targets, federation)
+    figures, equality = metrics_function(predicted, observed), _EqualOutputs()
     equality.update(outputs)
-    classes = _CLASSES[name](outputs).numpy() if name in _CLASSES else None
+    classes = _PREDICTED_CLASSES[name](outputs).numpy() if name in _PREDICTED_CLASSES else None
     all_scores = {**weighted_metrics.figures_of_all_rows(figures, len(observed)), **scores}
-    return Judged(all_scores, predicted, observed, kind, figures, constant=equality.holds, classes=classes)
+    return EvaluatedModel(all_scores, predicted, observed, metrics_function, figures, constant=equality.all_equal, classes=classes)
 
 
-_CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {"classification": lambda logits: logits.argmax(dim=1), "ordinal": median_class}
+_PREDICTED_CLASSES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "classification": lambda logits: logits.argmax(dim=1),
+    "ordinal": median_class,
+}
 """Function from outputs (N, ...) to the predicted class (N,), for tasks that predict one."""
 
 
@@ -111,10 +115,11 @@ class _EqualOutputs:
         self._rows += len(outputs)
 
     @property
-    def holds(self) -> bool:
+    def all_equal(self) -> bool:
         """Whether all rows so far have the same outputs. False with fewer than two rows."""
         if self._low is None or self._high is None or self._rows < 2:
             return False
+        # Rounding errors are relative to the largest output.
         return bool((self._high - self._low).max() <= _TOLERANCE * torch.maximum(self._low.abs(), self._high.abs()).max())
 
 
@@ -126,8 +131,11 @@ _MetricsInput = tuple[Callable[[Floats, Any], FiguresOfCounts], Floats, NDArray[
 """Function that computes weighted metrics, and its two arguments: outputs and observed targets, in the form that it takes."""
 
 
-def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of classes, with the difference of two logits, or the logits (n, k) of more classes, and the observed classes."""
+def _input_for_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for classes, with its arguments: logits (n, k), and the observed classes.
+
+    Two classes have one number for each row: the difference of the two logits.
+    """
     logits, classes = outputs.double().numpy(), targets.numpy()
     if logits.shape[1] == 2:
         figures = partial(weighted_metrics.two_class_figures, threshold=federation.evaluation.threshold)
@@ -135,21 +143,21 @@ def _class_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Me
     return weighted_metrics.several_class_figures, logits, classes
 
 
-def _label_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of labels, with their logits (n, k), and which labels each row has."""
+def _input_for_labels(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for labels, with its arguments: logits (n, k), and which labels each row has."""
     return weighted_metrics.label_figures, outputs.double().numpy(), targets.numpy() > 0
 
 
-def _number_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of numbers, with the predicted and the observed number of each row, in the unit of the data."""
+def _input_for_numbers(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for numbers, with its arguments: predicted and observed numbers, in the unit of the data."""
     encoder = federation.encoder
     center, unit = (0.0, 1.0) if encoder is None else (encoder.target_center, encoder.target_spread)
     predicted, observed = (values.reshape(len(targets)).double().numpy() * unit + center for values in (outputs, targets))
     return weighted_metrics.number_figures, predicted, observed
 
 
-def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of times, with the probability (n, k) to survive each interval, and times with events (n, 2)."""
+def _input_for_times(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for times, with its arguments: chance (n, k) to survive each interval, and times with events (n, 2)."""
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
     times, events = appended_times(targets, outputs.shape[1])
     return (
@@ -159,24 +167,24 @@ def _time_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _Met
     )
 
 
-def _count_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of counts, with the expected and the observed count of each row, in the unit of the data."""
+def _input_for_counts(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for counts, with its arguments: expected and observed counts, in the unit of the data."""
     unit = 1.0 if federation.encoder is None else federation.encoder.target_spread
     expected = expected_count(outputs.reshape(len(targets)).double()).clamp_min(MIN_COUNT)
     return weighted_metrics.count_figures, expected.numpy() * unit, targets.double().numpy() * unit
 
 
-def _ordered_form(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics of ordered classes, with the middle class that is predicted for each row, and the observed class."""
+def _input_for_ordered_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
+    """Return the metrics function for ordered classes, with its arguments: the median of the predicted classes, and the observed class."""
     return weighted_metrics.ordered_class_figures, median_class(outputs).double().numpy(), targets.numpy()
 
 
-_FORMS: Mapping[str, Callable[[Tensor, Tensor, Federation], _MetricsInput]] = {
-    "classification": _class_form,
-    "multilabel": _label_form,
-    "regression": _number_form,
-    "poisson": _count_form,
-    "ordinal": _ordered_form,
-    "survival": _time_form,
+_METRICS_INPUTS: Mapping[str, Callable[[Tensor, Tensor, Federation], _MetricsInput]] = {
+    "classification": _input_for_classes,
+    "multilabel": _input_for_labels,
+    "regression": _input_for_numbers,
+    "poisson": _input_for_counts,
+    "ordinal": _input_for_ordered_classes,
+    "survival": _input_for_times,
 }
 """Function from outputs, targets and the federation to the input of the metrics, by task."""

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ldpfl.errors import LdpflError
-from ldpfl.experiments.build import as_usual, build, choose_device, model_of
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.build import build, choose_device, model_of, with_torch_defaults
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import NOTHING, Given, described, load_dataset
+from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, describe_data, load_dataset
 from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.mending import Change, mended
 from ldpfl.models.registry import offered
@@ -49,36 +49,38 @@ class Checked:
         return not self.problem
 
 
-@as_usual()
-def check(config: RunConfig, data_dir: Path | None, given: Given = NOTHING) -> Checked:
+@with_torch_defaults()
+def check(config: RunConfig, data_dir: Path | None, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> Checked:
     """Check whether the model of ``config`` can be trained on its data. No real sample goes through the model.
 
     Raises:
         LdpflError: the data cannot be read, or the model cannot be built.
     """
-    config = settled(config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), given)
-    data = described(config, given)
+    config = resolve_settings(
+        config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), caller_objects
+    )
+    data = describe_data(config, caller_objects)
     if config.data.brought and data.clients is None:  # a run checks that all clients have samples; here the model alone is checked
         count = min(config.clients.count, data.records)
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": count})})
-    module = model_of(config, data, given.module)
-    problem, notes = _problem(config, data_dir, given)
+    module = model_of(config, data, caller_objects.module)
+    problem, notes = _problem_and_warnings(config, data_dir, caller_objects)
     changes: tuple[Change, ...] = ()
     remaining_problem = ""
     if problem:
         module, changes = mended(module)
         changed = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})})
-        remaining_problem, notes = _problem(changed, data_dir, Given(given.data, module))
+        remaining_problem, notes = _problem_and_warnings(changed, data_dir, CallerObjects(caller_objects.data, module))
     weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))
     return Checked(problem, changes, remaining_problem, module, weights, notes, offered(data.shape, data.outputs, data.vocabulary))
 
 
-def _problem(config: RunConfig, data_dir: Path | None, given: Given) -> tuple[str, tuple[str, ...]]:
-    """Return why a run could not start ("" if it could), and the warnings that it would give."""
+def _problem_and_warnings(config: RunConfig, data_dir: Path | None, caller_objects: CallerObjects) -> tuple[str, tuple[str, ...]]:
+    """Return why a run of ``config`` could not start ("" if it could), and the warnings that it would give."""
     notes: list[str] = []
     try:
-        data = load_dataset(config, data_dir, notes.append, given=given)
-        build(config, data, choose_device("cpu"), given.module, notes.append, new_secret(config))
+        data = load_dataset(config, data_dir, notes.append, caller_objects=caller_objects)
+        build(config, data, choose_device("cpu"), caller_objects.module, notes.append, new_secret(config))
     except LdpflError as error:
         return str(error), tuple(notes)
     return "", tuple(notes)

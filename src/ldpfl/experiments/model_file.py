@@ -112,12 +112,12 @@ class ModelFile(BaseModel):
             personal=tuple(model.personal),
         )
 
-    def handed_on(self) -> ModelFile:
+    def without_local_folders(self) -> ModelFile:
         """Return a copy that names no folder of this machine."""
         return self.model_copy(update={"name": public_name(self.name)})
 
     @property
-    def described(self) -> Description:
+    def data_description(self) -> Description:
         """The data that the model is for, as far as the file describes them: shape, outputs and vocabulary."""
         return Description(self.shape, self.outputs, self.vocabulary)
 
@@ -139,8 +139,8 @@ class ModelFile(BaseModel):
             stored_shapes = _stored_shapes(weights)
             if isinstance(caller_model, str | None) and not is_code(model.name):
                 with torch.device("meta"):
-                    _check_shapes(self._made(model), stored_shapes)
-            module = self._made(model, caller_model if isinstance(caller_model, nn.Module) else None)
+                    _check_shapes(self._make_module(model), stored_shapes)
+            module = self._make_module(model, caller_model if isinstance(caller_model, nn.Module) else None)
             check_base(module, self.base)
             _check_shapes(module, stored_shapes)
             module.load_state_dict(load_file(weights), strict=not self.base)
@@ -160,7 +160,9 @@ class ModelFile(BaseModel):
                 raise ValueError("it is a link")
             if self.name != GIVEN and not is_code(self.name):
                 with torch.device("meta"):
-                    _check_shapes(self._made(ModelConfig(name=self.name, options=self.options, mend=self.mend)), _stored_shapes(weights))
+                    _check_shapes(
+                        self._make_module(ModelConfig(name=self.name, options=self.options, mend=self.mend)), _stored_shapes(weights)
+                    )
             save_file(load_file(weights), to)
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
@@ -168,7 +170,7 @@ class ModelFile(BaseModel):
     def _model_to_make(self, caller_model: str | nn.Module | None) -> ModelConfig:
         """Return the settings of the model to make.
 
-        Code and bases from the hub are only used if the caller names them, since the file may be somebody else's.
+        Code, and pretrained models from the hub, are used only if the caller names them, since the file may be somebody else's.
 
         Raises:
             ConfigError: the model is code, was passed from Python, or has a base that is not here, and the caller does not name it.
@@ -192,18 +194,18 @@ class ModelFile(BaseModel):
         name = caller_model if caller_model is not None and is_code(caller_model) else self.name
         return ModelConfig(name=name, options=self.options, mend=self.mend)
 
-    def _made(self, model: ModelConfig, given: nn.Module | None = None) -> nn.Module:
+    def _make_module(self, model: ModelConfig, caller_module: nn.Module | None = None) -> nn.Module:
         """Return the initial module of ``model``. If it cannot be made, raise a :class:`ConfigError` or a ``ValueError``."""
         try:
-            return make_module(model, self.described, self.targets, given=given)
+            return make_module(model, self.data_description, self.targets, caller_module=caller_module)
         except LdpflError:
             raise
         except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's
             raise ValueError(f"no such model can be made, {type(error).__name__}: {error}") from error
 
 
-def check_whole(personal: Sequence[str]) -> None:
-    """Raise a :class:`ConfigError` if ``personal`` layers stayed at the clients, so that the saved model predicts nothing."""
+def check_no_personal_layers(personal: Sequence[str]) -> None:
+    """Raise a :class:`ConfigError` if there are ``personal`` layers. They stayed at the clients, so the saved model cannot predict."""
     if personal:
         raise ConfigError(
             f"the layers {', '.join(personal)} stayed at the clients (model.personal), so this model predicts nothing by itself: take its "
@@ -225,7 +227,7 @@ def _stored_shapes(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(module: nn.Module, stored_shapes: dict[str, tuple[int, ...]]) -> None:
-    """Raise a ``ValueError`` if the tensors in a file, of the ``stored_shapes``, are not those that a run saves of ``module``."""
+    """Raise a ``ValueError`` unless a file whose tensors have the ``stored_shapes`` can be the saved weights of ``module``."""
     expected = {name: tuple(value.shape) for name, value in tensors_to_save(module).items()}
     if stored_shapes == expected:
         return
@@ -242,7 +244,7 @@ def read_description(path: Path, kind: type[BaseModel]) -> Any:
     """
     try:
         text = read_text(path, MAX_BYTES)
-        # Pydantic keeps an error for each wrong field, and with each error for a missing one a copy of all that was given.
+        # Pydantic keeps an error for each wrong field, and a copy of the whole input with each error for a missing field.
         if text.count(":") > _MAX_FIELDS or text.count(",") > _MAX_ENTRIES:
             raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields or {_MAX_ENTRIES:,} entries")
         return kind.model_validate_json(text)

@@ -10,7 +10,7 @@ from ldpfl.server import has_stopped
 from ldpfl.util.quantities import MAX_ROUNDS
 
 
-def extended(folder: RunFolder, more: int) -> RunConfig:
+def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
     """Return the config with which the finished run in ``folder`` trains for ``more`` further rounds. Nothing is written.
 
     The target epsilon was for the original rounds, so it becomes ``privacy.original_target``. The ledger says what the guarantee is after
@@ -36,13 +36,16 @@ def extended(folder: RunFolder, more: int) -> RunConfig:
             "privacy": config.privacy.model_copy(update=privacy),
         }
     )
-    # Whether what the run did so far would have been different with more rounds, by the setting that decides it.
-    depends = {"training.schedule": training.schedule != "constant", "training.server_schedule": training.server_schedule != "constant"}
-    depends |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
-    depends |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
-    depends |= {"training.patience": training.patience > 0 and has_stopped(checkpoint.history, training.patience)}
-    depends |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
-    keys = [key for key, depends_on_rounds in depends.items() if depends_on_rounds]
+    # For each setting that may depend on the number of rounds: whether the finished rounds would have been different with more rounds.
+    depends_on_rounds = {
+        "training.schedule": training.schedule != "constant",
+        "training.server_schedule": training.server_schedule != "constant",
+    }
+    depends_on_rounds |= {"clients.once": config.clients.once, "training.method": training.method != "gradient"}
+    depends_on_rounds |= {"evaluation.epsilon": config.evaluation.epsilon != "off"}
+    depends_on_rounds |= {"training.patience": training.patience > 0 and has_stopped(checkpoint.history, training.patience)}
+    depends_on_rounds |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
+    keys = [key for key, is_dependent in depends_on_rounds.items() if is_dependent]
     if keys:
         raise ConfigError(f"this run cannot be extended, because its {', '.join(keys)} depend on the number of rounds: begin another run")
     return changed

@@ -14,35 +14,36 @@ _MAX_STEPS = 4
 """Number of steps tried. A factor of a product whose other factor begins with zeros has a gradient only after that one has moved."""
 
 
-def immovable(trial: LocalTask, weights: Tensor) -> list[str]:
+def untrainable_parameters(trial: LocalTask, weights: Tensor) -> list[str]:
     """Return the names of trained parameters that no training from ``weights`` (d,) can change.
 
     A parameter can be changed if its gradient is not 0. Such parameters are moved at random, and the gradients of the others are computed
     again. For example, if the second factor of an adapter is 0 at the start, the first factor gets a gradient only after the second has
-    moved. If both are 0, neither ever gets one. Gradients are those of a random sum of the outputs, since the loss may be 0 on made-up
-    targets.
+    moved. If both are 0, neither ever gets one. Gradients are those of a randomly weighted sum of the outputs, since the loss may be 0 on
+    made-up targets.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = {name: value.clone() for name, value in trial.layout.unflatten(weights.to(trial.data.device)).items()}
-    waiting = list(parameters)
+    not_yet_moved = list(parameters)
     for _ in range(_MAX_STEPS):
         gradients = _gradients(trial, parameters)
-        moved = [name for name in waiting if bool(gradients[name].any())]
-        if not moved:
+        trainable = [name for name in not_yet_moved if bool(gradients[name].any())]
+        if not trainable:
             break
-        for name in moved:
+        for name in trainable:
             value = parameters[name]
+            # Divided by the root of the number of inputs of an output, as usual initial weights are.
             noise = torch.randn(value.shape, generator=generator) / sqrt(value.numel() / len(value))
             parameters[name] = value + noise.to(value.device)
-        waiting = [name for name in waiting if name not in moved]
-    return waiting
+        not_yet_moved = [name for name in not_yet_moved if name not in trainable]
+    return not_yet_moved
 
 
 def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradient of a random sum of all outputs, or of the losses if the outputs are not a tensor."""
+    """Return the gradient of a randomly weighted sum of all outputs, or of the sum of the losses if the outputs are not a tensor."""
     variables = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     batch = trial.data
-    outputs = trial.outputs(dict(variables), _spread(trial.normalised(batch.inputs)))
+    outputs = trial.outputs(dict(variables), _with_scaled_copies(trial.normalised(batch.inputs)))
     if isinstance(outputs, Tensor):  # a user's own task may take outputs of any type
         direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
         total = (outputs * direction).sum()
@@ -54,7 +55,7 @@ def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Ten
     return dict(zip(variables, gradients, strict=True))
 
 
-def _spread(inputs: Inputs) -> Inputs:
+def _with_scaled_copies(inputs: Inputs) -> Inputs:
     """Return numeric ``inputs``, also negated and enlarged: a ReLU that is 0 for all made-up samples is rarely 0 for these as well."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         return inputs

@@ -25,16 +25,16 @@ _MAX_HALVINGS, _REFINEMENTS = 60, 4
 """Maximum number of times that the length is halved, and number of bisections after that. They find it within 5 %."""
 
 
-def longest_within(module: nn.Module, inputs: Inputs, direction: Tensor, noise: float, most: float, longest: float) -> float:
-    """Return how long all steps together may be: ``longest``, or less if noise would then move the outputs by more than ``most``.
+def longest_total_step(module: nn.Module, inputs: Inputs, direction: Tensor, noise: float, max_change: float, max_length: float) -> float:
+    """Return how long all steps together may be: ``max_length``, or less so that noise moves the outputs by at most ``max_change``.
 
     Args:
         module: the model with its initial weights.
         inputs: N synthetic samples.
-        direction: (K,) unit vector; the outputs are looked at along it.
+        direction: (K,) unit vector along which the outputs' changes are measured.
         noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
-        most: maximum root mean square of the change of an output by noise.
-        longest: maximum sum of the steps' lengths, that is, of learning rates.
+        max_change: maximum root mean square of the change of an output by noise.
+        max_length: maximum sum of the steps' lengths, that is, of learning rates.
     """
 
     rows = each(lambda part: part[:_ROWS], inputs)
@@ -43,11 +43,11 @@ def longest_within(module: nn.Module, inputs: Inputs, direction: Tensor, noise: 
 
     def is_within(length: float) -> bool:
         """Return whether noise moves the outputs by at most ``most`` if the steps have this ``length`` together."""
-        return _output_change(module, rows, direction, initial, noise * length) <= most
+        return _output_change(module, rows, direction, initial, noise * length) <= max_change
 
-    if is_within(longest):
-        return longest
-    low = longest / 2
+    if is_within(max_length):
+        return max_length
+    low = max_length / 2
     for _ in range(_MAX_HALVINGS):
         if is_within(low):
             break
@@ -74,7 +74,10 @@ def _output_change(module: nn.Module, inputs: Inputs, direction: Tensor, initial
 
 
 def _outputs_along(module: nn.Module, weights: dict[str, Tensor], inputs: Inputs, direction: Tensor) -> Tensor:
-    """Return the outputs (N,) of ``module`` with these ``weights`` along ``direction``. Inputs go one by one, as for records' gradients."""
+    """Return the outputs (N,) along ``direction`` of ``module`` with these ``weights``.
+
+    Inputs go through the model one by one, as they do for gradients of records.
+    """
     outputs = [outputs_of(module, weights, row).reshape(-1) for row in one_by_one(inputs)]
     return torch.stack(outputs).double() @ direction.double()
 

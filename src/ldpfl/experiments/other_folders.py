@@ -22,8 +22,8 @@ def trials_mark(folder: Path) -> Path:
     return folder / "PRIVATE-tuning.json"
 
 
-def other_than_a_run(folder: Path) -> str:
-    """Return what ``folder`` is, if ldpfl wrote it and it holds no run, and what to do with it; "" if that is unknown."""
+def describe_other_folder(folder: Path) -> str:
+    """Return what ``folder`` is and what to do with it, if ldpfl wrote it for something else than a run; "" otherwise."""
     if (folder / SWEEP).exists():
         return f"{folder} is the folder of a sweep: give one of its runs, {folder / 'runs'}/*"
     if trials_mark(folder / PRIVATE).exists():

@@ -23,12 +23,12 @@ def split_layers(config: RunConfig, module: nn.Module) -> tuple[ParameterLayout,
         ConfigError: ``model.personal`` names no layer or all of them, or another setting does not fit it.
         PrivacyError: the model cannot be trained privately.
     """
-    if problem := next(_problems(config), None):
+    if problem := next(_misfits_with_personal_layers(config), None):
         raise ConfigError(f"model.personal keeps layers at the clients, and {problem}")
     return ParameterLayout.from_module(module).split(config.model.personal)
 
 
-def _problems(config: RunConfig) -> Iterator[str]:
+def _misfits_with_personal_layers(config: RunConfig) -> Iterator[str]:
     """Yield the reasons why other settings do not fit ``model.personal``, as ends of a sentence; nothing if no layer is personal."""
     if not config.model.personal:
         return
@@ -59,13 +59,13 @@ def _problems(config: RunConfig) -> Iterator[str]:
         yield "pretrained models already choose what is trained: leave model.personal out, or take another model"
 
 
-def values_of(module: nn.Module, layout: ParameterLayout) -> Tensor:
+def weights_of_layers(module: nn.Module, layout: ParameterLayout) -> Tensor:
     """Return the weights (d,) of ``module`` that belong to the layers of ``layout``."""
     parameters = dict(module.named_parameters())
     return layout.flatten({name: parameters[name].detach() for name in layout.names})
 
 
-def with_personal(trainer: Trainer, shared: ParameterLayout, personal: ParameterLayout, module: nn.Module) -> Trainer:
+def with_personal_layers(trainer: Trainer, shared: ParameterLayout, personal: ParameterLayout, module: nn.Module) -> Trainer:
     """Return the trainer of models whose layers in ``personal`` stay at the clients. Without such layers, ``trainer`` is unchanged.
 
     Raises:
@@ -75,18 +75,18 @@ def with_personal(trainer: Trainer, shared: ParameterLayout, personal: Parameter
         return trainer
     if not isinstance(trainer, VectorizedTrainer):
         raise ConfigError("model.personal is for models that can be trained for many clients at once, and this one cannot: leave it out")
-    return PersonalTrainer(trainer, shared, personal, values_of(module, personal).to(trainer.task.data.device))
+    return PersonalTrainer(trainer, shared, personal, weights_of_layers(module, personal).to(trainer.task.data.device))
 
 
-def whole_task(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
-    """Return the task of training all layers, and their initial weights (d + p,), if ``weights`` (d,) are those of the shared layers."""
+def task_of_all_layers(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
+    """Return the task of training all layers, and their initial weights (d + p,). ``weights`` (d,) are those of the shared layers."""
     if not personal.names:
         return shared, weights
     layout = ParameterLayout.from_module(shared.module)
-    layers = shared.layout.unflatten(weights) | personal.unflatten(values_of(shared.module, personal).to(weights.device))
+    layers = shared.layout.unflatten(weights) | personal.unflatten(weights_of_layers(shared.module, personal).to(weights.device))
     return replace(shared, layout=layout), layout.flatten(layers)
 
 
-def initial_personal(trainer: Trainer, clients: int) -> Tensor | None:
+def initial_personal_layers(trainer: Trainer, clients: int) -> Tensor | None:
     """Return the personal layers (N, p) of ``clients`` before the first round; None if the model has none."""
     return torch.tile(trainer.initial.cpu(), (clients, 1)) if isinstance(trainer, PersonalTrainer) else None

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ldpfl.data.scaling import STAGES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import initial_ranges, measures_columns, measuring_mechanism, mechanism_of, model_of, self_sampling_of
+from ldpfl.experiments.build import initial_ranges, lowest_join_probability, measures_columns, measuring_mechanism, mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import NOTHING, Given, check_persons_named, described
-from ldpfl.experiments.personal import split_layers, values_of
-from ldpfl.experiments.record_sums import evaluations, for_evaluation, head_of, scores_of_records
+from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, check_persons_named, describe_data
+from ldpfl.experiments.personal import split_layers, weights_of_layers
+from ldpfl.experiments.record_sums import config_for_evaluation, evaluation_vector_layout, least_squares_solver, rounds_evaluated_at_clients
 from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
@@ -25,8 +25,8 @@ _MAX_CLIENT_ROUNDS = 2 * 10**8
 """Maximum number of clients times rounds, which takes about ten seconds."""
 
 
-def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
-    """Return the ledger that a complete run of ``config``, on the data or model ``given``, will end with.
+def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> Ledger:
+    """Return the ledger that a complete run of ``config``, on the data or model ``caller_objects``, will end with.
 
     The seed decides who takes part in which round, so the ledger is exact.
 
@@ -34,14 +34,14 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
         ConfigError: the data set or the model is unknown, or does not fit; or the ledger cannot be foreseen. It cannot if it depends on
             training, or on random check-in on a user's own data, which depends on the data.
     """
-    weights, ranges = start_of(config, given)
+    weights, ranges = initial_weights_and_ranges(config, caller_objects)
     mechanism = mechanism_of(config, ranges)
-    evaluated_rounds = set(evaluations(config))
+    evaluated_rounds = set(rounds_evaluated_at_clients(config))
     evaluation = evaluation_release(config) if evaluated_rounds else None
-    stages = STAGES if measures_columns(config, described(config, given).unscaled, mechanism) else 0
+    stages = STAGES if measures_columns(config, describe_data(config, caller_objects).unscaled, mechanism) else 0
     if not mechanism.properties.foreseeable:
         raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
-    clients, self_sampling, once = config.clients.count, self_sampling_of(config), config.clients.once
+    clients, self_sampling, once = config.clients.count, lowest_join_probability(config), config.clients.once
     if self_sampling is not None and config.data.brought:
         raise ConfigError(
             "who of your clients decides to take part is known in the run alone: leave target_epsilon off, and see its ledger"
@@ -76,32 +76,32 @@ def planned_ledger(config: RunConfig, given: Given = NOTHING) -> Ledger:
 
 
 def evaluation_release(config: RunConfig) -> Release:
-    """Return the release of one evaluation at clients. It does not depend on the data."""
-    ranges = scores_of_records(config, outputs=2).ranges
-    return without_claim(released(mechanism_of(for_evaluation(config), ranges), ranges))
+    """Return the release of one evaluation at clients. It does not depend on the data, so any number of outputs will do."""
+    ranges = evaluation_vector_layout(config, outputs=2).ranges
+    return without_claim(released(mechanism_of(config_for_evaluation(config), ranges), ranges))
 
 
-def check_fit(config: RunConfig, given: Given = NOTHING) -> None:
+def check_settings_fit_together(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> None:
     """Raise, without training, if the model, the data set and the mechanism of a run do not fit together.
 
     Raises:
         ConfigError, PrivacyError: they do not fit together.
     """
     check_persons_named(config.data)
-    self_sampling_of(config)
-    _, ranges = start_of(config, given)
+    lowest_join_probability(config)
+    _, ranges = initial_weights_and_ranges(config, caller_objects)
     payload_bits(mechanism_of(config, ranges), ranges)
 
 
-def start_of(config: RunConfig, given: Given = NOTHING) -> tuple[Tensor, LayerRanges]:
+def initial_weights_and_ranges(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> tuple[Tensor, LayerRanges]:
     """Return the initial weights (d,) that clients share, and the clipping ranges of the first round.
 
     Raises:
         ConfigError: the data set or the model is unknown, or they do not fit.
     """
-    data = described(config, given)
-    head_of(config, data)  # raises if a setting does not fit least squares
-    module = model_of(config, data, given.module)
+    data = describe_data(config, caller_objects)
+    least_squares_solver(config, data)  # raises if a setting does not fit least squares
+    module = model_of(config, data, caller_objects.module)
     layout, _ = split_layers(config, module)
-    weights = values_of(module, layout)
+    weights = weights_of_layers(module, layout)
     return weights, initial_ranges(config, layout, weights)

@@ -15,7 +15,7 @@ from scipy.special import expit, log_softmax
 from torch import Tensor
 
 from ldpfl.data.samples import Samples
-from ldpfl.experiments.judging import judged_by
+from ldpfl.experiments.judging import evaluate_outputs
 from ldpfl.simulation import Federation
 from ldpfl.tasks.outcomes import LINEAR_FROM, count_losses
 from ldpfl.tasks.weighted_metrics import Floats
@@ -52,7 +52,7 @@ def pooled_scores(federation: Federation) -> dict[str, float] | None:
         return None
     outputs = torch.from_numpy(_with_constant(test) @ fit(_with_constant(train), train.targets.cpu(), encoder.outputs))
     targets = test.targets.cpu()
-    return judged_by(federation, outputs, targets, task.measured(iter([(outputs.float(), targets)]), every=True)).scores
+    return evaluate_outputs(federation, outputs, targets, task.measured(iter([(outputs.float(), targets)]), every=True)).scores
 
 
 def _with_constant(samples: Samples) -> Floats:
@@ -63,9 +63,10 @@ def _with_constant(samples: Samples) -> Floats:
 
 def _fit_number(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return the weights (F, 1) of least squares."""
-    penalty = np.eye(rows.shape[1])[:-1]  # a row for each weight, none for the offset
-    wanted = np.concatenate([targets.double().numpy().reshape(-1), np.zeros(len(penalty))])
-    weights: Floats = np.linalg.lstsq(np.vstack([rows, penalty]), wanted[:, None], rcond=None)[0]
+    # The squared weights are a penalty. As least squares, they are further rows: the weight itself is to be 0. The offset has no such row.
+    penalty = np.eye(rows.shape[1])[:-1]
+    right_side = np.concatenate([targets.double().numpy().reshape(-1), np.zeros(len(penalty))])
+    weights: Floats = np.linalg.lstsq(np.vstack([rows, penalty]), right_side[:, None], rcond=None)[0]
     return weights
 
 
@@ -74,7 +75,7 @@ def _fit_count(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     counts = targets.double().numpy().reshape(-1)
 
     def loss(weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
-        outputs_of_rows = rows @ weights
+        outputs_of_rows = rows @ weights  # logarithms of expected counts; above LINEAR_FROM the expected count grows linearly
         value = float(count_losses(torch.from_numpy(outputs_of_rows), torch.from_numpy(counts)).sum()) / len(rows)
         return value, rows.T @ (np.exp(np.minimum(outputs_of_rows, LINEAR_FROM)) - counts) / len(rows)
 
@@ -106,9 +107,9 @@ def _fit_ordered(rows: Floats, targets: Tensor, outputs: int) -> Floats:
 
 
 def _fit_parallel(rows: Floats, targets: Tensor, outputs: int) -> Floats:
-    """Return weights (F, outputs) of logistic regressions of ``targets`` (n, outputs), each 0, 1 or NaN, which does not count.
+    """Return weights (F, outputs) of logistic regressions of ``targets`` (n, outputs), each 0, 1 or NaN. A NaN adds nothing to the loss.
 
-    The weights differ between outputs only in the last row, the offsets.
+    The outputs have the same slopes. Only their offsets differ, which are the last row of the weights.
     """
     columns, values = rows[:, :-1], targets.double().numpy()
     is_known, events = ~np.isnan(values), np.nan_to_num(values)
@@ -145,6 +146,7 @@ def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, offsets
     """
 
     def penalised(weights: Floats) -> tuple[float, Floats]:
+        """Return the loss with its penalty, and the gradient of both."""
         value, gradient = loss(weights)
         penalty = np.concatenate([weights[: size - offsets], np.zeros(offsets)]) / rows
         return value + float(penalty @ weights) / 2, gradient + penalty
@@ -155,6 +157,6 @@ def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, offsets
 
 
 def _with_zero_column(free_weights: Floats, outputs: int) -> Floats:
-    """Return the weights (F, outputs) of all classes, from those of all classes but the first, as one vector."""
+    """Return the weights (F, outputs) of all classes, with zeros for the first, from one vector with the weights of the other classes."""
     later_classes = free_weights.reshape(-1, outputs - 1)
     return np.concatenate([np.zeros((len(later_classes), 1)), later_classes], axis=1)

@@ -40,7 +40,7 @@ def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
     return [*others, "which round's model was kept was decided by the loss on rows that are not protected: the guarantee does not cover it"]
 
 
-def without_private(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:
+def without_private_figures(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures ``result`` of a run, with None or an empty value for each figure that may not be published."""
     layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
     replacements: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}

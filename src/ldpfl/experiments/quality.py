@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ldpfl.data.persons import numbered
 from ldpfl.errors import printable
-from ldpfl.experiments.judging import Judged, judged_on_test_rows
+from ldpfl.experiments.judging import EvaluatedModel, evaluate_on_test_rows
 from ldpfl.simulation import Federation
 from ldpfl.tasks import ACCURACY, weighted_metrics
 from ldpfl.tasks.weighted_metrics import Floats
@@ -57,69 +57,76 @@ class Reference:
     pooled: Scores | None = None
 
 
-def quality(
+def quality_entries(
     federation: Federation, weights: Tensor, seed: int, classes: Sequence[str] = (), personal: Tensor | None = None
 ) -> dict[str, Any]:
     """Evaluate the model with ``weights`` (d,) on the test rows, and return the entries for ``result.json``.
 
-    The result also has findings that the caller turns into caveats: ``unusable`` is True if the outputs for some rows are NaN or infinite,
-    ``constant`` if all rows have the same outputs, and ``without_intervals`` if only the task itself has metrics. The texts ``extreme``,
-    ``narrow``, ``off``, ``chance`` and ``one_class`` are not empty if probabilities are far too close to 0 and 1, if they are far too close
-    together, if the intervals of the mean prediction and of the observed mean do not meet, if the main metric is no better than chance, or
-    if different outputs make one class of all rows.
-    With ``one_class``, the text ``threshold`` is the risk that flags about as many rows as have the event.
+    The result also has findings, which the caller turns into caveats. Three are True or False:
+
+    - ``unusable``: the outputs for some rows are NaN or infinite.
+    - ``constant``: all rows have the same outputs.
+    - ``without_intervals``: only the task itself has metrics.
+
+    The others are texts, empty if all is well:
+
+    - ``extreme``, ``narrow``: probabilities are far too close to 0 and 1, or to each other.
+    - ``off``: the interval of the mean prediction does not meet the interval of the observed mean.
+    - ``chance``: the main metric is no better than chance.
+    - ``one_class``: outputs differ, but the predicted class of all rows is the same. Then ``threshold`` is a risk from which about as many
+      rows are flagged as have the event.
 
     Args:
         seed: seed of the bootstrap.
         classes: names of the classes, if they have names. Those of a table are in its encoder.
         personal: (N, p) personal layers of all clients; None if the model has none.
     """
-    judged = judged_on_test_rows(federation, weights, personal)
+    evaluated = evaluate_on_test_rows(federation, weights, personal)
     class_names = classes if federation.encoder is None else federation.encoder.classes
-    entries: dict[str, Any] = {"scores": judged.scores, "test_rows": len(federation.evaluation.samples), "unusable": judged.unusable}
-    entries["constant"] = judged.constant
-    entries["without_intervals"] = judged.kind is None and not judged.unusable and entries["test_rows"] > 0
+    entries: dict[str, Any] = {"scores": evaluated.scores, "test_rows": len(federation.evaluation.samples), "unusable": evaluated.unusable}
+    entries["constant"] = evaluated.constant
+    entries["without_intervals"] = evaluated.metrics_function is None and not evaluated.unusable and entries["test_rows"] > 0
     entries["classes"] = [printable(name) for name in class_names]
-    if judged.figures is None:
+    if evaluated.figures is None:
         return entries
-    row_count = len(judged.observed)
+    row_count = len(evaluated.observed)
     persons = _person_numbers(federation, np.arange(row_count))
-    unsure_metrics, entries["intervals_note"] = _unsure_metrics(judged, judged.observed, persons)
-    all_intervals = weighted_metrics.bootstrap_intervals(judged.figures, row_count, seed, person_of_row=persons)
+    unsure_metrics, entries["intervals_note"] = _unreliable_metrics(evaluated, evaluated.observed, persons)
+    all_intervals = weighted_metrics.bootstrap_intervals(evaluated.figures, row_count, seed, person_of_row=persons)
     if persons is not None:
         entries["resampled"] = "persons"
-    if intervals := {name: all_intervals[name] for name in judged.scores if name in all_intervals and name not in unsure_metrics}:
+    if intervals := {name: all_intervals[name] for name in evaluated.scores if name in all_intervals and name not in unsure_metrics}:
         entries["intervals"] = intervals
-    entries |= {"off": _off_means(intervals), "one_class": _one_class(judged, class_names)}
-    entries["chance"] = _no_better_than_chance(federation.task.task.metric, judged, intervals)
+    entries |= {"off": _means_that_differ(intervals), "one_class": _only_predicted_class(evaluated, class_names)}
+    entries["chance"] = _no_better_than_chance(federation.task.task.metric, evaluated, intervals)
     if not entries["chance"]:
-        entries |= {"extreme": _extreme_slope(judged.scores, intervals), "narrow": _narrow_slope(judged.scores, intervals)}
-    entries["sites"] = list(_site_entries(federation, judged, seed))
-    if judged.is_of_two_classes:
-        risks = expit(judged.predicted)
-        entries["threshold"] = _threshold_for_share(risks, float(judged.observed.mean())) if entries["one_class"] else ""
+        entries |= {"extreme": _extreme_slope_text(evaluated.scores, intervals), "narrow": _narrow_slope_text(evaluated.scores, intervals)}
+    entries["sites"] = list(_site_entries(federation, evaluated, seed))
+    if evaluated.is_of_two_classes:
+        risks = expit(evaluated.predicted)
+        entries["threshold"] = _threshold_for_share(risks, float(evaluated.observed.mean())) if entries["one_class"] else ""
         entries["event"] = printable(class_names[1]) if class_names else "1"
         entries["calibration"] = weighted_metrics.calibration_groups(
-            risks, judged.observed.astype(np.float64), shares=True, person_of_row=persons
+            risks, evaluated.observed.astype(np.float64), shares=True, person_of_row=persons
         )
         # The bars end at the largest risk, rounded up to a twentieth.
         counts, edges = np.histogram(risks, bins=_RISK_BINS, range=(0.0, ceil(20 * risks.max()) / 20))
         entries["risks"] = {"edges": edges.tolist(), "rows": counts.tolist()}
-    elif judged.is_of_numbers:
-        entries["calibration"] = weighted_metrics.calibration_groups(judged.predicted, judged.observed, shares=False)
+    elif evaluated.is_of_numbers:
+        entries["calibration"] = weighted_metrics.calibration_groups(evaluated.predicted, evaluated.observed, shares=False)
     return entries
 
 
-def _extreme_slope(scores: Scores, intervals: Intervals) -> str:
+def _extreme_slope_text(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else "".
 
-    A slope that may be 0 or less is another fault: then a higher prediction does not mean more events.
+    If the interval of the slope reaches 0, nothing is returned: then higher predictions may not mean more events, which is another fault.
     """
     slope, (low, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_text(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < _MAX_EXTREME_INTERVAL else ""
 
 
-def _narrow_slope(scores: Scores, intervals: Intervals) -> str:
+def _narrow_slope_text(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope as text if the predicted probabilities are clearly too close together, else ""."""
     slope, (low, _) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_text(scores, intervals) if slope > NARROW_SLOPE and low > _MIN_NARROW_INTERVAL else ""
@@ -131,12 +138,15 @@ def _slope_text(scores: Scores, intervals: Intervals) -> str:
     return f"{weighted_metrics.SLOPE} {scores[weighted_metrics.SLOPE]:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
 
 
-def _one_class(judged: Judged, names: Sequence[str]) -> str:
-    """Return the class that is predicted for all test rows, as text; "" unless outputs and targets of the rows differ."""
-    if judged.constant or judged.classes is None or not _all_equal(judged.classes) or _all_equal(judged.observed):
+def _only_predicted_class(evaluated: EvaluatedModel, names: Sequence[str]) -> str:
+    """Return the class that is predicted for all test rows, as text; "" if several classes are predicted.
+
+    It is also "" if all outputs are equal, which another finding reports, or if all rows have the same target.
+    """
+    if evaluated.constant or evaluated.classes is None or not _all_equal(evaluated.classes) or _all_equal(evaluated.observed):
         return ""
-    place = int(judged.classes[0])
-    return repr(printable(names[place])) if place < len(names) else str(place)
+    class_number = int(evaluated.classes[0])
+    return repr(printable(names[class_number])) if class_number < len(names) else str(class_number)
 
 
 def _threshold_for_share(risks: Floats, share: float) -> str:
@@ -160,15 +170,15 @@ def _all_equal(classes: NDArray[Any]) -> bool:
     return bool((classes == classes[0]).all())
 
 
-def _no_better_than_chance(metric: str, judged: Judged, intervals: Intervals) -> str:
+def _no_better_than_chance(metric: str, evaluated: EvaluatedModel, intervals: Intervals) -> str:
     """Return the main ``metric`` as text if its interval does not lie above chance; "" if it does, or if it has no interval.
 
-    Chance for the accuracy is the share of the commonest class. A model of several classes whose AUROC lies above chance has learnt
-    something, whichever class it predicts. So may a model of ordered classes that predicts one of them for all rows: only its classes
-    are judged, so nothing is said of it here.
+    Chance for the accuracy is the share of the commonest class. The result is "" for two kinds of models that may have learnt something:
+    a model whose AUROC lies above chance, and a model of ordered classes that predicts one class for all rows. The metric of the latter
+    only sees predicted classes.
     """
-    scores = judged.scores
-    if judged.constant or (metric == weighted_metrics.KAPPA and judged.classes is not None and _all_equal(judged.classes)):
+    scores = evaluated.scores
+    if evaluated.constant or (metric == weighted_metrics.KAPPA and evaluated.classes is not None and _all_equal(evaluated.classes)):
         return ""
     if metric == ACCURACY:
         chance = scores.get(weighted_metrics.COMMONEST, nan)
@@ -183,7 +193,7 @@ def _no_better_than_chance(metric: str, judged: Judged, intervals: Intervals) ->
     return f"{metric} {scores[metric]:.4g} (95 % interval {low:.3g} to {high:.3g}), and {comparison}"
 
 
-def _off_means(intervals: Intervals) -> str:
+def _means_that_differ(intervals: Intervals) -> str:
     """Return the intervals of the mean prediction (or risk) and of the observed mean (or share) as text if they do not meet, else ""."""
     for predicted, observed, form in (
         (weighted_metrics.PREDICTED, weighted_metrics.OBSERVED, ".1%"),
@@ -196,49 +206,52 @@ def _off_means(intervals: Intervals) -> str:
     return ""
 
 
-def scores_of(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> dict[str, float]:
-    """Return all figures of the model with ``weights`` (d,) on the test rows, by name; for ``personal`` see :func:`quality`."""
-    return judged_on_test_rows(federation, weights, personal).scores
+def scores_on_test_rows(federation: Federation, weights: Tensor, personal: Tensor | None = None) -> dict[str, float]:
+    """Return all figures of the model with ``weights`` (d,) on the test rows, by name; for ``personal`` see :func:`quality_entries`."""
+    return evaluate_on_test_rows(federation, weights, personal).scores
 
 
-def _site_entries(federation: Federation, judged: Judged, seed: int) -> Iterator[dict[str, Any]]:
+def _site_entries(federation: Federation, evaluated: EvaluatedModel, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the metrics of each client's test rows: the worst client first, clients without metrics last."""
     if federation.evaluation.clients is None:
         return
     metric = federation.task.task.metric
-    entries = [_site_entry(federation, judged, client, seed) for client in np.unique(federation.evaluation.clients)]
+    entries = [_site_entry(federation, evaluated, client, seed) for client in np.unique(federation.evaluation.clients)]
 
     def worst_first(entry: Mapping[str, Any]) -> tuple[bool, float]:
-        """Return the key to sort by; entries without the main metric come last. Of tasks with such entries, higher is better."""
+        """Return the key to sort by. Entries without the main metric come last.
+
+        Low scores count as worst: in all tasks whose clients have metrics, higher is better.
+        """
         score = entry["scores"].get(metric, nan)
         return not isfinite(score), score if isfinite(score) else 0.0
 
     yield from sorted(entries, key=worst_first)
 
 
-def _site_entry(federation: Federation, judged: Judged, client: int, seed: int) -> dict[str, Any]:
+def _site_entry(federation: Federation, evaluated: EvaluatedModel, client: int, seed: int) -> dict[str, Any]:
     """Return the entry of ``client`` in ``result.json``: its metrics, or a note on why there are too few test rows for them."""
     rows = np.flatnonzero(federation.evaluation.clients == client)
-    predicted, observed = judged.predicted[rows], judged.observed[rows]
+    predicted, observed = evaluated.predicted[rows], evaluated.observed[rows]
     name = printable(federation.evaluation.client_names[client]) if federation.evaluation.client_names else str(client)
     entry: dict[str, Any] = {"name": name, "rows": rows.size, "scores": {}, "intervals": {}, "note": ""}
-    if judged.is_of_two_classes:
+    if evaluated.is_of_two_classes:
         entry["events"] = int(observed.sum())
-    elif judged.is_of_times:
+    elif evaluated.is_of_times:
         entry["events"] = int(observed[:, 1].sum())
     persons = _person_numbers(federation, rows)
     unit_count = rows.size if persons is None else int(persons.max()) + 1
-    if judged.is_of_two_classes:  # both shares are given for any number of rows
+    if evaluated.is_of_two_classes:  # both shares are given for any number of rows
         entry["scores"] = {weighted_metrics.PREDICTED: float(expit(predicted).mean()), weighted_metrics.OBSERVED: float(observed.mean())}
         entry["intervals"] = {weighted_metrics.OBSERVED: weighted_metrics.share_interval(observed, unit_count)}
     if unit_count < MIN_SITE_ROWS:
         return {**entry, "note": f"too few {'rows' if persons is None else 'persons'}: figures need {MIN_SITE_ROWS}"}
-    if judged.is_of_two_classes and entry["events"] in (0, rows.size):
+    if evaluated.is_of_two_classes and entry["events"] in (0, rows.size):
         return {**entry, "note": "no event among its rows" if not entry["events"] else "an event in each of its rows"}
-    unsure_metrics, note = _unsure_metrics(judged, observed, persons)
-    if judged.kind is None:
+    unsure_metrics, note = _unreliable_metrics(evaluated, observed, persons)
+    if evaluated.metrics_function is None:
         return {**entry, "note": note}
-    figures = judged.kind(predicted, observed)
+    figures = evaluated.metrics_function(predicted, observed)
     scores = {name: value for name, value in weighted_metrics.figures_of_all_rows(figures, rows.size).items() if name not in unsure_metrics}
     intervals = weighted_metrics.bootstrap_intervals(figures, rows.size, seed, person_of_row=persons) if scores else {}
     entry["scores"] |= scores
@@ -246,58 +259,62 @@ def _site_entry(federation: Federation, judged: Judged, client: int, seed: int) 
     return {**entry, "note": note}
 
 
-def _unsure_metrics(judged: Judged, targets: NDArray[Any], persons: NDArray[np.int64] | None) -> tuple[frozenset[str], str]:
-    """Return the metrics that are unreliable for rows with these ``targets``, and why: intervals over few events are too narrow.
+def _unreliable_metrics(evaluated: EvaluatedModel, targets: NDArray[Any], persons: NDArray[np.int64] | None) -> tuple[frozenset[str], str]:
+    """Return the metrics that are unreliable for rows with these ``targets``, and the reason: too few events make intervals too narrow.
 
-    Events are counted for each class or label that some row has. If ``persons`` (n,) numbers the person of each row, persons are counted.
+    Events are counted separately for each class or label that some row has. If ``persons`` (n,) numbers the person of each row, persons
+    are counted instead of rows.
     """
-    outcome = _rare_outcome(judged, targets)
+    outcome = _rare_outcome(evaluated, targets)
     if outcome is None:
         return frozenset(), ""
     units = np.arange(len(targets)) if persons is None else persons
-    sides = (outcome.columns, ~outcome.columns) if outcome.and_without else (outcome.columns,)
+    sides = (outcome.has_outcome, ~outcome.has_outcome) if outcome.needs_rows_without else (outcome.has_outcome,)
     fewest = min((np.unique(units[has_outcome]).size for side in sides for has_outcome in side.T), default=0)
     if fewest >= MIN_EVENTS:
         return frozenset(), ""
-    unit_name, (without, each) = "rows" if persons is None else "persons", (" or without", " of each") if outcome.and_without else ("", "")
-    return outcome.unsure, f"too few {unit_name} with{without} {outcome.what}: figures need {MIN_EVENTS}{each}"
+    unit_name, (without, each) = (
+        "rows" if persons is None else "persons",
+        (" or without", " of each") if outcome.needs_rows_without else ("", ""),
+    )
+    return outcome.unreliable, f"too few {unit_name} with{without} {outcome.name}: figures need {MIN_EVENTS}{each}"
 
 
 class _Outcome(NamedTuple):
     """An outcome, such as an event or one of several classes, of which metrics need a minimum number of rows.
 
     Attributes:
-        columns: (n, K) whether each of n rows has each of K such outcomes.
-        what: name of the outcome, for notes.
-        unsure: metrics that are unreliable if too few rows have it.
-        and_without: whether a minimum number of rows without it is needed too.
+        has_outcome: (n, K) whether each of n rows has each of K such outcomes.
+        name: name of the outcome, for notes.
+        unreliable: metrics that are unreliable if too few rows have it.
+        needs_rows_without: whether a minimum number of rows without it is needed too.
     """
 
-    columns: NDArray[np.bool_]
-    what: str
-    unsure: frozenset[str]
-    and_without: bool = True
+    has_outcome: NDArray[np.bool_]
+    name: str
+    unreliable: frozenset[str]
+    needs_rows_without: bool = True
 
 
-def _rare_outcome(judged: Judged, targets: NDArray[Any]) -> _Outcome | None:
+def _rare_outcome(evaluated: EvaluatedModel, targets: NDArray[Any]) -> _Outcome | None:
     """Return the outcome that may be rare among rows with these ``targets``; None if no metric needs a number of rows with it."""
-    if judged.is_of_two_classes:
-        return _Outcome(targets[:, None] > 0, "the event", frozenset(judged.scores))
-    if judged.is_of_times:
-        return _Outcome(targets[:, 1:] > 0, "the event", frozenset(judged.scores), and_without=False)
-    if judged.kind is weighted_metrics.several_class_figures:
-        unsure = frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
-        return _Outcome(targets[:, None] == np.unique(targets), "one of the classes", unsure)
-    if judged.kind is weighted_metrics.label_figures:
+    if evaluated.is_of_two_classes:
+        return _Outcome(targets[:, None] > 0, "the event", frozenset(evaluated.scores))
+    if evaluated.is_of_times:
+        return _Outcome(targets[:, 1:] > 0, "the event", frozenset(evaluated.scores), needs_rows_without=False)
+    if evaluated.metrics_function is weighted_metrics.several_class_figures:
+        unreliable = frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
+        return _Outcome(targets[:, None] == np.unique(targets), "one of the classes", unreliable)
+    if evaluated.metrics_function is weighted_metrics.label_figures:
         return _Outcome(
             targets[:, targets.any(axis=0)], "one of the labels", frozenset((weighted_metrics.AUROC, weighted_metrics.MACRO_F1))
         )
-    if judged.kind is weighted_metrics.count_figures:
-        unsure = frozenset((weighted_metrics.DEVIANCE, weighted_metrics.MEAN_PREDICTION, weighted_metrics.OBSERVED_MEAN))
-        return _Outcome(targets[:, None] > 0, "a count above 0", unsure, and_without=False)
-    if judged.kind is weighted_metrics.ordered_class_figures:
+    if evaluated.metrics_function is weighted_metrics.count_figures:
+        unreliable = frozenset((weighted_metrics.DEVIANCE, weighted_metrics.MEAN_PREDICTION, weighted_metrics.OBSERVED_MEAN))
+        return _Outcome(targets[:, None] > 0, "a count above 0", unreliable, needs_rows_without=False)
+    if evaluated.metrics_function is weighted_metrics.ordered_class_figures:
         is_other_class = targets[:, None] != np.bincount(targets).argmax()
-        return _Outcome(is_other_class, "another class than the commonest", frozenset((weighted_metrics.KAPPA,)), and_without=False)
+        return _Outcome(is_other_class, "another class than the commonest", frozenset((weighted_metrics.KAPPA,)), needs_rows_without=False)
     return None
 
 

@@ -12,8 +12,8 @@ from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import ClippingConfig, RunConfig
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.evaluation_of_clients import check_clients, client_scores, client_settings
-from ldpfl.experiments.planning.evaluation_noise import noise_of_sum
+from ldpfl.experiments.evaluation_of_clients import check_evaluation_fits, evaluation_mechanism_settings, figures_layout
+from ldpfl.experiments.planning.evaluation_noise import noise_multiplier_for_sum
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.simulation.evaluating import RecordScores, is_due
 from ldpfl.simulation.least_squares import LeastSquares
@@ -22,7 +22,7 @@ LINEAR, WITH_BIAS = "linear", "logistic-regression"
 """Models that consist of a linear head."""
 
 
-def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
+def least_squares_solver(config: RunConfig, data: Description) -> LeastSquares | None:
     """Return the least-squares solver of the run; None if the run trains by gradient steps.
 
     Raises:
@@ -52,7 +52,7 @@ def head_of(config: RunConfig, data: Description) -> LeastSquares | None:
 
 
 def _require_records(config: RunConfig, purpose: str) -> DpSgdSettings:
-    """Return the mechanism's settings, or raise if it does not protect sums over all records of all clients.
+    """Return the settings of ``dp-sgd``, or raise if the run does not protect sums over all records of all clients.
 
     Args:
         purpose: the setting that needs such a mechanism, for the message.
@@ -83,7 +83,7 @@ def is_evaluated(config: RunConfig) -> bool:
     if isinstance(config.mechanism, DpSgdSettings):
         _require_records(config, "evaluation.epsilon")
     else:
-        check_clients(config)
+        check_evaluation_fits(config)
     target = config.privacy.target_epsilon
     if target != "off" and config.evaluation.epsilon >= target:
         raise ConfigError(
@@ -93,39 +93,44 @@ def is_evaluated(config: RunConfig) -> bool:
     return True
 
 
-def evaluations(config: RunConfig) -> list[int]:
+def rounds_evaluated_at_clients(config: RunConfig) -> list[int]:
     """Return the rounds after which the model is evaluated at clients; an empty list if it is not."""
     rounds, every = config.training.rounds, config.evaluation.every
     return [number for number in range(1, rounds + 1) if is_due(number, rounds, every)] if is_evaluated(config) else []
 
 
-def for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
+def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     """Return ``config`` with the mechanism for one evaluation at clients, which has its own noise.
 
     Args:
         records: mean number of records that a client holds back; 0 uses that of the simulated clients. Bits do not depend on it.
     """
     if not isinstance(config.mechanism, DpSgdSettings):
-        return config.model_copy(update={"mechanism": client_settings(config, len(evaluations(config))), "clipping": ClippingConfig()})
+        return config.model_copy(
+            update={
+                "mechanism": evaluation_mechanism_settings(config, len(rounds_evaluated_at_clients(config))),
+                "clipping": ClippingConfig(),
+            }
+        )
     epsilon, shuffling = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
     honest = config.clients.count - shuffling.colluding if shuffling.channel == "secure-sum" else 1
-    noise = noise_of_sum(epsilon, config.privacy.delta, honest, len(evaluations(config)))
+    noise = noise_multiplier_for_sum(epsilon, config.privacy.delta, honest, len(rounds_evaluated_at_clients(config)))
     settings = _require_records(config, "evaluation.epsilon")
     changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
     return config.model_copy(update={"mechanism": changed, "clipping": ClippingConfig()})
 
 
-def scores_of_records(config: RunConfig, outputs: int) -> RecordScores:
+def evaluation_vector_layout(config: RunConfig, outputs: int) -> RecordScores:
     """Return the layout of the vector that each held-back record contributes."""
     if not isinstance(config.mechanism, DpSgdSettings):
-        return client_scores(config, outputs)
+        return figures_layout(config, outputs)
     return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
-def split_for_evaluation(config: RunConfig, parts: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
-    """Split each client's records, or ``persons``, into those that are trained on and those that are held back.
+def split_for_evaluation(config: RunConfig, division: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
+    """Split each client's records, or ``persons``, into records that are trained on and records that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
     their positions would reveal classes. Otherwise positions decide. A node splits its own table once, since there all clients
@@ -134,20 +139,20 @@ def split_for_evaluation(config: RunConfig, parts: Division, persons: Persons | 
     Raises:
         ConfigError: no client holds any record back, or some client has none left to train on.
     """
-    share, at_node = config.evaluation.share, config.data.at_nodes
-    to_split = parts[:1] if at_node else parts
+    share, is_at_node = config.evaluation.share, config.data.at_nodes
+    division_to_split = division[:1] if is_at_node else division
     if persons is not None and data.persons is not None:
-        trained_on, held_out = held_back_by_name(to_split, data.persons[persons.rows[persons.first]], share)
+        trained_on, held_out = held_back_by_name(division_to_split, data.persons[persons.rows[persons.first]], share)
     elif data.identities is not None:
-        trained_on, held_out = held_back_by_name(to_split, data.identities.astype(str), share)
+        trained_on, held_out = held_back_by_name(division_to_split, data.identities.astype(str), share)
     else:
-        trained_on, held_out = held_back(to_split, share)
-    if at_node:
-        return Division.shared(trained_on[0], len(parts)), Division.shared(held_out[0], len(parts))
+        trained_on, held_out = held_back(division_to_split, share)
+    if is_at_node:
+        return Division.shared(trained_on[0], len(division)), Division.shared(held_out[0], len(division))
     if not held_out.sizes.any() or not trained_on.sizes.all():
         problem = "a client has none to train on" if held_out.sizes.any() else "no client holds any back"
         raise ConfigError(
-            f"evaluation.share = {share:g} of the {int(parts.sizes.min()):,} to {int(parts.sizes.max()):,} records or persons of a client: "
-            f"{problem}; set another share, or fewer clients"
+            f"evaluation.share = {share:g} of the {int(division.sizes.min()):,} to {int(division.sizes.max()):,} records or persons of a "
+            f"client: {problem}; set another share, or fewer clients"
         )
     return trained_on, held_out

@@ -15,7 +15,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import AxisValue, SweepConfig, cells
 from ldpfl.experiments.sweep_rows import Point, Row, group_results, rows
-from ldpfl.experiments.sweep_run import finished
+from ldpfl.experiments.sweep_run import finished_result
 from ldpfl.privacy.guarantee import best_figure
 from ldpfl.util.files import from_toml
 from ldpfl.util.suggestions import did_you_mean
@@ -32,7 +32,12 @@ class _Strict(BaseModel):
 
 
 class Size(_Strict):
-    """How a table or figure is made at one size: the ``sweep``, ``settings`` of its runs, and ``steps`` and ``images`` of an attack."""
+    """How a table or figure is made at one size.
+
+    Attributes:
+        sweep, settings: name of the sweep, and settings for all its runs.
+        steps, images: numbers of training steps and of reconstructed images, if the figure is of an attack.
+    """
 
     sweep: str
     settings: list[str] = []
@@ -71,7 +76,7 @@ class Reproduction(_Strict):
     changed: str = ""
 
     @property
-    def changes_said(self) -> str:
+    def changes_note(self) -> str:
         """Line below tables and plots that names the changed settings; "" if a user changed none."""
         return f"Not the paper's setting. Changed by --set: {self.changed}" if self.changed else ""
 
@@ -89,7 +94,7 @@ class Reproduction(_Strict):
             raise ConfigError(f"{name} is not available in the size {size!r}: choose the size {other}")
         return chosen
 
-    def reported(self, variant: str, point: Point) -> float | None:
+    def paper_figure(self, variant: str, point: Point) -> float | None:
         """Return the paper's figure for a variant at a point of the axes; None if it reports none."""
         values = dict(point).items()
         return next((figure.value for figure in self.published if figure.variant == variant and figure.at.items() <= values), None)
@@ -111,7 +116,7 @@ def load_reproduction(name: str) -> Reproduction:
 
 
 @dataclass(frozen=True)
-class Reached:
+class ReproducedRow:
     """A row of a reproduced table, as far as its runs are finished.
 
     Attributes:
@@ -140,16 +145,16 @@ class Reached:
         return self.row.seconds if shows == "seconds" else self.row.noise.get("norm" if shows == "noise" else "paper_epsilon")
 
     @property
-    def holds(self) -> tuple[float, str] | None:
+    def best_guarantee(self) -> tuple[float, str] | None:
         """Return the smallest proved epsilon of everything that is sent in a run, and its trust model; None if no run is finished."""
         if self.row is None or not self.row.privacy:
             return None
         return best_figure(self.row.privacy)
 
 
-def reached(
+def reproduced_rows(
     sweep: SweepConfig, overrides: Sequence[str], out: Path, distances: Callable[[RunFolder], Sequence[float]] = lambda folder: ()
-) -> list[Reached]:
+) -> list[ReproducedRow]:
     """Return the rows of ``sweep``, with the figures of its finished runs in ``out``. Nothing is run.
 
     Args:
@@ -160,7 +165,7 @@ def reached(
         DataError: a run's files are damaged.
     """
     planned = cells(sweep, overrides)
-    finished_cells = [(cell, result) for cell in planned if (result := finished(cell, out)) is not None]
+    finished_cells = [(cell, result) for cell in planned if (result := finished_result(cell, out)) is not None]
     rows_by_key = {(row.variant, row.point): row for row in rows(finished_cells)}
     finished_by_key = group_results(finished_cells)
     distances_by_folder = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in finished_cells}
@@ -168,5 +173,5 @@ def reached(
     for key, runs in group_results([(cell, {}) for cell in planned]).items():
         finished_runs = finished_by_key.get(key, {})
         row_distances = tuple(distance for name in finished_runs for distance in distances_by_folder[name])
-        results.append(Reached(rows_by_key.get(key), *key, len(finished_runs), len(runs), row_distances))
+        results.append(ReproducedRow(rows_by_key.get(key), *key, len(finished_runs), len(runs), row_distances))
     return results

@@ -21,7 +21,7 @@ from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, read_description, tensors_to_save
 from ldpfl.experiments.other_folders import SWEEP as SWEEP
-from ldpfl.experiments.other_folders import other_than_a_run, trials_mark
+from ldpfl.experiments.other_folders import describe_other_folder, trials_mark
 from ldpfl.experiments.personal_file import load_personal, save_personal
 from ldpfl.experiments.result_schema import problem_in_result
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
@@ -222,10 +222,10 @@ class RunFolder:
         (self.path / "report-public.html").unlink(missing_ok=True)  # it reports fewer rounds than there will be
         write_text(self.config_path, config.to_toml())
 
-    def wants_baseline(self, choice: bool | None) -> bool:
-        """Return whether the run is compared with a noise-free baseline, and remember it in the folder.
+    def remember_baseline_choice(self, choice: bool | None) -> bool:
+        """Return whether the run is compared with a noise-free baseline, and store the answer in the folder.
 
-        ``choice`` decides. If it is None, the choice that the folder remembers decides; a new folder has a baseline.
+        ``choice`` decides. If it is None, the stored answer decides, and a new folder gets a baseline.
         """
         is_wanted = not self._no_baseline_path.exists() if choice is None else choice
         with writing(self._no_baseline_path):
@@ -287,7 +287,7 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds no run, or its config is damaged.
         """
-        self._check_is_no_other()
+        self._check_no_other_folder()
         if not self.config_path.exists():
             raise ConfigError(f"{self.path} holds no run, because {self.config_path.name} is missing: give a run's folder")
         config = read_config(self.config_path)
@@ -297,9 +297,9 @@ class RunFolder:
             raise ConfigError(f"{self.config_path} is damaged: it holds no setting")
         return config
 
-    def _check_is_no_other(self) -> None:
+    def _check_no_other_folder(self) -> None:
         """Raise a :class:`ConfigError` if the folder is one that ldpfl wrote for something else than a run."""
-        if not self.config_path.exists() and (description := other_than_a_run(self.path)):
+        if not self.config_path.exists() and (description := describe_other_folder(self.path)):
             raise ConfigError(description)
 
     def kind(self) -> Kind:
@@ -375,7 +375,7 @@ class RunFolder:
         """
         checkpoint = self.checkpoint()
         if not self.ledger_path.exists():
-            self._check_is_no_other()
+            self._check_no_other_folder()
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
         reported_rounds = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
@@ -448,7 +448,7 @@ class RunFolder:
             raise DataError(f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}")
         return encoder
 
-    def measured(self) -> Encoder | None:
+    def measured_encoder(self) -> Encoder | None:
         """Return the encoder of a finished run, with the scales that it measured; None before its end, or if its data are not a table.
 
         Raises:
@@ -490,7 +490,7 @@ class RunFolder:
             )
         return checkpoint
 
-    def checkpoint_to_go_on(self, start: Checkpoint) -> Checkpoint:
+    def checkpoint_to_resume(self, start: Checkpoint) -> Checkpoint:
         """Return the checkpoint from which to train further rounds: the last one, or ``start`` if no round was finished.
 
         Raises:
@@ -532,11 +532,14 @@ class RunFolder:
         if checkpoint.personal is not None:
             for older in set(self.path.glob(f"{_PERSONAL}*")) - {self.personal_path(checkpoint.state.round)}:
                 older.unlink()
-        self._add_metrics(checkpoint)
+        self._append_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path)
 
     def save_ledger(self, ledger: Ledger) -> None:
-        """Write the ledger before the checkpoint with the same charges. If the ledger is empty, its file is removed."""
+        """Write the ledger, which must happen before the checkpoint with the same charges is written. Remove the file of an empty ledger.
+
+        A crash between both then leaves a charge without its round, and not a round without its charge.
+        """
         if ledger.events:
             ledger.save(self.ledger_path)
         else:
@@ -563,8 +566,8 @@ class RunFolder:
         """Write the metrics of all rounds anew."""
         write_text(self.metrics_path, "".join(map(_metrics_line, checkpoint.history)))
 
-    def _add_metrics(self, checkpoint: Checkpoint) -> None:
-        """Append the last round's line if the file ends with the line before it; else write all lines again."""
+    def _append_metrics(self, checkpoint: Checkpoint) -> None:
+        """Append the last round's line to the metrics. If they do not end with the line of the round before, write all lines again."""
         lines = [_metrics_line(metrics) for metrics in checkpoint.history[-2:]]
         if len(lines) == 2 and self.metrics_path.is_file() and ends_with(self.metrics_path, lines[0]):
             append_text(self.metrics_path, lines[1], self.metrics_path.stat().st_size)

@@ -14,14 +14,14 @@ from ldpfl.data import Dataset
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.features.extraction import Progress, quietly
 from ldpfl.errors import ConfigError, WriteError, in_short
-from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
-from ldpfl.experiments.build import MUCH_CLAMPED, as_usual, build
+from ldpfl.experiments.baseline import Baseline, baseline_of, config_with_clipping_only, config_without_noise
+from ldpfl.experiments.build import MUCH_CLAMPED, build, with_torch_defaults
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import NOTHING, Description, Given, load_dataset
-from ldpfl.experiments.figures import stopped_after, summarise
+from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, Description, load_dataset
+from ldpfl.experiments.figures import last_round_before_stopping, summarise
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.pooled import pooled_scores
-from ldpfl.experiments.quality import Reference, scores_of
+from ldpfl.experiments.quality import Reference, scores_on_test_rows
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.adapters import base_digest
@@ -60,7 +60,7 @@ class Runner:
     Attributes:
         draw_curve: function that is called with (path, result) to draw the learning curve of a finished run.
         preparing: function that is called with the progress of computing features.
-        given: data or a model that a caller passes from Python.
+        caller_objects: data or a model that a caller passes from Python.
         workers: number of worker processes, see :func:`ldpfl.simulation.workers.workers`. Results do not depend on it.
     """
 
@@ -69,23 +69,23 @@ class Runner:
     observer: Observer
     draw_curve: Callable[[Path, dict[str, Any]], None]
     preparing: Progress = quietly
-    given: Given = NOTHING
+    caller_objects: CallerObjects = NO_CALLER_OBJECTS
     workers: Count = "auto"
 
-    @as_usual()
+    @with_torch_defaults()
     def in_memory(self, config: RunConfig, *, baseline: bool) -> Finished:
         """Run ``config`` without writing files. With ``baseline``, the noise-free baseline is trained too, without the cache.
 
         Raises:
             LdpflError: the config, the data or the model does not fit; or a client's policy refuses to send its values.
         """
-        data, secret = self._data(config), new_secret(config)
+        data, secret = self._load_data(config), new_secret(config)
         federation, start = self._build(config, data, secret)
-        final = self._rounds(federation, start, config.training.rounds, _save_nothing, _label(config))
-        figures = self._figures(config, federation, data, final, self._train_baseline if baseline else None, secret)
+        final = self._run_rounds(federation, start, config.training.rounds, _save_nothing, _label(config))
+        figures = self._summarise(config, federation, data, final, self._train_baseline if baseline else None, secret)
         return Finished(config, federation, final, figures, data)
 
-    @as_usual()
+    @with_torch_defaults()
     def run(
         self, config: RunConfig, folder: RunFolder, *, resume: bool = False, baseline: bool | None = None, more_rounds: bool = False
     ) -> Finished:
@@ -104,16 +104,18 @@ class Runner:
             LdpflError: the config, the data, the model or the folder does not fit; or a client's policy refuses to send its values.
             WriteError: the folder cannot be written. Finished rounds are kept.
         """
-        data = self._data(config)
-        secret = self._secret(config, folder, resume=resume)
-        # Only a finished run may lack its secret. Its columns are not measured again, since that would draw noise.
-        measured = folder.measured() if config.secret_noise and secret is None else None
+        data = self._load_data(config)
+        secret = self._secret_of_run(config, folder, resume=resume)
+        # Only a finished run may lack its secret. Its columns are not measured again, since that would draw noise from the secret.
+        measured = folder.measured_encoder() if config.secret_noise and secret is None else None
         federation, start = self._build(config, data, secret, measured)
         if not more_rounds:
             folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             earlier_result = folder.result() if resume else None
-            baseline_chosen = folder.wants_baseline(baseline)  # stored before the config, since a folder with a config can be resumed
+            baseline_chosen = folder.remember_baseline_choice(
+                baseline
+            )  # stored before the config, since a folder with a config can be resumed
             if not more_rounds:
                 folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             baseline_left_out = earlier_result is not None and earlier_result["noise_free_score"] is None and config.data.brought
@@ -121,54 +123,56 @@ class Runner:
             figures = None if more_rounds else earlier_result
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
-                    self._draw(folder, figures)
+                    self._draw_learning_curve(folder, figures)
                 return Finished(config, federation, folder.checkpoint_or(start), figures, data)
             if config.secret_noise and known(folder.secret()) != secret:
                 raise ConfigError(
                     f"another process began a run in {folder.path} at the same time: wait for its end, or give another folder"
                 )
-            checkpoint = folder.checkpoint_to_go_on(start)
+            checkpoint = folder.checkpoint_to_resume(start)
             if checkpoint.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
                     f"{folder.path} measured its columns in another way than its config says now, and measuring again would not be "
                     "charged: start the run in a new folder"
                 )
             save = partial(_save_added_round, folder, config, checkpoint.state.round + 1) if more_rounds else folder.save_round
-            final = self._rounds(federation, checkpoint, config.training.rounds, save, _label(config))
-            figures = self._figures(config, federation, data, final, self._baseline_scores if wants_baseline else None, secret)
+            final = self._run_rounds(federation, checkpoint, config.training.rounds, save, _label(config))
+            figures = self._summarise(config, federation, data, final, self._baseline_scores if wants_baseline else None, secret)
             folder.save_result(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
-            self._draw(folder, figures)
+            self._draw_learning_curve(folder, figures)
         return Finished(config, federation, final, figures, data)
 
-    def _figures(
+    def _summarise(
         self, config: RunConfig, federation: Federation, data: Dataset, final: Checkpoint, scorer: _Scorer | None, secret: int | None
     ) -> dict[str, Any]:
-        """Return the figures of a run that has finished its rounds. If a reference fails, a warning replaces it, and the result is kept.
+        """Return the figures of a run that has finished its rounds. If the baseline fails, it is left out with a warning.
 
         Args:
             scorer: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
         """
         reference = clamped = None
         if scorer is not None and config.mechanism.protects:
-            reference = self._or_none("no noise-free baseline to compare with", lambda: scorer(config, data, secret))
-            clamped = self._or_none(
+            reference = self._none_if_it_fails("no noise-free baseline to compare with", lambda: scorer(config, data, secret))
+            clamped = self._none_if_it_fails(
                 "no score without noise and clamped", lambda: self._clamped_score(config, data, final, reference, secret)
             )
         return summarise(config, federation, data, final, reference, clamped)
 
-    def _draw(self, folder: RunFolder, figures: dict[str, Any]) -> None:
+    def _draw_learning_curve(self, folder: RunFolder, figures: dict[str, Any]) -> None:
         """Draw the learning curve. If that fails, only warn."""
-        self._or_none(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
+        self._none_if_it_fails(f"no {folder.curve_path.name}", lambda: self.draw_curve(folder.curve_path, figures))
 
-    def _or_none(self, warning: str, make: Callable[[], Value]) -> Value | None:
-        """Return the result of ``make``. If it fails, warn with the text ``warning`` and the reason, and return None."""
+    def _none_if_it_fails(self, warning: str, make: Callable[[], Value]) -> Value | None:
+        """Return the result of ``make``. If ``make`` fails, warn with the text ``warning`` and the reason, and return None."""
         try:
             return make()
         except Exception as error:  # the result of the rounds must not be lost
             self.observer.warn(f"{warning}: {in_short(error)}")
             return None
 
-    def _rounds(self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str) -> Checkpoint:
+    def _run_rounds(
+        self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str
+    ) -> Checkpoint:
         """Run the rounds from ``start`` to ``rounds``, call ``save`` after each, and return the last checkpoint."""
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
         checkpoint, has_warned = start, False
@@ -181,13 +185,13 @@ class Runner:
                 ):  # a baseline is not clipped
                     self.observer.warn(warning)
                     has_warned = True
-        last_round = stopped_after(federation, checkpoint)
+        last_round = last_round_before_stopping(federation, checkpoint)
         if last_round is not None and federation.stopping is not None:
             reason = f"the loss on validation rows has not fallen for {counted(federation.stopping.patience, 'round')}"
             self.observer.warn(f"stopped after round {last_round} of {rounds}: {reason}")
         return checkpoint
 
-    @as_usual()
+    @with_torch_defaults()
     def baseline(self, config: RunConfig) -> RunFolder:
         """Return the folder of a finished run of the same training without noise. It is run once and then cached for equal configs.
 
@@ -197,9 +201,9 @@ class Runner:
             LdpflError: the config, the data, the model or the cache folder does not fit.
             WriteError: the cache folder cannot be written, and the baseline is not there.
         """
-        baseline = baseline_of(config, self._data(config), self._build)
+        baseline = baseline_of(config, self._load_data(config), self._build)
         try:
-            self._cached(baseline)
+            self._cached_result(baseline)
         except WriteError as error:
             hint = f"set {CACHE_DIR_VARIABLE} to a folder that can be written"
             raise WriteError(
@@ -207,15 +211,15 @@ class Runner:
             ) from error
         return baseline.folder
 
-    def _data(self, config: RunConfig) -> Dataset:
+    def _load_data(self, config: RunConfig) -> Dataset:
         """Return the data of ``config``, or raise a :class:`ConfigError` if only nodes have them."""
         if config.data.at_nodes:
             raise ConfigError(
                 "data.name = 'node' is for clients on Flower, each with its own table: a simulation needs rows, given as data"
             )
-        return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.given)
+        return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.caller_objects)
 
-    def _secret(self, config: RunConfig, folder: RunFolder, *, resume: bool) -> int | None:
+    def _secret_of_run(self, config: RunConfig, folder: RunFolder, *, resume: bool) -> int | None:
         """Return the secret seed of the noise of the run in ``folder``: the stored one, or a new one for a new run.
 
         Raises:
@@ -230,9 +234,9 @@ class Runner:
 
     def _train_baseline(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
         """Train the noise-free baseline without the cache, and return its scores."""
-        federation, start = self._build(noise_free(config), data, secret)
-        final = self._rounds(federation, start, config.training.rounds, _save_nothing, _BASELINE)
-        return self._reference(federation, final)
+        federation, start = self._build(config_without_noise(config), data, secret)
+        final = self._run_rounds(federation, start, config.training.rounds, _save_nothing, _BASELINE)
+        return self._scores_of_baseline(federation, final)
 
     def _build(
         self, config: RunConfig, data: Dataset, secret: int | None = None, measured: Encoder | None = None
@@ -240,27 +244,28 @@ class Runner:
         """Return the federation of ``config`` and its state before the first round, see :func:`ldpfl.experiments.build.build`."""
         if config.model.personal and isinstance(self.workers, str) and is_ray(self.workers):
             raise ConfigError("model.personal keeps clients' layers here, and Ray's tasks are on others: give a number of workers")
-        return build(config, data, self.device, self.given.module, self.observer.warn, secret, measured)
+        return build(config, data, self.device, self.caller_objects.module, self.observer.warn, secret, measured)
 
     def _baseline_scores(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
         """Return the scores of the noise-free baseline, from the cache if it may be stored there."""
         baseline = baseline_of(config, data, partial(self._build, secret=secret))
         if not baseline.config.data.brought:  # a model of the user's own data without noise is never stored
             try:
-                result = self._cached(baseline)
+                result = self._cached_result(baseline)
                 return Reference(list(result["score_per_round"]), result["scores"])
             except WriteError as error:
                 self.observer.warn(without_cache(error))
         rounds = baseline.config.training.rounds
-        final = self._rounds(baseline.federation, baseline.last_checkpoint(), rounds, _save_nothing, _BASELINE)
-        return self._reference(baseline.federation, final)
+        final = self._run_rounds(baseline.federation, baseline.last_checkpoint(), rounds, _save_nothing, _BASELINE)
+        return self._scores_of_baseline(baseline.federation, final)
 
-    def _reference(self, federation: Federation, final: Checkpoint) -> Reference:
+    def _scores_of_baseline(self, federation: Federation, final: Checkpoint) -> Reference:
         """Return the scores of a baseline that ended in the checkpoint ``final``, and those of the pooled regression on its data."""
-        scores = self._or_none(
-            "no figures of the noise-free model beside its scores", lambda: scores_of(federation, final.state.model, final.personal)
+        scores = self._none_if_it_fails(
+            "no figures of the noise-free model beside its scores",
+            lambda: scores_on_test_rows(federation, final.state.model, final.personal),
         )
-        pooled = self._or_none("no pooled reference", lambda: pooled_scores(federation))
+        pooled = self._none_if_it_fails("no pooled reference", lambda: pooled_scores(federation))
         return Reference([metrics.score for metrics in final.history], scores or {}, pooled)
 
     def _clamped_score(
@@ -270,10 +275,10 @@ class Runner:
         most_clipped = max((share for metrics in final.history for share in metrics.clipped_fraction.values()), default=0.0)
         if reference is None or not config.mechanism.uses_ranges or most_clipped <= _HEAVILY_CLIPPED:
             return None
-        federation, start = self._build(clamped_only(config), data, secret)
-        return self._rounds(federation, start, config.training.rounds, _save_nothing, "clamped, without noise").history[-1].score
+        federation, start = self._build(config_with_clipping_only(config), data, secret)
+        return self._run_rounds(federation, start, config.training.rounds, _save_nothing, "clamped, without noise").history[-1].score
 
-    def _cached(self, baseline: Baseline) -> dict[str, Any]:
+    def _cached_result(self, baseline: Baseline) -> dict[str, Any]:
         """Return the baseline's result from its cache folder. If it is not finished, it is run there.
 
         Raises:
@@ -286,13 +291,15 @@ class Runner:
             if finished is not None:
                 return finished
             with folder.locked(wait=True):
-                if baseline.by_import_path or folder.is_damaged():
+                if baseline.has_user_code or folder.is_damaged():
                     folder.clear()
                 result = folder.result()
                 if result is None:
                     folder.open(baseline.config, resume=True, kind=Kind.SIMULATION)
                     rounds = baseline.config.training.rounds
-                    final = self._rounds(baseline.federation, folder.checkpoint_or(baseline.start), rounds, folder.save_round, _BASELINE)
+                    final = self._run_rounds(
+                        baseline.federation, folder.checkpoint_or(baseline.start), rounds, folder.save_round, _BASELINE
+                    )
                     result = summarise(baseline.config, baseline.federation, baseline.data, final, None)
                     described = model_file_of(baseline.config, baseline.federation, baseline.data)
                     folder.save_result(final, baseline.federation.task, result, described)
@@ -342,7 +349,7 @@ class Finished:
     data: Dataset
 
     @property
-    def described(self) -> ModelFile:
+    def model_file(self) -> ModelFile:
         """Content of ``model.json``."""
         return model_file_of(self.config, self.federation, self.data)
 
@@ -353,7 +360,10 @@ def _label(config: RunConfig) -> str:
 
 
 def _save_added_round(folder: RunFolder, config: RunConfig, first: int, checkpoint: Checkpoint) -> None:
-    """Record a round that was added to the finished run in ``folder``. Before the ``first`` one, the run becomes an unfinished one."""
+    """Record a round that was added to the finished run in ``folder``.
+
+    Before the ``first`` added round, the run becomes an unfinished run of ``config``.
+    """
     if checkpoint.state.round == first:
         folder.reopen(config)
     folder.save_round(checkpoint)

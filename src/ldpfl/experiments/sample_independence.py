@@ -27,23 +27,23 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
     differences beyond rounding count.
     """
     parameters = _without_zero_layers(trial.layout.unflatten(weights.to(trial.data.device)))
-    for mode in (nullcontext(), _evaluating(trial.module)):
+    for mode in (nullcontext(), _in_evaluation_mode(trial.module)):
         with mode, torch.no_grad():
             alone = [_outputs(trial, parameters, slice(place, place + 1)) for place in range(MADE_UP)]
-            if any(_any_differs(_outputs(trial, parameters, slice(size)), alone[:size]) for size in _BATCH_SIZES):
+            if any(_batch_differs(_outputs(trial, parameters, slice(size)), alone[:size]) for size in _BATCH_SIZES):
                 return True
     return False
 
 
 def _without_zero_layers(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of ``parameters``. A layer of zeros, which would hide any difference, gets small random values instead."""
+    """Return copies of ``parameters``. A layer of zeros, which would hide any difference, gets random values of usual size instead."""
     generator = torch.Generator().manual_seed(0)
     drawn = {name: torch.randn(value.shape, generator=generator) / sqrt(value.numel() / len(value)) for name, value in parameters.items()}
     return {name: value.clone() if bool(value.any()) else drawn[name].to(value.device) for name, value in parameters.items()}
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Switch ``module`` to evaluation mode, and on exit restore the mode of each of its parts."""
     before = {part: part.training for part in module.modules()}
     module.eval()
@@ -55,7 +55,7 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> list[Tensor]:
-    """Return the outputs (B, ...) for the made-up samples at ``places``: those tensors that have a row for each sample."""
+    """Return the outputs (B, ...) for the made-up samples at ``places``. Tensors without a row for each sample are left out."""
     rows = trial.data.take(places)
     copies = {name: value.clone() for name, value in parameters.items()}
     result: object = trial.outputs(copies, trial.normalised(each(torch.clone, rows.inputs)))
@@ -63,15 +63,18 @@ def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> 
     return [value for value in values if isinstance(value, Tensor) and value.shape[:1] == (len(rows),)]
 
 
-def _any_differs(together: list[Tensor], alone: list[list[Tensor]]) -> bool:
-    """Return whether an output of a batch differs from those of its samples ``alone``. If shapes differ, nothing is compared."""
+def _batch_differs(together: list[Tensor], alone: list[list[Tensor]]) -> bool:
+    """Return whether the outputs of a batch, computed ``together``, differ from the outputs of its samples ``alone``.
+
+    If their shapes differ, the outputs cannot be compared, and the result is False.
+    """
     shapes = [output.shape[1:] for output in together]
     if any([output.shape[1:] for output in outputs] != shapes for outputs in alone):
         return False
-    return any(_are_apart(output, torch.cat([outputs[place] for outputs in alone])) for place, output in enumerate(together))
+    return any(_differ_beyond_rounding(output, torch.cat([outputs[place] for outputs in alone])) for place, output in enumerate(together))
 
 
-def _are_apart(first: Tensor, second: Tensor) -> bool:
+def _differ_beyond_rounding(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors differ by more than rounding. Entries that are NaN or infinite count as 0."""
     first, second = (tensor.double().nan_to_num(0.0, 0.0, 0.0) for tensor in (first, second))
     return bool((first - second).norm() > _TOLERANCE * torch.maximum(first.norm(), second.norm()) + _TINY)

@@ -24,14 +24,14 @@ def new_secret(config: RunConfig) -> int | None:
     return secrets.randbits(_BITS) if config.secret_noise else None
 
 
-def of_shared_seeds(configs: Iterable[RunConfig]) -> tuple[str, ...]:
+def shared_seed_warnings(configs: Iterable[RunConfig]) -> tuple[str, ...]:
     """Return a warning if two runs of the ``configs`` share secret randomness, because they have the same seed; else nothing."""
-    seeds = [seed for config in configs if (seed := _seed_in(config)) is not None]
+    seeds = [seed for config in configs if (seed := _shared_seed(config)) is not None]
     warning = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
     return (warning,) if len(set(seeds)) < len(seeds) else ()
 
 
-def _seed_in(config: RunConfig) -> int | None:
+def _shared_seed(config: RunConfig) -> int | None:
     """Return the seed of a run's noise or secret sampling; None if other runs with that seed do not share its randomness.
 
     On a user's own data, noise depends on all settings as well as the seed. Who takes part, or which records do, may be shared.

@@ -38,7 +38,7 @@ class ListedSetting:
 
 def sections() -> tuple[str, ...]:
     """Return the sections of a config, in the order of a file. ``run`` stands for the settings above all sections."""
-    return ("run", *(name for name in RunConfig.model_fields if name == "mechanism" or _section(name) is not None))
+    return ("run", *(name for name in RunConfig.model_fields if name == "mechanism" or _section_class(name) is not None))
 
 
 def settings(name: str) -> tuple[ListedSetting, ...]:
@@ -48,29 +48,29 @@ def settings(name: str) -> tuple[ListedSetting, ...]:
         ConfigError: there is no section and no mechanism of this name.
     """
     if name == "run":
-        return tuple(_settings("", RunConfig, [key for key in RunConfig.model_fields if key not in sections()]))
+        return tuple(_listed_fields("", RunConfig, [key for key in RunConfig.model_fields if key not in sections()]))
     if name == "mechanism":
-        return tuple(_settings("mechanism.", MechanismSettings))
-    model = _section(name) if name in RunConfig.model_fields else None
+        return tuple(_listed_fields("mechanism.", MechanismSettings))
+    model = _section_class(name) if name in RunConfig.model_fields else None
     if model is None and name not in mechanisms.names():
         raise ConfigError(f"{name!r} is neither a section nor a mechanism: {did_you_mean(name, (*sections(), *mechanisms.names()))}")
-    return tuple(_settings("mechanism.", settings_of(name)) if model is None else _settings(f"{name}.", model))
+    return tuple(_listed_fields("mechanism.", settings_of(name)) if model is None else _listed_fields(f"{name}.", model))
 
 
-def _section(name: str) -> type[BaseModel] | None:
+def _section_class(name: str) -> type[BaseModel] | None:
     """Return the class of the section ``name`` of a config; None if ``name`` is a single setting, or the mechanism's section."""
     field_type = RunConfig.model_fields[name].annotation
     return field_type if isinstance(field_type, type) and issubclass(field_type, BaseModel) else None
 
 
-def _settings(prefix: str, model: type[BaseModel], names: Sequence[str] | None = None) -> Iterator[ListedSetting]:
+def _listed_fields(prefix: str, model: type[BaseModel], names: Sequence[str] | None = None) -> Iterator[ListedSetting]:
     """Yield the fields of ``model`` as settings whose keys begin with ``prefix``: all of them, or those in ``names``."""
     schema, meanings = model.model_json_schema(), _meanings(model)
     for name, field in model.model_fields.items():
         if names is None or name in names:
             default = "" if field.is_required() else toml_value(field.get_default(call_default_factory=True))
             meaning = " ".join((field.description or meanings.get(name, "")).split()).replace("``", "'")
-            yield ListedSetting(f"{prefix}{name}", meaning, default, _allowed(schema["properties"][name]))
+            yield ListedSetting(f"{prefix}{name}", meaning, default, _allowed_in_words(schema["properties"][name]))
 
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
@@ -95,19 +95,19 @@ _BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "
 """Word for each bound of a number in a JSON schema."""
 
 
-def _allowed(schema: Mapping[str, Any]) -> str:
-    """Describe in words the values that a part of a JSON schema allows."""
+def _allowed_in_words(schema: Mapping[str, Any]) -> str:
+    """Return in words which values a part of a JSON schema allows."""
     if "anyOf" in schema:
-        return ", or ".join(_allowed(part) for part in schema["anyOf"])
+        return ", or ".join(_allowed_in_words(part) for part in schema["anyOf"])
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if "const" in schema:
         return str(schema["const"])
     match schema.get("type"):
         case "array":
-            return f"a list of: {_allowed(schema['items'])}"
+            return f"a list of: {_allowed_in_words(schema['items'])}"
         case "object":
-            return f"a table of: {_allowed(schema['additionalProperties'])}"
+            return f"a table of: {_allowed_in_words(schema['additionalProperties'])}"
         case "boolean":
             return "true, false"
         case "integer" | "number" as kind:
@@ -116,7 +116,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     return "text"
 
 
-def commented(config: RunConfig) -> str:
+def commented_toml(config: RunConfig) -> str:
     """Return ``config`` as TOML. A comment gives each key's meaning and allowed values, and keys with their default are comments too."""
     tree = config.model_dump()
     lines = [f"{key} = {toml_value(tree[key])}" for key in ("name", "description")]

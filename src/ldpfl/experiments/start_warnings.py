@@ -28,18 +28,18 @@ _MAX_RECORDS_RATIO = 2.0
 """A warning is given if the stated and the true number of records of a client differ by more than this factor."""
 
 
-def start_warnings(config: RunConfig, data: Dataset, parts: Division) -> Iterator[str]:
-    """Yield warnings about a run on ``data``, divided over clients as ``parts``. None of them stops the run."""
+def start_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
+    """Yield warnings about a run on ``data``, divided over clients as ``division``. None of them stops the run."""
     if not config.data.at_nodes:  # nobody but each node knows its rows
-        yield from _check_stated_records(config, parts)
-        yield from _check_number_of_rows(config, data)
-        yield from _check_scale(config, data)
+        yield from _stated_records_warnings(config, division)
+        yield from _few_rows_warnings(config, data)
+        yield from _scale_warnings(config, data)
 
 
-def _check_stated_records(config: RunConfig, parts: Division) -> Iterator[str]:
+def _stated_records_warnings(config: RunConfig, division: Division) -> Iterator[str]:
     """Warn if the stated mean number of records of a client is far from the true one. Each mean gradient is off by their ratio."""
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
-    true = float(parts.sizes.mean())
+    true = float(division.sizes.mean())
     if stated and not 1 / _MAX_RECORDS_RATIO <= true / stated <= _MAX_RECORDS_RATIO:
         effect = "training may diverge" if true > stated else "the model hardly moves"
         unit = "persons" if config.data.person else "records"
@@ -50,7 +50,7 @@ def _check_stated_records(config: RunConfig, parts: Division) -> Iterator[str]:
         )
 
 
-def _check_number_of_rows(config: RunConfig, data: Dataset) -> Iterator[str]:
+def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     """Warn if a user's own data have too few test rows for metrics with intervals."""
     rows = len(data.test)
     if config.data.brought and rows < MIN_SITE_ROWS:
@@ -62,7 +62,7 @@ def _check_number_of_rows(config: RunConfig, data: Dataset) -> Iterator[str]:
         )
 
 
-def _check_scale(config: RunConfig, data: Dataset) -> Iterator[str]:
+def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     """Warn if a user's own images or arrays are not on the scale that models, clipping and ``auto`` expect."""
     inputs = data.train.inputs
     if not config.data.brought or data.encoder is not None or not isinstance(inputs, Tensor):

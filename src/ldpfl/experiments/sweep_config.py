@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from ldpfl.errors import ConfigError, LdpflError, shown
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig, setting_value, settings_as_text, toml_value
-from ldpfl.experiments.dataset import NOTHING, Given
-from ldpfl.experiments.planned_ledger import check_fit
+from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects
+from ldpfl.experiments.planned_ledger import check_settings_fit_together
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files
@@ -138,10 +138,10 @@ def load_sweep(name: str) -> SweepConfig:
         tree = from_toml(text)
     except ValueError as error:
         raise ConfigError(f"sweep {name} is not valid TOML: {error}") from error
-    return _validated(tree, f"sweep {name}")
+    return _validated_sweep(tree, f"sweep {name}")
 
 
-def _validated(tree: dict[str, Any], origin: str) -> SweepConfig:
+def _validated_sweep(tree: dict[str, Any], origin: str) -> SweepConfig:
     """Return the sweep that ``tree`` describes, or raise a :class:`ConfigError` that calls it ``origin`` and names the first fault."""
     try:
         return SweepConfig.model_validate(tree)
@@ -176,7 +176,7 @@ def sweep_of(
         "seeds": seeds if isinstance(seeds, int) else list(seeds),
         "axes": parsed_axes,
     }
-    return _validated(tree, "sweep")
+    return _validated_sweep(tree, "sweep")
 
 
 def _default_name(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> str:
@@ -187,7 +187,7 @@ def _default_name(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> 
     return re.sub(r"[^\w.-]+", "-", "-".join(words)).strip("-.")[:_MAX_NAME_LENGTH]
 
 
-def axis_of(text: str, option: str = "--axis") -> tuple[str, list[Any]]:
+def parse_axis(text: str, option: str = "--axis") -> tuple[str, list[Any]]:
     """Return the key and the values in the text ``KEY=VALUE,VALUE`` of the command line's ``option``, parsed as TOML.
 
     Raises:
@@ -221,17 +221,18 @@ def cells(
     sweep: SweepConfig,
     overrides: Sequence[str] = (),
     *,
-    settle: bool = True,
-    given: Given = NOTHING,
+    resolve: bool = True,
+    caller_objects: CallerObjects = NO_CALLER_OBJECTS,
     load: Callable[..., RunConfig] | None = None,
 ) -> list[Cell]:
     """Return all runs of ``sweep``, with checked configs.
 
     Args:
         overrides: settings for every run, applied last.
-        settle: whether to fill in values that depend on the data. Without it, nothing that a config names, such as data, is opened.
-        given: data or a model that a caller passes from Python.
-        load: function that returns the config of ``sweep.recipe``. The default opens no file, since a stored sweep may be somebody else's.
+        resolve: whether to fill in values that depend on the data. Without it, nothing that a config names, such as data, is opened.
+        caller_objects: data or a model that a caller passes from Python.
+        load: function that returns the config of ``sweep.recipe``. The default knows shipped recipes only and opens no file of a user,
+            since a stored sweep may be somebody else's.
     """
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MAX_CELLS:
@@ -240,7 +241,7 @@ def cells(
     all_cells = []
     for seed, point, (variant, settings) in itertools.product(sweep.each_seed, points, sweep.variants.items()):
         config = _config_of_cell(sweep, settings, point, seed, overrides, load or load_recipe)
-        all_cells.append(Cell(variant, _shown_point(point), seed, settled(config, given) if settle else config))
+        all_cells.append(Cell(variant, _shown_point(point), seed, resolve_settings(config, caller_objects) if resolve else config))
     return all_cells
 
 
@@ -258,20 +259,20 @@ def _config_of_cell(
     load: Callable[..., RunConfig],
 ) -> RunConfig:
     """Return the config of one cell: the recipe with the sweep's settings, the ``point``, the variant's ``settings`` and ``overrides``."""
-    # The variant overrides the point: a variant that fixes a setting, such as no noise at all, has it at all points.
-    of_point = [f"{key}={toml_value(value)}" for key, value in point]
-    of_cell = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
-    return load(sweep.recipe, [*sweep.settings, *of_point], settings, [*of_cell, *overrides])
+    # The variant's settings come after the point's: a variant that fixes the setting of an axis keeps its value at all points.
+    point_settings = [f"{key}={toml_value(value)}" for key, value in point]
+    cell_settings = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
+    return load(sweep.recipe, [*sweep.settings, *point_settings], settings, [*cell_settings, *overrides])
 
 
-def same_runs(first: SweepConfig, first_overrides: Sequence[str], second: SweepConfig, second_overrides: Sequence[str]) -> bool:
+def define_same_runs(first: SweepConfig, first_overrides: Sequence[str], second: SweepConfig, second_overrides: Sequence[str]) -> bool:
     """Return whether two sweeps with their overrides define the same runs under the same labels, however their settings are written."""
     if (first.name, list(first.axes), first.plot_against) != (second.name, list(second.axes), second.plot_against):
         return False
-    return cells(first, first_overrides, settle=False) == cells(second, second_overrides, settle=False)
+    return cells(first, first_overrides, resolve=False) == cells(second, second_overrides, resolve=False)
 
 
-def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
+def check_cells(cells: Sequence[Cell], caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> None:
     """Raise before any training if the model, data set and mechanism of a run do not fit together.
 
     Raises:
@@ -286,7 +287,7 @@ def check_cells(cells: Sequence[Cell], given: Given = NOTHING) -> None:
         checked.add(settings)
         try:
             _check_axes(cell)
-            check_fit(cell.config, given)
+            check_settings_fit_together(cell.config, caller_objects)
         except LdpflError as error:
             raise ConfigError(f"{cell}: {error}") from error
 

@@ -42,7 +42,7 @@ class _Task:
     folder: RunFolder
 
 
-def run_ahead(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int, on_rounds: OnRounds) -> None:
+def run_in_parallel(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int, on_rounds: OnRounds) -> None:
     """Run the unfinished runs of ``cells`` in ``out``, ``jobs`` at once. Errors of a run are not raised here.
 
     The caller runs all cells one by one afterwards. It finds them finished, or meets the error that stopped them. If this function is

@@ -172,7 +172,7 @@ def _curve_of(row: Row, results: dict[str, Result], runs: Path) -> Curve:
 
 
 def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
-    """Return the noise norm and the papers' epsilon added up after each round. A round without clients adds nothing."""
+    """Return the sums, up to each round, of the noise norm and of the paper's epsilon. A round without clients adds nothing."""
     path, charged_epsilons = folder.metrics_path, result["noise"]["paper_epsilon_per_round"]
     damaged = DataError(f"{path} is damaged: it lacks rounds of a finished run; remove {folder.path} and start the sweep again")
     try:
@@ -215,7 +215,10 @@ def _metric_names(results: Sequence[Result]) -> list[str]:
 
 
 def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a statement with the largest of each figure over the seeds, and without lists. Its texts are those of the worst statement."""
+    """Return a statement with the largest value of each figure over the seeds.
+
+    Its texts are those of the statement with the largest epsilon. Lists are left out, since entries of different seeds do not correspond.
+    """
     worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])
     result = {}
     for key, value in worst.items():
@@ -262,7 +265,8 @@ def _dominates(other: Row, row: Row) -> bool:
     if any(other.privacy.get(key) != row.privacy.get(key) for key in ("protected", "delta")):
         return False  # epsilons for records and for clients, or at different deltas, cannot be compared
     sign = -1 if row.lower_is_better else 1
-    gains = [sign * (a - b) for a, b in zip(other.score, row.score, strict=False)]
+    # Scores of the same seed are compared. A sweep may still lack some seeds of one row.
+    gains = [sign * (other_score - score) for other_score, score in zip(other.score, row.score, strict=False)]
     mean_gain = statistics.fmean(gains)
     if (other.bytes_per_client, other.budget) == (row.bytes_per_client, row.budget):
         return mean_gain > 0

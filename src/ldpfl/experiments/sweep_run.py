@@ -16,8 +16,8 @@ from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments.other_folders import SWEEP
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Runner
-from ldpfl.experiments.secret_seed import of_shared_seeds
-from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, same_runs
+from ldpfl.experiments.secret_seed import shared_seed_warnings
+from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, curves, rows
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import account, account_together
@@ -50,8 +50,8 @@ def run_sweep(
         DataError: a run's files are damaged.
         WriteError: ``out`` cannot be written. Finished runs are kept.
     """
-    planned = cells(sweep, overrides, given=runner.given)
-    check_cells(planned, runner.given)
+    planned = cells(sweep, overrides, caller_objects=runner.caller_objects)
+    check_cells(planned, runner.caller_objects)
     open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in planned))
     write_text(out / _RUNS, to_json([cell.folder_name for cell in planned]))
     ahead(planned, out)
@@ -72,7 +72,7 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     Raises:
         ConfigError: a finished run in the folder is of another version, or of other rows.
     """
-    folder, result = cell.folder(out), finished(cell, out)
+    folder, result = cell.folder(out), finished_result(cell, out)
     if result is not None and "stopped" in result:
         return result
     if result is not None:
@@ -86,16 +86,16 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
         return {"stopped": str(error), **_figures_until_stopped(cell, folder)}
 
 
-def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
+def finished_result(cell: Cell, out: Path) -> dict[str, Any] | None:
     """Return the result of :func:`run_cell` for a cell that was run before; None for a cell that is not finished.
 
     Raises:
         DataError: a run's files are damaged.
     """
-    return _finished_in(cell.folder(out), cell)
+    return _finished_result_in(cell.folder(out), cell)
 
 
-def _finished_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
+def _finished_result_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
     """Return the result of the run of ``cell`` in ``folder``, or the figures until a sweep stopped it early; None if it is not over."""
     result = folder.result()
     if result is not None:
@@ -120,7 +120,7 @@ def open_folder(sweep: SweepConfig, overrides: Sequence[str], out: Path, *, secr
     if not path.exists():
         make_folder(out)
         write_text(path, text)
-    elif (stored := stored_sweep(out)) is None or not same_runs(*stored, sweep, overrides):
+    elif (stored := stored_sweep(out)) is None or not define_same_runs(*stored, sweep, overrides):
         raise ConfigError(f"{out} holds another sweep, or this one with other settings: choose another folder")
 
 
@@ -149,13 +149,13 @@ def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | 
     Raises:
         DataError: a ledger is damaged.
     """
-    own_runs = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.ledger_path.exists()}
-    if not own_runs:
+    runs_on_user_data = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.ledger_path.exists()}
+    if not runs_on_user_data:
         return None
-    delta = max(cell.config.privacy.delta for cell, _ in own_runs.values())
-    statement = account_together([folder.ledger() for _, folder in own_runs.values()], delta)
-    warnings = of_shared_seeds(cell.config for cell, _ in own_runs.values())
-    return JointGuarantee(len(own_runs), replace(statement, warnings=(*statement.warnings, *warnings)))
+    delta = max(cell.config.privacy.delta for cell, _ in runs_on_user_data.values())
+    statement = account_together([folder.ledger() for _, folder in runs_on_user_data.values()], delta)
+    warnings = shared_seed_warnings(cell.config for cell, _ in runs_on_user_data.values())
+    return JointGuarantee(len(runs_on_user_data), replace(statement, warnings=(*statement.warnings, *warnings)))
 
 
 def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list[tuple[Cell, RunFolder]]:
@@ -166,9 +166,10 @@ def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list
     Raises:
         DataError: the list of the runs' folders is damaged.
     """
-    planned = cells(sweep, overrides, settle=False)
+    planned = cells(sweep, overrides, resolve=False)
     path = out / _RUNS
     try:
+        # A sweep without the list has started no run. A folder "none" never exists, so each run counts as not started.
         names = from_json(read_text(path)) if path.exists() else ["none"] * len(planned)
         if len(names) != len(planned) or not all(re.fullmatch("[0-9a-z]+", name) for name in names):
             raise ValueError("expected names of folders, without '/' or '..'")
@@ -193,7 +194,7 @@ def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, d
     """
     results = []
     for cell, folder in runs:
-        result = _finished_in(folder, cell)
+        result = _finished_result_in(folder, cell)
         if result is not None:
             ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
             results.append((cell, {**result, "privacy": account(ledger, cell.config.privacy.delta).to_dict()}))

@@ -47,9 +47,9 @@ from ldpfl.data.inputs import MASK, TOKENS, Inputs, one_by_one
 from ldpfl.data.tokens import vocabulary_of
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import Description, targets_of
+from ldpfl.experiments.dataset import Description, target_kind_of
 from ldpfl.experiments.emphasis import weighted_shares
-from ldpfl.experiments.noise_walk import longest_within
+from ldpfl.experiments.noise_walk import longest_total_step
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -89,7 +89,7 @@ _WITH_BIAS = ("logistic-regression", _MLP)
 
 
 @dataclass(frozen=True)
-class TableStart:
+class ChosenStart:
     """The initial weights of training, and the config with the chosen server settings.
 
     Attributes:
@@ -110,23 +110,26 @@ def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> fl
     the risks, and undivided it would add noise that hides a rare outcome (decision 0036 has the figures).
     """
     rows = None if _clips_to_fixed_norm(data, module) else _synthetic_rows(config, data)
-    squared = _squared_gradient(_with_cancelling_pairs(config, data, module), data, rows)
-    if squared is None:
+    mean_square = _mean_squared_gradient(_with_cancelling_pairs(config, data, module), data, rows)
+    if mean_square is None:
         return _FALLBACK_CLIP_NORM
     factor = _CLIP_FACTOR_LITTLE_NOISE if _noise_share(config, data) < _LITTLE_NOISE else _CLIP_FACTOR
-    residual = _largest_residual(targets_of(config), data.outputs) * _largest_weight(config)
+    residual = _largest_residual(target_kind_of(config), data.outputs) * _largest_class_weight(config)
     person_rows = config.data.person_rows if config.data.person else 1
-    return float(f"{factor * residual * sqrt(squared) / person_rows**0.25:.3g}")
+    return float(f"{factor * residual * sqrt(mean_square) / person_rows**0.25:.3g}")
 
 
-def _largest_weight(config: RunConfig) -> float:
+def _largest_class_weight(config: RunConfig) -> float:
     """Return the largest weight that a sample has in the loss, by its class."""
     weights = config.task.class_weights
     return max(weights, default=1.0) if isinstance(weights, list) else 1.0  # the weights "balanced" are at most 1
 
 
 def _noise_share(config: RunConfig, data: Description) -> float:
-    """Return the noise as in :data:`_LITTLE_NOISE`; infinity for mechanisms other than ``dp-sgd``, whose noise is not known here."""
+    """Return the noise of all rounds together in a coordinate of the mean gradient, as a share of the clipping norm.
+
+    It is infinity for mechanisms other than ``dp-sgd``, whose noise is not known here.
+    """
     mechanism, clients = config.mechanism, config.clients.count
     if not isinstance(mechanism, DpSgdSettings):
         return inf
@@ -134,7 +137,7 @@ def _noise_share(config: RunConfig, data: Description) -> float:
     return mechanism.noise_multiplier * sqrt(clients / config.training.rounds) / max(records, 1)
 
 
-def start_on_table(
+def choose_automatic_settings(
     config: RunConfig,
     data: Description,
     module: nn.Module,
@@ -144,8 +147,10 @@ def start_on_table(
     clients: int,
     shares: Sequence[float],
     emphasis: Emphasis = NO_EMPHASIS,
-) -> TableStart:
-    """Choose the initial weights and the server's settings that are ``auto``. Without any ``auto``, nothing changes.
+) -> ChosenStart:
+    """Choose the initial weights, and those of the server's learning rate and weight decay that are ``auto``. Without any, nothing changes.
+
+    The rules and their reasons are at the top of this file, where the weight decay is called "pull".
 
     Args:
         weights: (d,) initial weights of ``module``.
@@ -158,53 +163,55 @@ def start_on_table(
     """
     training = config.training
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
-        return TableStart(weights, config)
+        return ChosenStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
-        return TableStart(weights, _with_chosen(config, 1 - training.server_momentum, 0.0))
+        return ChosenStart(weights, _with_chosen_settings(config, 1 - training.server_momentum, 0.0))
     initial = _with_cancelling_pairs(config, data, module)
     rows = _synthetic_rows(config, data)
-    squared = _squared_gradient(initial, data, rows)
-    if squared is None or rows is None:
-        return TableStart(weights, _with_chosen(config, _FALLBACK_RATE, 0.0))
-    targets = targets_of(config)
+    mean_square = _mean_squared_gradient(initial, data, rows)
+    if mean_square is None or rows is None:
+        return ChosenStart(weights, _with_chosen_settings(config, _FALLBACK_RATE, 0.0))
+    targets = target_kind_of(config)
     shares, mean_weight = weighted_shares(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
     curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
-    clip = 1.0 if record_clip is None else record_clip.norm
+    clip_norm = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
-    noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip / sqrt(training.rounds)
+    # Noise of all rounds together in a coordinate of the mean gradient.
+    noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(training.rounds)
     if data.encoder is None or data.encoder.data.text:
-        pull, rate = 0.0, _rate_without_table(config, data, initial, rows, squared * _largest_weight(config), noise)
-        rate = max(rate, _FALLBACK_RATE / clip) if _clips_to_fixed_norm(data, module) else rate
+        weight_decay, rate = 0.0, _rate_without_table(config, data, initial, rows, mean_square * _largest_class_weight(config), noise)
+        rate = max(rate, _FALLBACK_RATE / clip_norm) if _clips_to_fixed_norm(data, module) else rate
     else:
-        pull = noise**2 / (_WEIGHT_VARIANCE * curvature)
-        rate = (1 - training.server_momentum**2) / (curvature * squared + pull)
-    # Reports are in units of the clipping norm.
-    weights = layout.flatten({name: part.detach() for name, part in initial.named_parameters() if part.requires_grad})
-    return TableStart(_initial_weights(config, layout, weights, targets, shares), _with_chosen(config, rate * clip, pull / clip))
+        weight_decay = noise**2 / (_WEIGHT_VARIANCE * curvature)
+        rate = (1 - training.server_momentum**2) / (curvature * mean_square + weight_decay)
+    trainable = {name: parameter.detach() for name, parameter in initial.named_parameters() if parameter.requires_grad}
+    weights = _initial_weights(config, layout, layout.flatten(trainable), targets, shares)
+    # The server sees gradients in units of the clipping norm, so the rate is multiplied by it.
+    return ChosenStart(weights, _with_chosen_settings(config, rate * clip_norm, weight_decay / clip_norm))
 
 
 def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:
-    """Return whether gradients are clipped to the fallback norm: those of texts and of pretrained models."""
+    """Return whether gradients are clipped to the fallback norm, as for texts and for pretrained models."""
     return (data.encoder is not None and bool(data.encoder.data.text)) or is_of_transformers(module)
 
 
-def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Inputs, squared: float, noise: float) -> float:
+def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Inputs, mean_square: float, noise: float) -> float:
     """Return the server's learning rate for images, arrays and texts, see the top of this file.
 
     Args:
-        squared: mean squared length of the gradient of an output over ``rows``.
+        mean_square: mean squared length of the gradient of an output over ``rows``.
         noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
     """
-    training, targets = config.training, targets_of(config)
+    training, targets = config.training, target_kind_of(config)
     curvature = 0.5 if targets == "class" else _output_curvature(targets, _default_shares(targets, data.outputs))
-    max_stable_rate = 2 * (1 + training.server_momentum) / (_MAX_MEAN_SQUARE * squared * curvature)
+    max_stable_rate = 2 * (1 + training.server_momentum) / (_MAX_MEAN_SQUARE * mean_square * curvature)
     rounds = training.rounds / (1 - training.server_momentum)  # momentum lets each gradient move the model 1 / (1 - momentum) times as far
     max_change = _MAX_NUMBER_CHANGE if targets == "number" else _MAX_LOGIT_CHANGE
-    return longest_within(copied(module), rows, _output_direction(data), noise, max_change, max_stable_rate * rounds) / rounds
+    return longest_total_step(copied(module), rows, _output_direction(data), noise, max_change, max_stable_rate * rounds) / rounds
 
 
-def _with_chosen(config: RunConfig, rate: float, decay: float) -> RunConfig:
+def _with_chosen_settings(config: RunConfig, rate: float, decay: float) -> RunConfig:
     """Return ``config`` with the learning rate ``rate`` and the weight decay ``decay`` wherever it says ``auto``."""
     training = config.training
     chosen = {"server_learning_rate": rate, "server_weight_decay": decay}
@@ -320,9 +327,10 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
     if targets == "ordered":
         return sum(spreads) / len(spreads)
     if targets == "survival":
-        at_risk = np.cumprod([1.0, *(1 - share for share in shares)])[:-1]
-        return float(at_risk @ spreads)
-    return 2.0
+        # A row adds to the loss of an interval only if it reaches it. ``reaching`` is the share of rows that reach each interval.
+        reaching = np.cumprod([1.0, *(1 - share for share in shares)])[:-1]
+        return float(reaching @ spreads)
+    return 2.0  # the second derivative of a squared error; an upper bound for tokens
 
 
 def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
@@ -344,7 +352,7 @@ def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
     return torch.randn(_SYNTHETIC_ROWS, *data.shape, generator=generator)
 
 
-def _squared_gradient(module: nn.Module, data: Description, rows: Inputs | None) -> float | None:
+def _mean_squared_gradient(module: nn.Module, data: Description, rows: Inputs | None) -> float | None:
     """Return the mean of |J^T v|^2 over the ``rows``, with J the Jacobian of the outputs by the weights and v of :func:`_output_direction`.
 
     It is None if there are no rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model

@@ -21,7 +21,7 @@ from ldpfl.data.inputs import MASK, Inputs
 from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.movable import immovable
+from ldpfl.experiments.movable import untrainable_parameters
 from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -68,7 +68,7 @@ def trainer_of(
     return GradientTrainer(local, at_once) if clip is None else RecordGradientTrainer(local, clip, at_once, persons=persons)
 
 
-def tried(
+def trainer_after_trial(
     config: RunConfig,
     local: LocalTask,
     mechanism: Mechanism,
@@ -96,22 +96,24 @@ def tried(
         ConfigError: the model or the loss fails, or does not fit the data.
         PrivacyError: the output for a sample depends on other samples, or forward changes the model's state.
     """
-    as_trained = replace(local, data=_made_up_samples(local.data, data))
-    trial = replace(as_trained, precision="float32")  # with fewer bits, rounding would hide that gradients differ
+    trial_with_config_precision = replace(local, data=_made_up_samples(local.data, data))
+    trial = replace(trial_with_config_precision, precision="float32")  # with fewer bits, rounding would hide that gradients differ
     model = config.model.name
-    trouble = f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
+    message_start = (
+        f"model {model!r} cannot be trained on {'these data' if config.data.name == GIVEN else config.data.path or config.data.name}"
+    )
     _check_parts(model, local)
-    _check_runs(model, trouble, trial, weights, data.outputs)
-    _check_movable(model, trouble, trial, weights)
+    _check_runs(model, message_start, trial, weights, data.outputs)
+    _check_all_parameters_trainable(model, message_start, trial, weights)
     one_step = config.mechanism.perturbed == "gradient"
     by_record = record_clip_of(mechanism) is not None and persons is None
     made_up_persons = _made_up_persons(persons)
     clients, other_clients = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
-    with _explained(trouble):
+    with _failures_as_config_errors(message_start):
         one_client = _first_sample_alone(clients) if by_record else clients.head(1)
         gradient = GradientTrainer(trial, at_once=False).train(weights, one_client)
-        why_apart = _not_at_once(trial, weights, one_client, gradient)
-        trainer = trainer_of(config, as_trained, mechanism, at_once=not why_apart, persons=made_up_persons)
+        separation_reason = _reason_to_train_separately(trial, weights, one_client, gradient)
+        trainer = trainer_of(config, trial_with_config_precision, mechanism, at_once=not separation_reason, persons=made_up_persons)
         # The same samples give the same result before and after other samples, unless the model remembers or draws something.
         before, _, after = (trainer.train(weights, schedule) for schedule in (clients, other_clients, clients))
     if not torch.equal(before.nan_to_num(), after.nan_to_num()):
@@ -121,7 +123,7 @@ def tried(
         )
         raise PrivacyError(f"model {model!r} {fault}", advice=f"it {fault}")
     if model not in models.names():
-        with _explained(trouble):
+        with _failures_as_config_errors(message_start):
             mixes = mixes_samples(trial, weights)
         if mixes:
             # Evaluation at clients puts rows of several persons into one batch, so mixing is refused there.
@@ -132,42 +134,42 @@ def tried(
             "adds nothing to training, or stops it. Look in forward and in the loss for log, sqrt, exp or a division, and keep what goes "
             "into them in bounds, as by x.clamp(min=1e-6)"
         )
-    if why_apart:
-        quoted_reason = f" ({why_apart})" if quotes else ""
+    if separation_reason:
+        quoted_reason = f" ({separation_reason})" if quotes else ""
         warn(f"model {model!r} cannot be trained for many clients at once{quoted_reason}: one after another, which is slower")
-    return trainer_of(config, local, mechanism, at_once=not why_apart, persons=persons)
+    return trainer_of(config, local, mechanism, at_once=not separation_reason, persons=persons)
 
 
-def _check_runs(model: str, trouble: str, trial: LocalTask, weights: Tensor, width: int) -> None:
-    """Raise if the model or the loss fails on a batch of two samples, or on a batch of one. A message begins with ``trouble``.
+def _check_runs(model: str, message_start: str, trial: LocalTask, weights: Tensor, width: int) -> None:
+    """Raise if the model or the loss fails on a batch of two samples, or on a batch of one. A message begins with ``message_start``.
 
     Raises:
         ConfigError: the model or the loss fails, or the outputs have another shape than expected.
     """
     for count in (2, 1):  # two first: a failure with two samples is not blamed on the batch size
-        with _explained(trouble if count == 2 else f"{trouble}, where a batch may be of one sample"):
+        with _failures_as_config_errors(message_start if count == 2 else f"{message_start}, where a batch may be of one sample"):
             ((output, targets),) = evaluated(trial, weights, trial.data.take(slice(count)))
             _check_outputs(model, trial.task, output, targets, width)
             trial.losses(output, targets)
 
 
-def _check_movable(model: str, trouble: str, trial: LocalTask, weights: Tensor) -> None:
+def _check_all_parameters_trainable(model: str, message_start: str, trial: LocalTask, weights: Tensor) -> None:
     """Raise if the outputs do not depend on some trainable parameter. Clients would send only noise for it.
 
     Raises:
         ConfigError: the outputs do not depend on some parameter.
     """
-    with _explained(trouble):
+    with _failures_as_config_errors(message_start):
         measured_names = {"center"} if isinstance(trial.module, CenteredLinear) else set()  # set to the mean of samples, by no gradient
-        immovable_names = [name for name in immovable(trial, weights) if name not in measured_names]
-    if immovable_names:
-        and_others = f" and {len(immovable_names) - 1} others" if len(immovable_names) > 1 else ""
+        untrainable_names = [name for name in untrainable_parameters(trial, weights) if name not in measured_names]
+    if untrainable_names:
+        and_others = f" and {len(untrainable_names) - 1} others" if len(untrainable_names) > 1 else ""
         remedy = (
             "its outputs do not change with it. Freeze what forward does not use (requires_grad=False); of an adapter see that it is "
             "switched on, and that not both of its factors are zeros"
         )
         raise ConfigError(
-            f"model {model!r} cannot train parameter {immovable_names[0]}{and_others}: {remedy}",
+            f"model {model!r} cannot train parameter {untrainable_names[0]}{and_others}: {remedy}",
             advice=f"it cannot train one of its parameters: {remedy}",
         )
 
@@ -187,7 +189,7 @@ class RunSize:
     steps: tuple[int, int]
 
 
-def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, data: Dataset, size: RunSize, warn: Warn) -> Trainer:
+def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor, data: Dataset, size: RunSize, warn: Warn) -> Trainer:
     """Return the compiled form of ``trainer`` if ``config`` demands it or the run is long enough to pay for it; else ``trainer``.
 
     The compiled form is tried on made-up samples: no private value decides whether a trainer is compiled or refused.
@@ -206,7 +208,7 @@ def quickest(config: RunConfig, trainer: Trainer, weights: Tensor, data: Dataset
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
     reason, rounding = "its weights differ when compiled", _TOLERANCE if config.training.precision == "float32" else _TOLERANCE_BF16
     try:
-        if all(_agree(compiled.trainer, eager, weights, schedule, compiled.start, rounding) for schedule in compiled.trials):
+        if all(_results_agree(compiled.trainer, eager, weights, schedule, compiled.start, rounding) for schedule in compiled.trials):
             return _on_samples_of(trainer, compiled.trainer)
     except LdpflError:
         raise
@@ -238,7 +240,7 @@ def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
 
 
 def _made_up_persons(persons: Persons | None) -> Persons | None:
-    """Return persons of one made-up sample each, if there are ``persons``."""
+    """Return persons to whom one made-up sample each belongs; None if ``persons`` is None, which means that records are protected."""
     return None if persons is None else Persons.of(list(map(str, range(MADE_UP))), persons.most)
 
 
@@ -269,31 +271,34 @@ def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _Compile
     if isinstance(trainer, VectorizedTrainer) and trainer.task.data.device.type == "cpu":
         steps = CompiledTrainer(trainer.task, size.width)
         # A single step and several steps are compiled to different code. Two steps are enough to try the latter.
-        trials = tuple(_first_sample(steps.block, count, size.width) for count in sorted({min(2, count) for count in size.steps}))
+        trials = tuple(
+            _schedule_of_first_sample(steps.block, count, size.width) for count in sorted({min(2, count) for count in size.steps})
+        )
         work = partial(steps.work, weights, sent=steps.takes_one_step(trials[-1]))
         return _CompiledForm(steps, steps.block * size.width, work, trials, weights)
     if isinstance(trainer, RecordGradientTrainer) and trainer.task.data.device.type == "cpu" and trainer.at_once:
         if isinstance(trainer.task.module, CenteredLinear):  # in the first round it takes samples, not gradients
             return None
-        if trainer.clip.adaptive:  # compiled code has the clipping norm in it
+        if trainer.clip.adaptive:  # compiled code has one clipping norm built in
             return None
-        if trainer.task.precision != "float32":  # compiled code rounds a gradient and its norm differently, and loses records as too long
+        # Compiled code rounds a gradient and its norm differently. With few bits, a clipped gradient would seem too long and be left out.
+        if trainer.task.precision != "float32":
             return None
         sums = CompiledSums(trainer.task, trainer.clip)
         rows = 1 if trainer.persons is None else trainer.persons.most
         block = trainer.block(weights)
         work = partial(sums.work, weights, block, rows)
-        return _CompiledForm(replace(trainer, compiled=sums), block, work, (_first_sample(1, 1, 1),), torch.zeros_like(weights))
+        return _CompiledForm(replace(trainer, compiled=sums), block, work, (_schedule_of_first_sample(1, 1, 1),), torch.zeros_like(weights))
     return None
 
 
-def _first_sample(clients: int, steps: int, width: int) -> BatchSchedule:
+def _schedule_of_first_sample(clients: int, steps: int, width: int) -> BatchSchedule:
     """Return a schedule in which all ``clients`` use the first sample in every step."""
     index = torch.zeros(clients, steps, width, dtype=torch.int64)
     return BatchSchedule(index, torch.ones(index.shape))
 
 
-def _agree(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
+def _results_agree(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
     """Return whether both trainers give the same result, up to ``rounding`` as a fraction of the learned change from ``start``."""
     expected = eager.train(weights, schedule).double()
     difference = (compiled.train(weights, schedule).double() - expected).norm()
@@ -312,7 +317,7 @@ def _eager_unless_on(compile_setting: str, trainer: Trainer) -> Trainer:
 
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
-    """Raise a :class:`PrivacyError` about a model that mixes the samples of a batch. With ``warn``, only warn, as for one person's rows."""
+    """Raise a :class:`PrivacyError` that the model mixes the samples of a batch. If ``warn`` is given, call it instead."""
     fault = "makes something else of samples together than of each by itself: it mixes the samples of a batch"
     if warn is None:
         fault = (
@@ -326,8 +331,8 @@ def _refuse_mixing(model: str, warn: Warn | None) -> None:
 
 
 @contextmanager
-def _explained(trouble: str) -> Iterator[None]:
-    """Turn any exception of a user's model or loss on made-up samples into a :class:`ConfigError` that begins with ``trouble``.
+def _failures_as_config_errors(message_start: str) -> Iterator[None]:
+    """Turn any exception of a user's model or loss on made-up samples into a :class:`ConfigError` that begins with ``message_start``.
 
     The text quotes the exception, which may repeat private values: an app's author may have made the model of a node's rows. So a node
     shows the exception's place alone, see :mod:`ldpfl.flower.record_trial`.
@@ -337,13 +342,14 @@ def _explained(trouble: str) -> Iterator[None]:
     except LdpflError:
         raise
     except Exception as error:  # it is the user's code
-        raise ConfigError(f"{trouble}: {type(error).__name__}: {first_line(error)}") from error
+        raise ConfigError(f"{message_start}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _not_at_once(trial: LocalTask, weights: Tensor, clients: BatchSchedule, separate: Tensor) -> str:
-    """Return why ``clients`` cannot be trained at once; "" if their gradients then equal the gradients ``separate`` of separate training.
+def _reason_to_train_separately(trial: LocalTask, weights: Tensor, clients: BatchSchedule, separate: Tensor) -> str:
+    """Return why ``clients`` cannot be trained at once; "" if they can.
 
-    A hook on gradients, for example, would see the gradients of all clients, and could carry values from one client to another.
+    They can if their gradients equal ``separate``, the gradients of clients that were trained one after another. A hook on gradients, for
+    example, would see the gradients of all clients at once, and could carry values from one client to another.
     """
     try:
         together = GradientTrainer(trial).train(weights, clients)
@@ -391,8 +397,11 @@ def _made_up_samples(samples: Samples, data: Dataset) -> Samples:
     return Samples(inputs, targets).to(samples.device)
 
 
-def told_of(module: nn.Module) -> str:
-    """Return a text that identifies ``module``: its structure, tensors, attributes and source code, without addresses in memory."""
+def identifying_text(module: nn.Module) -> str:
+    """Return a text that identifies ``module``: its structure, tensors, attributes and source code.
+
+    Addresses in memory are left out, since they differ between processes.
+    """
     sources = []
     for name in sorted({type(part).__module__ for part in module.modules()}):
         if not name.startswith("torch."):

@@ -17,7 +17,7 @@ from typing import Any
 from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import NOTHING, Given
+from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects
 from ldpfl.experiments.other_folders import PRIVATE, trials_mark
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.recipes import recipe_or_file
@@ -129,11 +129,11 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         PrivacyError: no trial came to its end.
         WriteError: ``out`` cannot be written. Finished rounds are kept.
     """
-    settings_to_try = candidates(tuning, runner.given)
-    guarantee = guarantee_of(tuning, settings_to_try, runner.given)
+    settings_to_try = candidates(tuning, runner.caller_objects)
+    guarantee = guarantee_of(tuning, settings_to_try, runner.caller_objects)
     private = out / PRIVATE
     secret = _open_folders(tuning, out, private)
-    trials = _drawn(tuning, settings_to_try, secret)
+    trials = _draw_trials(tuning, settings_to_try, secret)
     ahead(trials, private)
     best: tuple[tuple[float, ...], Cell, dict[str, Any]] | None = None
     for number, cell in enumerate(trials, start=1):
@@ -142,30 +142,34 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         _check_charged(cell, cell.folder(private), guarantee)
         if "stopped" in figures or not figures["at_clients"]:
             continue
-        last = figures["at_clients"][-1]
-        if best is None or _rank_by_scores(last) > best[0]:  # of equal scores the first one is taken, as the proof assumes
-            best = _rank_by_scores(last), cell, last
+        last_evaluation = figures["at_clients"][-1]
+        if best is None or _rank(last_evaluation) > best[0]:  # of equal scores the first one is taken, as the proof assumes
+            best = _rank(last_evaluation), cell, last_evaluation
     if best is None:
         raise PrivacyError("no trial came to its end with a score: every setting made training diverge; give settings with smaller steps")
-    _, cell, last = best
-    metric = next(name for name in (*_compared_by(last), *last["figures"]) if name in last["figures"])
-    return Chosen(cell, metric, last["figures"][metric], cell.folder(private), guarantee, tuple(map(label, settings_to_try)))
+    _, cell, last_evaluation = best
+    metric = next(
+        name for name in (*_comparison_metrics(last_evaluation), *last_evaluation["figures"]) if name in last_evaluation["figures"]
+    )
+    return Chosen(
+        cell, metric, last_evaluation["figures"][metric], cell.folder(private), guarantee, tuple(map(setting_label, settings_to_try))
+    )
 
 
-def label(cell: Cell) -> str:
+def setting_label(cell: Cell) -> str:
     """Return the name of a cell's setting, without its seed."""
     point = [f"{key} = {value}" for key, value in cell.point]
     return ", ".join([cell.variant, *point] if cell.variant != "as it is" or not point else point)
 
 
-def candidates(tuning: Tuning, given: Given = NOTHING) -> list[Cell]:
+def candidates(tuning: Tuning, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> list[Cell]:
     """Return all settings to choose from, each with the noise that the guarantee of the release needs.
 
     Raises:
         ConfigError: there is only one setting, or a setting does not fit a tuning.
     """
     space = tuning.space.model_copy(update={"seeds": [0]})
-    unsettled_cells = cells(space, tuning.overrides, settle=False, load=recipe_or_file)
+    unsettled_cells = cells(space, tuning.overrides, resolve=False, load=recipe_or_file)
     if len(unsettled_cells) < 2:
         raise ConfigError(
             f"{space.name} has only one setting, but a tuning needs several to choose from: give several values, such as --set KEY=1,2,4"
@@ -173,17 +177,17 @@ def candidates(tuning: Tuning, given: Given = NOTHING) -> list[Cell]:
     varied_keys = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
     if forbidden := [key for key in varied_keys if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
         raise ConfigError(f"{space.name} varies {forbidden[0]}, which must be the same in all trials: leave it out, or give it one value")
-    trial_epsilon, evaluation_epsilon = _epsilons(tuning, unsettled_cells[0].config.privacy.delta)
+    trial_epsilon, evaluation_epsilon = _trial_epsilons(tuning, unsettled_cells[0].config.privacy.delta)
     # The noise is found last, since that takes long: first check that each setting fits a tuning.
     trial_settings = [f"privacy.target_epsilon={trial_epsilon!r}", f"evaluation.epsilon={evaluation_epsilon!r}"]
-    for cell in cells(space, [*tuning.overrides, *trial_settings], settle=False, load=recipe_or_file):
+    for cell in cells(space, [*tuning.overrides, *trial_settings], resolve=False, load=recipe_or_file):
         _check_trial(cell.config)
-    settled_cells = cells(space, [*tuning.overrides, *trial_settings], given=given, load=recipe_or_file)
-    check_cells(settled_cells, given)
+    settled_cells = cells(space, [*tuning.overrides, *trial_settings], caller_objects=caller_objects, load=recipe_or_file)
+    check_cells(settled_cells, caller_objects)
     return settled_cells
 
 
-def _epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
+def _trial_epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
     """Return the epsilon of a trial, and the part of it that is for its score."""
     trial_epsilon = _round_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
     evaluation_epsilon = tuning.evaluation_epsilon
@@ -206,7 +210,7 @@ def _round_down(value: float) -> float:
 
 
 def _check_trial(config: RunConfig) -> None:
-    """Raise a :class:`ConfigError` if runs of ``config`` are not independent mechanisms with a score of known cost."""
+    """Raise a :class:`ConfigError` unless runs of ``config`` can be trials, whose cost is known and whose score is private."""
     if config.mechanism.name != "dp-sgd":
         raise ConfigError(
             f"mechanism.name is {config.mechanism.name!r}, and a tuning knows the cost of trials with sums over records alone: set "
@@ -226,7 +230,7 @@ def _check_trial(config: RunConfig) -> None:
         )
 
 
-def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], given: Given = NOTHING) -> TunedGuarantee:
+def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> TunedGuarantee:
     """Return the guarantee of a tuning among the settings of the cells ``settings_to_try``.
 
     Raises:
@@ -234,7 +238,7 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], given: Given =
         PrivacyError: the target is missed, which no rounding should cause.
     """
     delta = settings_to_try[0].config.privacy.delta
-    ledgers = list(dict.fromkeys(planned_ledger(cell.config, given).events for cell in settings_to_try))
+    ledgers = list(dict.fromkeys(planned_ledger(cell.config, caller_objects).events for cell in settings_to_try))
     statements = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
     if len({statement.protected for statement in statements}) > 1 or {cell.config.privacy.delta for cell in settings_to_try} != {delta}:
         raise ConfigError(f"the settings of {tuning.space.name} protect different units, or have different deltas: make these the same")
@@ -260,9 +264,12 @@ def _covers_whole_run(row: Guarantee, statement: Statement) -> bool:
 
 
 def _trial_mu(ledger: Ledger, delta: float) -> float:
-    """Return the mu of everything that a trial releases.
+    """Return the mu (of Gaussian differential privacy) of everything that a trial releases.
 
     All noise of a trial is Gaussian, so its epsilon determines its mu exactly.
+
+    Raises:
+        PrivacyError: the trial adds other noise, or samples records.
     """
     for event in ledger.events:
         if not isinstance(event.release, GaussianRelease) or event.release.rate != 1:
@@ -278,28 +285,28 @@ def _check_charged(cell: Cell, folder: RunFolder, guarantee: TunedGuarantee) -> 
         raise PrivacyError(f"the trial in {folder.path} released more than was planned: nothing is released of this tuning")
 
 
-def _compared_by(last: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the figures by which trials are compared, the first one first, for a trial's ``last`` evaluation.
+def _comparison_metrics(last_evaluation: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the figures by which trials are compared, from a trial's ``last_evaluation``. The first one counts most.
 
-    The accuracy of two classes is left out: without an AUROC one class is mostly rare, and then all models are equally accurate.
+    For two classes the accuracy is left out: if there is no AUROC, one class is usually rare, and then all models are equally accurate.
     """
-    is_of_two_classes = last.get("rare_class", False) or "binning" in last or AUROC in last["figures"]
+    is_of_two_classes = last_evaluation.get("rare_class", False) or "binning" in last_evaluation or AUROC in last_evaluation["figures"]
     return (AUROC, LOSS) if is_of_two_classes else (ACCURACY, LOSS)
 
 
-def _rank_by_scores(last: dict[str, Any]) -> tuple[float, ...]:
-    """Return the key by which trials are compared by their ``last`` evaluations. Larger is better."""
+def _rank(last_evaluation: dict[str, Any]) -> tuple[float, ...]:
+    """Return the key by which trials are compared, from a trial's ``last_evaluation``. A larger key is better."""
 
     def value(name: str) -> float:
-        """Return the figure, a loss with a minus, or -inf if it has no value, so that it comes last."""
-        figure = last["figures"].get(name, {}).get("value")
+        """Return the figure ``name`` such that larger is better: a loss is negated, and a figure without a value is -inf."""
+        figure = last_evaluation["figures"].get(name, {}).get("value")
         return -inf if figure is None or not isfinite(figure) else float(-figure if name == LOSS else figure)
 
-    return tuple(map(value, _compared_by(last)))
+    return tuple(map(value, _comparison_metrics(last_evaluation)))
 
 
 def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
-    """Prepare the private folders, or check that they hold the same ``tuning``, and return the secret seed of all its draws."""
+    """Prepare the private folders, or check that they hold the same ``tuning``. Return the seed from which everything in it is drawn."""
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():
         if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):
@@ -320,7 +327,7 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
     return known(secret_seed.load(private / secret_seed.FILE))
 
 
-def _drawn(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -> list[Cell]:
+def _draw_trials(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -> list[Cell]:
     """Return the trials: a random number of them, each with a setting and a seed drawn independently."""
 
     def random_integer(*key: int) -> int:
@@ -328,6 +335,7 @@ def _drawn(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -> list
         return int.from_bytes(stream_key(secret, Purpose.TUNING, *key))
 
     def trial(number: int) -> Cell:
+        """Return trial ``number``, from 1. Its setting is uniform up to 2^-200, and its seed has 128 bits, as a config allows."""
         cell, seed = settings_to_try[random_integer(number, 0) % len(settings_to_try)], random_integer(number, 1) >> 128
         secret_noise = {"secret_noise": True} if tuning.seed is None and cell.config.data.brought else {}
         return replace(cell, seed=seed, config=cell.config.model_copy(update={"seed": seed, **secret_noise}))

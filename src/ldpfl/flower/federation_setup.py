@@ -17,9 +17,9 @@ from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tokens import vocabulary_digest
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import build, choose_device, size_of
+from ldpfl.experiments.build import build, choose_device, count_weights
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.experiments.dataset import Description, data_of, load_dataset
+from ldpfl.experiments.dataset import Description, data_settings_of, load_dataset
 from ldpfl.flower.statistics import encoder_in
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
@@ -82,7 +82,7 @@ def prepare(
     config = parse_config(config_text, origin="the round's terms")
     data = load_dataset(config, data_dir, table=table, write_cache=write_cache)
     if weights_sent is not None and not is_code(config.model.name):
-        size = size_of(config, Description.of(data))
+        size = count_weights(config, Description.of(data))
         if size != weights_sent:
             raise ConfigError(f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}")
     federation, start = build(config, data, choose_device(device), measured=encoder_in(measured))
@@ -98,13 +98,13 @@ def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> R
     if not is_pretrained(config.model.name):
         return config
     model = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
-    digest = vocabulary_digest(data_of(config).tokenizer) if TOKENS in by_name(data.train.inputs) else ""
+    digest = vocabulary_digest(data_settings_of(config).tokenizer) if TOKENS in by_name(data.train.inputs) else ""
     changed = {"model": config.model.model_copy(update=model), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
     return config.model_copy(update=changed)
 
 
 def _with_digests_of_features(config: RunConfig) -> RunConfig:
     """Return ``config`` with digests of the server's feature encoder, and of its tokenizer if the encoder reads texts."""
-    digest, tokenizer = feature_map(config.data.features, config.data.feature_options).digest, data_of(config).tokenizer
+    digest, tokenizer = feature_map(config.data.features, config.data.feature_options).digest, data_settings_of(config).tokenizer
     changed = {"features_digest": digest, "tokenizer_digest": vocabulary_digest(tokenizer) if tokenizer else ""}
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})

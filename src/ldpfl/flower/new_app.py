@@ -14,7 +14,7 @@ from ldpfl.data.tables import Table, read_table
 from ldpfl.data.targets import check_order_known, natural_key
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, split_by_key, toml_value
-from ldpfl.experiments.dataset import data_of
+from ldpfl.experiments.dataset import data_settings_of
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.util.files import write_text
 
@@ -95,7 +95,7 @@ def public_settings(path: Path, target: str | list[str], client: str, person: st
         DataError: the table cannot be read, or lacks one of the named columns.
     """
     table = read_table(path).with_missing(config.data.missing_words)
-    data = data_of(config).model_copy(update={"target": target, "client": client, "person": person})
+    data = data_settings_of(config).model_copy(update={"target": target, "client": client, "person": person})
     for name, setting in (*((name, "--target") for name in data.target_names), (client, "--client"), (person, "--person")):
         if name:
             table.column(name, setting)

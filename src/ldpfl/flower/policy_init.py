@@ -15,13 +15,13 @@ import torch
 from ldpfl.data.nodes import check_at_node, read_at_node
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.experiments import RunConfig, load_recipe
-from ldpfl.experiments.build import check_texts, model_of, size_of
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.build import check_texts, count_weights, model_of
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import read_config
-from ldpfl.experiments.dataset import Description, described, load_dataset, targets_of
-from ldpfl.experiments.planned_ledger import start_of
+from ldpfl.experiments.dataset import Description, describe_data, load_dataset, target_kind_of
+from ldpfl.experiments.planned_ledger import initial_weights_and_ranges
 from ldpfl.experiments.recipes import recipe_or_file
-from ldpfl.experiments.record_sums import is_evaluated, scores_of_records
+from ldpfl.experiments.record_sums import evaluation_vector_layout, is_evaluated
 from ldpfl.experiments.shipped import recipe_files
 from ldpfl.flower.app_imports import gives
 from ldpfl.flower.named_by_server import check_needs_nothing, code_of
@@ -148,7 +148,7 @@ def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
     """
     if not config.data.at_nodes:
         raise ConfigError(f"--data works only with apps whose data.name is 'node', got {config.data.name!r}: leave --data out")
-    targets = targets_of(config)
+    targets = target_kind_of(config)
     answers = read_at_node(config.data, targets, table).train.targets
     try:
         check_at_node(config.data, targets, table)
@@ -211,7 +211,7 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
             releases.append(released(round_mechanism, ranges, mechanism))
         else:  # a release of sums does not depend on how many numbers are summed, so the model's ranges and 2 outputs will do
             if planned.kind not in sum_releases:
-                sum_ranges = scores_of_records(config, 2).ranges if planned.kind == "evaluation" else ranges
+                sum_ranges = evaluation_vector_layout(config, 2).ranges if planned.kind == "evaluation" else ranges
                 sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), sum_ranges), sum_ranges)
             releases.append(sum_releases[planned.kind])
     return releases
@@ -248,7 +248,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
         raise ConfigError(f"{_why_unseen(unseen[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")
     if is_pretrained(offer.config.model.name):
         _check_pretrained(offer.config)
-    ranges = start_of(offer.config)[1]
+    ranges = initial_weights_and_ranges(offer.config)[1]
     if layers and ranges.sizes != tuple(layers):
         raise ConfigError(
             f"--layers is {','.join(map(str, layers))}, but the arrays of {offer.config.model.name!r} have the sizes "
@@ -317,7 +317,7 @@ def _twice_as_large(ranges: LayerRanges) -> LayerRanges:
 
 def _check_size(config: RunConfig) -> None:
     """Raise if the built-in model of ``config`` is too large to be built here. The size is computed without building the model."""
-    size = size_of(config, described(config))
+    size = count_weights(config, describe_data(config))
     if size > _MAX_WEIGHTS:
         raise ConfigError(
             f"the app's model has {size:,} weights, more than {_MAX_WEIGHTS:,}: decline the app, or give its arrays' sizes with --layers"
@@ -379,7 +379,7 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
             f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
         )
     config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
-    config = config if unseen else settled(config)
+    config = config if unseen else resolve_settings(config)
     if settings.transport == "direct":
         return Offer(config, "direct", asked, reply_s=settings.reply_s)
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ldpfl.errors import TooFewTakePart
 from ldpfl.experiments import load_recipe
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.figures import summarise
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.runner import model_file_of
@@ -38,7 +38,7 @@ def serve(grid: Grid, context: Context) -> None:
     settings = RunSettings.of_run(context.run_config)
     collector = _collector(settings)
     asked = load_recipe(settings.recipe, settings.change_list)
-    config = settled(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
+    config = resolve_settings(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
     prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
     federation, start, latest = prepared.federation, prepared.start, [prepared]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ldpfl.data.inputs import Inputs
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.build import as_usual, initial_ranges, mechanism_of
+from ldpfl.experiments.build import initial_ranges, mechanism_of, with_torch_defaults
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.confined_process import type_of
 from ldpfl.flower.records import Records, RecordTask, device_of_node, trainer_of_records
@@ -67,7 +67,7 @@ class RecordsFound:
         return cls(records.array_records[ARRAYS], rows, left_out, tuple(some), reason, tuple(notes))
 
 
-@as_usual()
+@with_torch_defaults()
 def look_at_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
     """Try an app's ``records`` and return the findings: the model and the loss on made-up samples, then the gradient of each record.
 

@@ -20,9 +20,9 @@ from ldpfl.data.inputs import Inputs, each, not_dense
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, NamesNoPersons, PrivacyError
 from ldpfl.experiments import RunConfig
-from ldpfl.experiments.build import as_usual, choose_device, mechanism_of
+from ldpfl.experiments.build import choose_device, mechanism_of, with_torch_defaults
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.trainers import tried
+from ldpfl.experiments.trainers import trainer_after_trial
 from ldpfl.flower.app_failures import TRY_IT, UNUSABLE
 from ldpfl.flower.arrays import layout_of, only_arrays, to_arrays, to_vector
 from ldpfl.flower.operator_node import operator_setting
@@ -230,7 +230,7 @@ def device_of_node() -> torch.device:
         raise ConfigError(f"LDPFL_DEVICE: {error}") from None
 
 
-@as_usual()
+@with_torch_defaults()
 def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms: RoundTerms, mechanism: Mechanism) -> Tensor:
     """Return the gradient (d,) over all records of ``task``, clipped by record or person where the mechanism asks for it: PRIVATE."""
     device, config = device_of_node(), terms.config
@@ -292,7 +292,7 @@ def trainer_of_records(
     dataset = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
     # Model and data are the app's own objects, whatever names the server's config has.
     renamed = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
-    return tried(config.model_copy(update=renamed), local, mechanism, weights, dataset, warn, persons, quotes=quotes)
+    return trainer_after_trial(config.model_copy(update=renamed), local, mechanism, weights, dataset, warn, persons, quotes=quotes)
 
 
 def _warn_without_names(message: str) -> None:

@@ -26,7 +26,7 @@ from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
 from ldpfl.simulation.workers import cores
 from ldpfl.transport.shuffling import ReportPool
-from ldpfl.transport.shuffling.opening import opened
+from ldpfl.transport.shuffling.opening import open_in_batches
 from ldpfl.transport.shuffling.sealing import OVERHEAD, Binding, load_key
 from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, open_seeds, read_nodes, unshard
 from ldpfl.util.number_format import counted
@@ -204,7 +204,9 @@ class RelayCollector(RelayedRounds):
         joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0
         encrypted_records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
-        for plaintexts, refused in opened(encrypted_records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()):
+        for plaintexts, refused in open_in_batches(
+            encrypted_records, plan.plaintext_bytes, self.key, binding, expected=expected, workers=cores()
+        ):
             joining.add(plaintexts)
             decrypted += len(plaintexts)
             refused_by_reason.update({entry.reason: entry.count for entry in refused})

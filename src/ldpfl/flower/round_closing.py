@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ldpfl.experiments.client_evaluation import told
+from ldpfl.experiments.client_evaluation import client_evaluation_entry
 from ldpfl.flower.report_collection import Received
 from ldpfl.flower.round_kinds import held_back_mean
 from ldpfl.flower.run_progress import RunProgress
@@ -98,5 +98,5 @@ def evaluation_text(progress: RunProgress) -> str:
     metrics, vectors = progress.checkpoint.history[-1], vectors_of(progress.config, "evaluation")
     if metrics.at_clients is None or not isinstance(vectors, RecordScores):
         return ""
-    figures = told(vectors, metrics.round, metrics.at_clients)["figures"]
+    figures = client_evaluation_entry(vectors, metrics.round, metrics.at_clients)["figures"]
     return "".join(f", {name} {figure['value']:.4f} ({figure['low']:.4f} to {figure['high']:.4f})" for name, figure in figures.items())

@@ -10,9 +10,9 @@ from typing import Literal
 
 from ldpfl.data.scaling import STAGES
 from ldpfl.errors import AskedForOther
-from ldpfl.experiments.build import for_measuring
+from ldpfl.experiments.build import config_for_measuring
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.record_sums import for_evaluation, is_evaluated
+from ldpfl.experiments.record_sums import config_for_evaluation, is_evaluated
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 
 Kind = Literal["statistics", "training", "least-squares", "evaluation"]
@@ -90,8 +90,8 @@ def config_for(config: RunConfig, kind: Kind) -> RunConfig:
         ConfigError: ``config`` does not allow such a round.
     """
     if kind == "statistics":
-        return for_measuring(config)
-    return for_evaluation(config, records=held_back_mean(config)) if kind == "evaluation" else config
+        return config_for_measuring(config)
+    return config_for_evaluation(config, records=held_back_mean(config)) if kind == "evaluation" else config
 
 
 def held_back_mean(config: RunConfig) -> int:

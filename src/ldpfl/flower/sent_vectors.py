@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from ldpfl.errors import AskedForOther, ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import described
-from ldpfl.experiments.record_sums import head_of, scores_of_records
+from ldpfl.experiments.dataset import describe_data
+from ldpfl.experiments.record_sums import evaluation_vector_layout, least_squares_solver
 from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.statistics import edges_in
 from ldpfl.flower.terms import RoundTerms
@@ -71,7 +71,7 @@ def check_sums(terms: RoundTerms) -> None:
         AskedForOther: the vector has another length than the sums, or the histograms are of another number of columns.
     """
     if terms.kind == "statistics":
-        edges, columns = edges_in(terms.measured), len(described(terms.config).unscaled)
+        edges, columns = edges_in(terms.measured), len(describe_data(terms.config).unscaled)
         if len(edges) != columns:
             raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, but the config names {columns}")
         check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
@@ -95,10 +95,10 @@ def vectors_of(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
     Raises:
         ConfigError: a round of this kind has no sums over records, or its config does not fit them.
     """
-    data = described(config)
+    data = describe_data(config)
     if kind == "evaluation":
-        return scores_of_records(config, data.outputs)
-    head = head_of(config, data)
+        return evaluation_vector_layout(config, data.outputs)
+    head = least_squares_solver(config, data)
     if head is None:
         raise ConfigError("training.method is 'gradient', which uses no sums over records: set it to 'least-squares'")
     return head

@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from ldpfl.errors import ConfigError, DataError, shown
-from ldpfl.experiments.build import initial_ranges, measured_weights, range_rule_of
-from ldpfl.experiments.calibration import settled
+from ldpfl.experiments.build import count_measured_weights, initial_ranges, range_rule_of
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -56,7 +56,7 @@ def calibrated_for(config: RunConfig, collector: Collector) -> RunConfig:
     Raises:
         ConfigError: no noise of the mechanism meets the target on this channel.
     """
-    return settled(as_sent(config, transport_of(collector.channel), collector.linked, collector.min_clients))
+    return resolve_settings(as_sent(config, transport_of(collector.channel), collector.linked, collector.min_clients))
 
 
 def guarantee_text(progress: RunProgress) -> str:
@@ -112,7 +112,7 @@ def start_or_resume(
         layout.names,
         config.mechanism.perturbed,
         range_rule_of(config),
-        config.training.at_server(measured_weights(config, layout), weights),
+        config.training.make_server_optimiser(count_measured_weights(config, layout), weights),
         score,
     )
     # The origin differs from a simulation's, so that neither can resume the other's run.

@@ -22,7 +22,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.data.scaling import STAGES, Floats, unscaled_values
 from ldpfl.errors import ProtocolError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import described, load_dataset
+from ldpfl.experiments.dataset import describe_data, load_dataset
 from ldpfl.simulation.measuring import ColumnStages
 from ldpfl.simulation.record_sums import NoisySum
 
@@ -73,7 +73,7 @@ def encoder_in(text: str) -> Encoder | None:
 
 def unmeasured_stages(config: RunConfig) -> ColumnStages:
     """Return the stages of the columns that ``config`` names, before any measurement."""
-    return ColumnStages.before_first_stage(described(config).unscaled)
+    return ColumnStages.before_first_stage(describe_data(config).unscaled)
 
 
 def counted_at_node(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[np.int64], points: NDArray[np.int64]) -> Tensor:

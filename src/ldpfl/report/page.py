@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.public_figures import scores_are_public, without_private
+from ldpfl.experiments.public_figures import scores_are_public, without_private_figures
 from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel
@@ -103,7 +103,7 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         result = figures_so_far(folder, config)
         progress = progress_of(folder, config, result["rounds"])
     if public:
-        result = without_private(config, result)
+        result = without_private_figures(config, result)
     ledger = folder.ledger()
     if kind.on_flower:  # the config has only the planned number of clients, or none for an app of one's own
         result["clients"] = max(event.population for event in ledger.events)

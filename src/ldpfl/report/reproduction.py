@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ldpfl.experiments.reproduction import Reached, Reproduction, Shows
+from ldpfl.experiments.reproduction import ReproducedRow, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
@@ -34,19 +34,19 @@ _SHORT_HEADINGS: dict[Shows, str] = {"noise": "noise", "paper_epsilon": "added u
 _PAPER_COLOUR = "0.45"  # gray
 
 
-def shown_as(results: Sequence[Reached], shows: Shows) -> str:
+def shown_as(results: Sequence[ReproducedRow], shows: Shows) -> str:
     """Return the heading of the figure that is compared."""
     metric = next((result.row.metric for result in results if result.row), ACCURACY)
     return heading(metric) if shows == "score" else _HEADINGS[shows]
 
 
-def tidy(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> list[dict[str, Any]]:
+def tidy(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> list[dict[str, Any]]:
     """Return one line for each result: figures as they are shown (shares in per cent), None for an unknown one."""
     lines = []
     for result in results:
         stored_row, paper_figure = result.row, _paper_figure(reproduction, result)
         our_figure, spread = _our_figure(reproduction.shows, result), _our_spread(reproduction.shows, result)
-        proved = result.holds
+        proved = result.best_guarantee
         lines.append(
             {
                 "setting": result.variant,
@@ -78,11 +78,11 @@ def to_csv(lines: Sequence[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> FittedTable:
+def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> FittedTable:
     """Return the table for a terminal: our figures beside the paper's, claimed and proved epsilons."""
     lines = tidy(reproduction, sweep, results)
     form = ",.2f" if reproduction.shows == "score" else ",.4g"
-    proved = [result.holds for result in results]
+    proved = [result.best_guarantee for result in results]
     columns = [
         Column("setting", [result.variant for result in results], is_name=True),
         *(
@@ -102,7 +102,7 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
         "seconds: mean of a run"
     )
     reasons = dict.fromkeys(f"{result.variant} {_state_text(result)}" for result in results if _all_stopped(result))
-    caption = "\n".join(filter(None, [legend, *reasons, reproduction.differs, reproduction.changes_said]))
+    caption = "\n".join(filter(None, [legend, *reasons, reproduction.differs, reproduction.changes_note]))
     return FittedTable(f"{reproduction.source}: {reproduction.title}", columns, caption)
 
 
@@ -114,7 +114,7 @@ def _our_cell(line: dict[str, Any], form: str) -> str:
     return f"{line['ours']:{form}}{spread}"
 
 
-def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> None:
+def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> None:
     """Draw our figures and the paper's: lines against the first axis if it has numbers, else bars. The paper's are open marks."""
     axis = next(iter(sweep.axes), None)
     numbers = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
@@ -122,14 +122,14 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
     with figure_file(path, "svg", (7.2, height)) as figure:
         axes = figure.subplots()
         _draw_lines(axes, str(axis), reproduction, sweep, results) if numbers else _draw_bars(axes, reproduction, results)
-        title = "\n".join(filter(None, [f"{reproduction.source}: {reproduction.title}", reproduction.changes_said]))
+        title = "\n".join(filter(None, [f"{reproduction.source}: {reproduction.title}", reproduction.changes_note]))
         axes.set_title(literal(title), fontsize=10)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best", fontsize=8)
 
 
-def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Reached]) -> None:
+def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> None:
     """Draw a line for each variant against ``axis``, with marks for the paper's figures and for stopped runs."""
     values = [float(value) for value in sweep.points[axis]]
     for number, variant in enumerate(sweep.variants):
@@ -163,7 +163,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
     axes.set_ylabel(shown_as(results, reproduction.shows))
 
 
-def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[Reached]) -> None:
+def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[ReproducedRow]) -> None:
     """Draw a bar for each result, with a mark for the paper's figure."""
     names = [", ".join([result.variant, *(str(value) for _, value in result.point)]) for result in results]
     heights = [float(height) for height in range(len(results))]
@@ -188,14 +188,14 @@ def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[Reached
     axes.set_xlabel(shown_as(results, reproduction.shows))
 
 
-def _our_figure(shows: Shows, result: Reached) -> float | None:
+def _our_figure(shows: Shows, result: ReproducedRow) -> float | None:
     """Return our value of the compared figure, as it is shown; None if it is not known."""
     value = result.figure(shows)
     scale = factor(result.row.metric) if result.row is not None and shows == "score" else 1.0
     return None if value is None or not isfinite(value) else scale * value
 
 
-def _our_spread(shows: Shows, result: Reached) -> float | None:
+def _our_spread(shows: Shows, result: ReproducedRow) -> float | None:
     """Return the standard deviation of the compared figure over the seeds; None if it is not known."""
     if result.row is None or len(result.distances if shows == "distance" else result.row.score) < 2:
         return None
@@ -206,11 +206,11 @@ def _our_spread(shows: Shows, result: Reached) -> float | None:
     return result.row.noise.get("norm_deviation") if shows == "noise" else None
 
 
-def _paper_figure(reproduction: Reproduction, result: Reached) -> float | None:
-    return reproduction.reported(result.variant, result.point)
+def _paper_figure(reproduction: Reproduction, result: ReproducedRow) -> float | None:
+    return reproduction.paper_figure(result.variant, result.point)
 
 
-def _state_text(result: Reached) -> str:
+def _state_text(result: ReproducedRow) -> str:
     """Return how many of a result's runs are finished, or why they stopped."""
     if result.row is None:
         return "not run"
@@ -219,7 +219,7 @@ def _state_text(result: Reached) -> str:
     return "run" if result.seeds == result.wanted else f"{result.seeds} of {result.wanted} seeds run"
 
 
-def _all_stopped(result: Reached) -> bool:
+def _all_stopped(result: ReproducedRow) -> bool:
     """Whether all runs of a result stopped before they had a score."""
     return result.row is not None and bool(result.row.stopped) and not result.row.score
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import clients_in_rounds, last_trained, metric_before_data, of_unit
+from ldpfl.experiments.figures import fewest_and_most_clients, last_round_with_clients, metric_before_data, unit_epsilon_entries
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.util.files import finite
 
@@ -21,7 +21,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     checkpoint = folder.checkpoint()
     if checkpoint is None or not checkpoint.history:
         raise ConfigError(f"the run in {folder.path} has no finished round yet: wait for one, or resume the run")
-    last_metrics = last_trained(checkpoint)
+    last_metrics = last_round_with_clients(checkpoint)
     figures = {
         "name": config.name,
         "seed": config.seed,
@@ -35,10 +35,10 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "noise_free_score_per_round": None,
         "evaluated_on": config.data.evaluate_on,
         "mechanism": config.mechanism.name,
-        **of_unit(checkpoint.ledger, config.privacy.delta),
+        **unit_epsilon_entries(checkpoint.ledger, config.privacy.delta),
         "clients": config.clients.count,
         "clients_per_round": last_metrics.clients,
-        "clients_in_rounds": clients_in_rounds(checkpoint),
+        "clients_in_rounds": fewest_and_most_clients(checkpoint),
         "rounds": len(checkpoint.history),
         "weights": checkpoint.state.weights.numel(),
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in checkpoint.history),

@@ -98,14 +98,14 @@ class Checkpoint:
             check_regular(path)
             with safe_open(path, framework="pt") as handle:
                 metadata = handle.metadata()
-                sizes = _list_in(metadata, "sizes")
+                sizes = _parse_list(metadata, "sizes")
                 slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict
                 _check_headers({name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}, sizes)
                 tensors = {name: handle.get_tensor(name) for name in slices}
             ranges = LayerRanges(tensors["center"], tensors["radius"], sizes)
             history, ledger = read_log(log_path(path), Extent.from_json(metadata[_LOG]))
             origin, words = metadata["origin"], metadata.get("words", "")
-            state = ServerState(_round_in(metadata), tensors["weights"], ranges, **{name: tensors.get(name) for name in _OPTIONAL})
+            state = ServerState(_parse_round(metadata), tensors["weights"], ranges, **{name: tensors.get(name) for name in _OPTIONAL})
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, LdpflError) as error:
             raise DataError(f"checkpoint {path} is damaged: {str(error)[:_MAX_SHOWN]}") from error
@@ -113,7 +113,7 @@ class Checkpoint:
 
 
 def _extent_at(path: Path) -> Extent | None:
-    """Return the part of the log that belongs to the checkpoint at ``path``; None if there is no valid checkpoint."""
+    """Return which part of the log belongs to the checkpoint at ``path``; None if there is no valid checkpoint."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as handle:
@@ -122,7 +122,7 @@ def _extent_at(path: Path) -> Extent | None:
         return None
 
 
-def _list_in(metadata: Mapping[str, str], name: str) -> list[Any]:
+def _parse_list(metadata: Mapping[str, str], name: str) -> list[Any]:
     """Return the list ``name`` from a checkpoint's metadata, which may come from an untrusted file.
 
     Raises:
@@ -135,7 +135,7 @@ def _list_in(metadata: Mapping[str, str], name: str) -> list[Any]:
     return value
 
 
-def _round_in(metadata: Mapping[str, str]) -> int:
+def _parse_round(metadata: Mapping[str, str]) -> int:
     """Return the number of completed rounds from a checkpoint's metadata, which may come from an untrusted file."""
     number = int(metadata["round"])
     if not 0 <= number <= MAX_ROUNDS:

@@ -40,8 +40,8 @@ def reserves(seed: int, round_number: int, clients: int, cohort: NDArray[np.int6
 def self_sampled_cohort(seed: int, round_number: int, clients: int, self_sampling: float) -> NDArray[np.int64]:
     """Return the clients that check in at random, in ascending order. There may be none.
 
-    Each client draws q ~ U(``self_sampling``, 1) for this round and joins with probability q. Its overall probability is
-    (``self_sampling`` + 1) / 2. Nobody learns q, so q does not affect privacy.
+    For each round, each client draws its probability of joining uniformly from [``self_sampling``, 1], and joins with that probability.
+    Nobody learns the drawn probability. So for privacy, a client joins with the mean probability (``self_sampling`` + 1) / 2.
 
     Source: Optimal LDP-FL, Algorithm 4, with ``self_sampling`` 0.5; the plain variant that it replaces has 0.
     """
@@ -70,7 +70,7 @@ def round_event(
     number: int,
     release: Release,
     cohort: int,
-    joined: NDArray[np.int64],
+    rounds_joined: NDArray[np.int64],
     channel: Channel,
     self_sampling: float | None = None,
     *,
@@ -81,27 +81,27 @@ def round_event(
 
     Args:
         cohort: number of clients whose reports arrived.
-        joined: (K,) number of rounds that each client has taken part in so far, this one included.
+        rounds_joined: (K,) number of rounds that each client has taken part in so far, this one included.
         channel: channel between clients and server.
         self_sampling: argument of :func:`self_sampled_cohort`, if it chose the cohort. Then participation is secret if the channel hides
             it. A cohort that the server samples is not secret.
         once: whether each client takes part in one round of the run. Then its round is secret if the channel hides it.
         colluding: number of clients in the cohort whose noise is not counted.
     """
-    most_joined = int(joined.max())
+    most_joined = int(rounds_joined.max())
     if once and channel == "ideal-shuffler":
-        return RoundEvent(number, release, cohort, joined.size, most_joined, "once", channel=channel)
+        return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, "once", channel=channel)
     if self_sampling is not None and channel == "ideal-shuffler":
-        return RoundEvent(number, release, cohort, joined.size, most_joined, "secret", (1 + self_sampling) / 2, channel)
-    sampling: Sampling = "everyone" if cohort == joined.size else "visible"
-    return RoundEvent(number, release, cohort, joined.size, most_joined, sampling, channel=channel, colluding=colluding)
+        return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, "secret", (1 + self_sampling) / 2, channel)
+    sampling: Sampling = "everyone" if cohort == rounds_joined.size else "visible"
+    return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, sampling, channel=channel, colluding=colluding)
 
 
 def histogram_event(stage: int, release: Release, clients: int, channel: Channel, colluding: int = 0) -> RoundEvent:
-    """Return the privacy event of the ``stage``-th histograms, from 1, which all ``clients`` send before the first round."""
+    """Return the privacy event of the histograms of ``stage`` 1, 2, and so on, which all ``clients`` send before the first round."""
     return evaluation_event(stage, release, np.full(clients, stage), channel, colluding)
 
 
-def evaluation_event(number: int, release: Release, joined: NDArray[np.int64], channel: Channel, colluding: int = 0) -> RoundEvent:
-    """Return the privacy event ``number`` of noisy sums that all clients send. ``joined`` is as in :func:`round_event`."""
-    return replace(round_event(number, release, joined.size, joined, channel, colluding=colluding), histograms=True)
+def evaluation_event(number: int, release: Release, rounds_joined: NDArray[np.int64], channel: Channel, colluding: int = 0) -> RoundEvent:
+    """Return the privacy event ``number`` of noisy sums that all clients send. ``rounds_joined`` is as in :func:`round_event`."""
+    return replace(round_event(number, release, rounds_joined.size, rounds_joined, channel, colluding=colluding), histograms=True)

@@ -21,7 +21,7 @@ from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.mechanisms.ranges import LayerRanges, NormQuantile, RangeRule
 from ldpfl.privacy import RoundEvent
 from ldpfl.server.checkpoint import Checkpoint
-from ldpfl.server.state import RoundMetrics, ServerState, comparable
+from ldpfl.server.state import RoundMetrics, ServerState, loss_for_comparison
 from ldpfl.transport.shuffling import Aggregate, PartialPool, ReportPool
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -34,7 +34,7 @@ _BETA_2, _TINY = 0.99, 1e-3
 """beta 2, of the moving average of squares, and tau, which is added to its root, of FedAdam and FedYogi (Reddi et al. 2021, section 4)."""
 
 
-def scheduled(rate: float, schedule: Schedule, round_number: int, rounds: int) -> float:
+def scheduled_rate(rate: float, schedule: Schedule, round_number: int, rounds: int) -> float:
     """Return the learning rate of the round ``round_number``, from 1, of a schedule that starts at ``rate``."""
     elapsed = min(round_number - 1, rounds) / rounds
     if schedule == "constant":
@@ -70,14 +70,14 @@ class ServerOptimiser:
     decay: float = 0.0
     start: Tensor | None = field(default=None, compare=False)
 
-    def decayed(self, mean: Tensor, weights: Tensor) -> Tensor:
+    def with_weight_decay(self, mean: Tensor, weights: Tensor) -> Tensor:
         """Return the ``mean`` (d,) of a round with the weight decay from ``weights`` (d,) toward the initial weights."""
         if not self.decay or self.start is None:
             return mean
         return mean + self.decay * (self.start - weights)
 
-    def velocity(self, before: Tensor | None, mean: Tensor, round_number: int) -> Tensor:
-        """Return the direction (d,) of a round's step, from the last round's direction ``before`` and the mean update or gradient.
+    def velocity(self, previous: Tensor | None, mean: Tensor, round_number: int) -> Tensor:
+        """Return the direction (d,) of a round's step, from the ``mean`` update or gradient and the ``previous`` direction.
 
         Momentum adds directions for the rule "sgd", and averages them for the other rules. The first round that trains has no momentum.
         """
@@ -85,37 +85,43 @@ class ServerOptimiser:
             mean = mean.clone()
             (mean[self.measured :] if round_number == 1 else mean[: self.measured]).zero_()
         if round_number <= (2 if self.measured else 1):
-            before = None
+            previous = None
         if self.rule != "sgd":
-            return mean * (1 - self.momentum) if before is None else torch.lerp(mean, before, self.momentum)
-        return mean if before is None or self.momentum == 0 else torch.add(mean, before, alpha=self.momentum)
+            return mean * (1 - self.momentum) if previous is None else torch.lerp(mean, previous, self.momentum)
+        return mean if previous is None or self.momentum == 0 else torch.add(mean, previous, alpha=self.momentum)
 
-    def size(self, before: Tensor | None, mean: Tensor) -> Tensor | None:
-        """Return the moving average (d,) of the squared ``mean`` updates, which starts at tau^2; None for the rule "sgd"."""
+    def size(self, previous: Tensor | None, mean: Tensor) -> Tensor | None:
+        """Return the moving average (d,) of squared mean updates after this round's ``mean``; None for the rule "sgd".
+
+        ``previous`` is the average before. In the first round it is None, and the average starts at tau^2 (``_TINY``).
+        """
         if self.rule == "sgd":
             return None
         squares = mean.square()
-        before = torch.full_like(mean, _TINY**2) if before is None else before
+        previous = torch.full_like(mean, _TINY**2) if previous is None else previous
         if self.rule == "adam":
-            return torch.lerp(squares, before, _BETA_2)
-        return before - (1 - _BETA_2) * squares * torch.sign(before - squares)  # FedYogi: a step toward the squares
+            return torch.lerp(squares, previous, _BETA_2)
+        return previous - (1 - _BETA_2) * squares * torch.sign(previous - squares)  # FedYogi: a step toward the squares
 
     def step(self, velocity: Tensor, size: Tensor | None) -> Tensor:
-        """Return the step (d,) at a learning rate of 1."""
+        """Return the step (d,) at a learning rate of 1. ``size`` is the result of :meth:`size`, which scales the step of each weight."""
         return velocity if size is None else velocity / (size.sqrt() + _TINY)
 
     def rate(self, round_number: int) -> float:
         """Return the learning rate of a round, from 1. It is 1 in a round that measures weights."""
         if self.measured and round_number == 1:
             return 1.0
-        return scheduled(self.learning_rate, self.schedule, round_number, self.rounds)
+        return scheduled_rate(self.learning_rate, self.schedule, round_number, self.rounds)
 
-    def averaged(self, before: Tensor | None, weights: Tensor, round_number: int) -> Tensor | None:
-        """Return the mean (d,) of the weights over the averaged rounds so far; None before the first of them."""
+    def average_weights(self, previous: Tensor | None, weights: Tensor, round_number: int) -> Tensor | None:
+        """Return the mean (d,) of the weights over the last share ``average`` of the run's rounds; None before the first such round.
+
+        ``previous`` is the mean over the earlier ones of these rounds.
+        """
         averaged_rounds = round_number - int((1 - self.average) * self.rounds)
         if self.average == 0 or averaged_rounds < 1:
             return None
-        return weights.clone() if before is None else before + (weights - before) / averaged_rounds
+        return weights.clone() if previous is None else previous + (weights - previous) / averaged_rounds
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,7 @@ def close_with(
     The other arguments are those of :func:`close_round`.
     """
     ranges = before.state.ranges
-    state, validation = _validated(rules, before, state)
+    state, validation = _with_best_model(rules, before, state)
     metrics = RoundMetrics(
         round=state.round,
         score=rules.score(state.model),
@@ -233,10 +239,9 @@ def advance(
 ) -> ServerState:
     """Return the state after a round whose mixed reports are ``pool``.
 
-    Weights that are in no report keep their value, and ranges are updated from the other weights alone.
-    All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by data size would reveal data sizes.
-    ``optimiser`` turns the mean update or gradient into a step; the default adds it unchanged. The mean of trained weights replaces the
-    global weights.
+    If clients reported trained weights, their mean replaces the global weights. Otherwise ``optimiser`` turns the mean update or gradient
+    into a step; the default adds the mean unchanged. All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by
+    data size would reveal data sizes. Weights that are in no report keep their value, and ranges are updated from the other weights alone.
 
     Raises:
         NotFiniteError: the mean or the new weights are not finite. Sums of finite reports may overflow.
@@ -249,7 +254,7 @@ def advance(
             f"the mean of round {state.round + 1} is not finite, so its reports, which stay charged, change nothing; "
             "if that repeats, set a smaller learning rate"
         )
-    mean = optimiser.decayed(aggregate.mean, state.weights)
+    mean = optimiser.with_weight_decay(aggregate.mean, state.weights)
     velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, mean, state.round + 1)
     size = None if perturbed == "weights" else optimiser.size(state.size, mean)
     if velocity is None:
@@ -263,22 +268,24 @@ def advance(
             f"the weights after round {state.round + 1} are not finite, so its reports, which stay charged, change nothing; "
             "if that repeats, set a smaller learning rate"
         )
+    if isinstance(rule, NormQuantile):
+        ranges = _next_norm(state.ranges, pool, mechanism, rule)
+    else:
+        ranges = _next_ranges(state.ranges, aggregate, rule)
     return ServerState(
         round=state.round + 1,
         weights=weights,
-        ranges=_next_norm(state.ranges, pool, mechanism, rule)
-        if isinstance(rule, NormQuantile)
-        else _next_ranges(state.ranges, aggregate, rule),
+        ranges=ranges,
         previous=state.weights,
         velocity=velocity if optimiser.momentum else None,
         size=size,
-        average=optimiser.averaged(state.average, weights, state.round + 1),
+        average=optimiser.average_weights(state.average, weights, state.round + 1),
     )
 
 
 def _next_norm(ranges: LayerRanges, pool: ReportPool | PartialPool, mechanism: Mechanism, rule: NormQuantile) -> LayerRanges:
-    """Return ranges whose radius is the next clipping norm."""
-    if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):
+    """Return ranges whose radius is the next clipping norm, from the share of vectors that were not clipped."""
+    if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):  # only these reports count clipped vectors
         raise TypeError(f"{mechanism.name} does not say how many vectors were clipped")
     return rule.ranges_after_round(ranges, mechanism.fraction_within([pool.reports], ranges))
 
@@ -286,8 +293,8 @@ def _next_norm(ranges: LayerRanges, pool: ReportPool | PartialPool, mechanism: M
 def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> LayerRanges:
     """Return the next ranges by ``rule`` from the reported weights. A layer without reported weights keeps its range.
 
-    If the rule's result is not a valid range, all layers keep theirs. Noise that amplifies itself must not end a run whose reports are
-    already charged.
+    If the rule's result is not a valid range, all layers keep their ranges. Noise can make such a result, and must not end a run whose
+    reports are already charged.
     """
     reported = aggregate.reported
     try:
@@ -316,13 +323,13 @@ def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
     return replace(before, state=state, history=(*before.history, metrics))
 
 
-def _validated(rules: ServerRules, before: Checkpoint, state: ServerState) -> tuple[ServerState, float | None]:
+def _with_best_model(rules: ServerRules, before: Checkpoint, state: ServerState) -> tuple[ServerState, float | None]:
     """Return ``state`` with the best model so far, and the validation loss of its current model; None without validation."""
     if rules.validate is None:
         return state, None
     loss = rules.validate(state.model)
-    earlier_losses = [comparable(metrics.validation) for metrics in before.history if metrics.validation is not None]
-    is_best = comparable(loss) < min(earlier_losses, default=inf)
+    earlier_losses = [loss_for_comparison(metrics.validation) for metrics in before.history if metrics.validation is not None]
+    is_best = loss_for_comparison(loss) < min(earlier_losses, default=inf)
     return replace(state, best=state.model if is_best else before.state.best), loss
 
 

@@ -87,7 +87,7 @@ def log_path(checkpoint: Path) -> Path:
 
 
 def continues_extent(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
-    """Return whether the log at ``path`` holds ``extent``, and ``history`` and ``ledger`` begin with its lines."""
+    """Return whether the log at ``path`` can be extended: it holds ``extent``, and ``history`` and ``ledger`` begin with these lines."""
     evaluated = _evaluated_rounds(history)
     if extent.metrics > len(history) or extent.measured > len(evaluated) or extent.events > len(ledger.events):
         return False
@@ -126,7 +126,7 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
     """
     text = read_text(path, _MAX_BYTES, extent.size)
     check_parts(text)
-    if (later := _rounds_after(path, extent)) > 1:  # a killed process leaves at most one
+    if (later := _rounds_after(path, extent)) > 1:  # a process that is killed before it writes the checkpoint leaves one round
         raise ValueError(f"{path.name} beside it has {later:,} more rounds, so this checkpoint is an earlier one: put back the latest one")
     lines = text.split("\n")[:-1]
     if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained_digest, lines, "") != extent.digest:
@@ -143,9 +143,9 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
                 events.append(line)
             elif _MEASURED_AFTER in entry:
                 index = _index_of_round(history, entry[_MEASURED_AFTER])
-                history[index] = _metrics_in(json.dumps({**asdict(history[index]), "at_clients": entry.get("at_clients")}))
+                history[index] = _parse_metrics(json.dumps({**asdict(history[index]), "at_clients": entry.get("at_clients")}))
             else:
-                history.append(_metrics_in(line))
+                history.append(_parse_metrics(line))
         except ValueError as error:
             raise ValueError(f"{path.name} beside it, line {number:,}: {error}") from None
     return tuple(history), Ledger.from_lines(events, "its ledger")
@@ -162,7 +162,7 @@ _ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
 """Pattern of the start of a line of a round's metrics."""
 
 
-def _metrics_in(line: str) -> RoundMetrics:
+def _parse_metrics(line: str) -> RoundMetrics:
     """Return the metrics in a ``line`` of the log, which may be untrusted. A ValueError names the first wrong figure."""
     try:
         metrics = _METRICS.validate_json(line, strict=True)
@@ -214,7 +214,7 @@ def _evaluation_line(metrics: RoundMetrics) -> str:
 
 
 def _index_of_round(history: Sequence[RoundMetrics], number: object) -> int:
-    """Return the index in ``history`` of the round ``number``. The search starts at the end, since it is one of the last."""
+    """Return the index in ``history`` of the round ``number``. The search starts at the end, since the round is one of the last."""
     for index in range(len(history) - 1, -1, -1):
         if history[index].round == number:
             return index
@@ -222,10 +222,10 @@ def _index_of_round(history: Sequence[RoundMetrics], number: object) -> int:
 
 
 def _chained_digest(digest: str, line: str) -> str:
-    """Return the hash of all lines up to ``line``, where ``digest`` is that of the lines before it."""
+    """Return the hash of all lines up to ``line``, from the hash ``digest`` of the lines before."""
     return sha256(f"{digest}{line}".encode()).hexdigest()
 
 
 def _last_lines_digest(history: Sequence[RoundMetrics], evaluated: Sequence[RoundMetrics], events: Sequence[str]) -> str:
-    """Return the hash of the last line of each kind, which is ``last`` of an :class:`Extent`."""
+    """Return one hash of the last line of each kind, which an :class:`Extent` stores as ``last``."""
     return reduce(_chained_digest, [*map(_metrics_line, history[-1:]), *map(_evaluation_line, evaluated[-1:]), *events[-1:]], "")

@@ -104,10 +104,10 @@ class RoundMetrics:
 def has_stopped(history: Sequence[RoundMetrics], patience: int) -> bool:
     """Return whether the validation loss in ``history`` has not fallen for ``patience`` rounds."""
     losses = [metrics.validation for metrics in history if metrics.validation is not None]
-    rounds_since_best = len(losses) - 1 - losses.index(min(losses, key=comparable)) if losses else 0
+    rounds_since_best = len(losses) - 1 - losses.index(min(losses, key=loss_for_comparison)) if losses else 0
     return rounds_since_best >= patience
 
 
-def comparable(loss: float) -> float:
-    """Return ``loss`` for comparisons: NaN becomes infinity, the worst loss."""
+def loss_for_comparison(loss: float) -> float:
+    """Return ``loss`` for comparisons: NaN and -infinity become infinity, the worst loss."""
     return loss if isfinite(loss) else inf

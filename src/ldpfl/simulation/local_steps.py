@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ldpfl.data.division import Division, Places
-from ldpfl.server.round_aggregation import Schedule, scheduled
+from ldpfl.server.round_aggregation import Schedule, scheduled_rate
 from ldpfl.util.randomness import BlockSource
 
 ALIGNED = 16
@@ -137,7 +137,7 @@ class LocalOptimiser:
 
     def rate(self, round_number: int) -> float:
         """Return the learning rate of a round, from 1."""
-        return scheduled(self.learning_rate, self.schedule, round_number, self.rounds)
+        return scheduled_rate(self.learning_rate, self.schedule, round_number, self.rounds)
 
     @property
     def is_plain(self) -> bool:

@@ -17,7 +17,15 @@ import pytest
 
 from brought_package import install
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.planning.planner import Setting, Solution, cohorts, epsilon_among, plan, reach, solve
+from ldpfl.experiments.planning.planner import (
+    Setting,
+    Solution,
+    central_epsilon_bounds,
+    client_counts_to_plot,
+    plan,
+    solve,
+    solve_missing_argument,
+)
 from ldpfl.mechanisms import Duchi
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon
@@ -78,7 +86,7 @@ def test_solver_and_plot_take_the_bound_that_holds_in_training() -> None:
     setting = replace(ONE, weights=300, rounds=3, clients=9)
     found = figures(setting)
     assert found["shuffled_upper"] < found["shuffled_upper_adaptive"]
-    attained, certified = epsilon_among(setting, 9)
+    attained, certified = central_epsilon_bounds(setting, 9)
     assert attained == pytest.approx(found["shuffled_lower"], rel=1e-6)  # the plan's is of the bits as they are really sent
     assert certified == found["shuffled_upper_adaptive"]
 
@@ -269,7 +277,7 @@ def test_channels_are_known_by_name_and_what_is_missing_is_told() -> None:
     with pytest.raises(ConfigError, match=r"plan, rounds: field required$"):
         Setting(1.0, 100, 1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="participation"):
-        reach(0.5, epsilon=1.0, clients=None, weights=1, rounds=1, participation="half")
+        solve_missing_argument(0.5, epsilon=1.0, clients=None, weights=1, rounds=1, participation="half")
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -293,7 +301,7 @@ def halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
 @pytest.mark.slow
 def test_what_is_solved_for_is_what_is_planned(halved: Setting) -> None:
     certified = figures(halved)["shuffled_upper_adaptive"]
-    assert epsilon_among(halved, 100) == pytest.approx((figures(halved)["shuffled_lower"], certified), rel=1e-6)
+    assert central_epsilon_bounds(halved, 100) == pytest.approx((figures(halved)["shuffled_lower"], certified), rel=1e-6)
     found = solve(halved, certified, clients=True, epsilon=True)
     assert found.clients is not None
     assert found.clients_necessary is not None
@@ -343,8 +351,8 @@ def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Soluti
 @pytest.mark.slow
 def test_with_fewer_than_the_necessary_clients_some_data_set_exceeds_the_target(solved: Solution) -> None:
     assert solved.clients_necessary is not None
-    assert epsilon_among(ONE, solved.clients_necessary - 2)[0] > 0.5
-    assert epsilon_among(ONE, solved.clients_necessary)[0] <= 0.5
+    assert central_epsilon_bounds(ONE, solved.clients_necessary - 2)[0] > 0.5
+    assert central_epsilon_bounds(ONE, solved.clients_necessary)[0] <= 0.5
 
 
 @pytest.mark.slow
@@ -393,7 +401,7 @@ def test_what_the_paper_s_setting_needs_for_a_central_epsilon_of_4() -> None:
     """277,293 clients by its data set that attains most; 278,257 by the certified bound, up to 0.1 % too many."""
     few, many = (attained_epsilon([ShuffledRounds(1.0, clients, 21_840, 10)], 1e-5) for clients in (277_193, 277_393))
     assert many <= 4 < few
-    assert 3.99 < epsilon_among(PAPER, 278_200)[1] <= 4
+    assert 3.99 < central_epsilon_bounds(PAPER, 278_200)[1] <= 4
 
 
 def test_a_target_that_is_kept_by_anyone_needs_one_client() -> None:
@@ -427,7 +435,7 @@ def test_without_a_shuffled_figure_there_is_nothing_to_solve_for_or_to_draw(sett
     with pytest.raises(ConfigError, match="central epsilon"):
         solve(setting, 4.0, clients=True, epsilon=True)
     with pytest.raises(ConfigError, match="central epsilon"):
-        epsilon_among(setting, 100)
+        central_epsilon_bounds(setting, 100)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, float("nan")])
@@ -441,7 +449,7 @@ def test_a_delta_that_is_none_is_refused_for_a_target_too(delta: float) -> None:
 
 @pytest.mark.parametrize("setting", [ONE, replace(ONE, clients=1), replace(ONE, clients=10**8), replace(ONE, clients=90, colluding=80)])
 def test_a_plot_has_a_dozen_points_that_rise_and_can_be_planned(setting: Setting) -> None:
-    counts = cohorts(setting)
+    counts = client_counts_to_plot(setting)
     assert counts == sorted(set(counts))
     assert len(counts) >= 12
     assert setting.colluding < counts[0] <= max(10, setting.colluding + 2)
@@ -451,7 +459,7 @@ def test_a_plot_has_a_dozen_points_that_rise_and_can_be_planned(setting: Setting
 def test_the_points_of_a_plot_are_the_figures_of_the_plans() -> None:
     for setting in (replace(ONE, colluding=10), replace(ONE, participation=0.5, colluding=10)):
         found = figures(setting)
-        attained, certified = epsilon_among(setting, 100)
+        attained, certified = central_epsilon_bounds(setting, 100)
         assert math.isnan(attained) if setting.participation < 1 else attained == pytest.approx(found["shuffled_lower"], rel=1e-6)
         assert certified == found["shuffled_upper_adaptive"]
 
@@ -459,4 +467,4 @@ def test_the_points_of_a_plot_are_the_figures_of_the_plans() -> None:
 def test_a_target_for_coordinates_drawn_in_secret_is_not_solved_for() -> None:
     """The bound that is searched with is for known ones, and what holds for these is more."""
     with pytest.raises(ConfigError, match="bits about known coordinates"):
-        reach(2.0, epsilon=4.0, clients=None, weights=1000, rounds=10, mechanism="harmony", layers=1)
+        solve_missing_argument(2.0, epsilon=4.0, clients=None, weights=1000, rounds=10, mechanism="harmony", layers=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ldpfl.transport.shuffling import opening
-from ldpfl.transport.shuffling.opening import opened
+from ldpfl.transport.shuffling.opening import open_in_batches
 from ldpfl.transport.shuffling.sealing import UNREADABLE, Binding, generate_key, seal
 
 KEY, BINDING = generate_key(), Binding("run", 1, bytes(32))
@@ -22,8 +22,8 @@ def sealed(count: int) -> list[bytes]:
 
 
 def plaintexts(records: list[bytes], workers: int) -> tuple[list[bytes], int]:
-    expected = opening.PAYS if workers > 1 else 0
-    found = list(opened(records, SIZE, KEY, BINDING, expected=expected, workers=workers))
+    expected = opening.MIN_RECORDS_FOR_WORKERS if workers > 1 else 0
+    found = list(open_in_batches(records, SIZE, KEY, BINDING, expected=expected, workers=workers))
     refused = [entry for _, left_out in found for entry in left_out]
     assert {entry.reason for entry in refused} <= {UNREADABLE}
     return [batch.tobytes() for batch, _ in found], sum(entry.count for entry in refused)
@@ -31,7 +31,7 @@ def plaintexts(records: list[bytes], workers: int) -> tuple[list[bytes], int]:
 
 @pytest.mark.slow
 def test_processes_give_the_batches_that_one_process_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_AT_ONCE", 10)
+    monkeypatch.setattr(opening, "_MAX_BATCH_RECORDS", 10)
     records = sealed(95)
     records[7] = bytes(64)
     alone = plaintexts(records, 1)
@@ -58,7 +58,7 @@ def test_records_are_asked_for_as_they_are_opened() -> None:
 
     tracemalloc.start()
     try:
-        for taken, (batch, left_out) in enumerate(opened(records(), size, KEY, BINDING, expected=50, workers=8), start=1):
+        for taken, (batch, left_out) in enumerate(open_in_batches(records(), size, KEY, BINDING, expected=50, workers=8), start=1):
             assert len(batch) == 1
             assert not left_out
             assert asked == taken

@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import sqrt
 
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.planning.search import smallest
+from ldpfl.experiments.planning.search import smallest_argument
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.harmony import Harmony
@@ -31,7 +31,7 @@ MAX_EVALUATIONS = 1000
 """Maximum number of evaluations in bits."""
 
 
-def is_seen(channel: Channel) -> bool:
+def server_sees_senders(channel: Channel) -> bool:
     """Return whether the server sees which client sent which report. The guarantee then trusts nobody."""
     return channel in ("direct", "random-delay")
 
@@ -40,14 +40,17 @@ _NOISE_MARGIN = 1 + 1e-6
 """Factor on the noise, so that rounding errors do not make epsilon larger than asked for."""
 
 
-def noise_of_sum(epsilon: float, delta: float, honest: int, evaluations: int) -> float:
-    """Return the noise multiplier of each of ``honest`` clients, whose noise adds up, with which all ``evaluations`` keep ``epsilon``."""
+def noise_multiplier_for_sum(epsilon: float, delta: float, honest: int, evaluations: int) -> float:
+    """Return each client's noise multiplier with which all ``evaluations`` together have ``epsilon`` at ``delta``.
+
+    The noise of the ``honest`` clients adds up. One evaluation with noise multiplier s in the sum is mu-GDP with mu = 2 / s.
+    """
     return 2 / gaussian_mu(epsilon, delta) * sqrt(evaluations / honest) * _NOISE_MARGIN
 
 
 @lru_cache(maxsize=256)
 def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, entries: int, evaluations: int) -> float:
-    """Return the largest epsilon of one bit with which all ``evaluations`` together keep ``epsilon`` at ``delta``.
+    """Return the largest epsilon of one bit with which all ``evaluations`` together have at most ``epsilon`` at ``delta``.
 
     Args:
         channel: channel between clients and server. It decides whether a client sends one bit, or one about each of the ``entries``.
@@ -55,7 +58,7 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
         entries: number of entries of the vector that a client reports on in one evaluation.
 
     Raises:
-        ConfigError: no bit keeps it, or there are more than :data:`MAX_EVALUATIONS`.
+        ConfigError: even the noisiest bit exceeds ``epsilon``, or there are more than :data:`MAX_EVALUATIONS`.
     """
     if evaluations > MAX_EVALUATIONS:
         raise ConfigError(f"{evaluations:,} evaluations in bits, and at most {MAX_EVALUATIONS:,} are planned: set evaluation.every higher")
@@ -65,8 +68,8 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
         """Return the epsilon of all evaluations if each bit has ``bit_epsilon``."""
         return least_epsilon([bit_rounds(bit_epsilon, channel, honest, entries, evaluations)], delta)
 
-    guess = evaluations / epsilon if is_seen(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
-    inverse = smallest(lambda x: epsilon_with(1 / x), guess, epsilon, 1 / _MAX_BIT, 1 / _MIN_BIT, _TOLERANCE)
+    guess = evaluations / epsilon if server_sees_senders(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
+    inverse = smallest_argument(lambda x: epsilon_with(1 / x), guess, epsilon, 1 / _MAX_BIT, 1 / _MIN_BIT, _TOLERANCE)
     if inverse is None:
         raise ConfigError(
             f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {epsilon_with(_MIN_BIT):.3g}: set it higher"
@@ -75,7 +78,11 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
 
 
 def bit_rounds(epsilon: float, channel: Channel, honest: int, entries: int, evaluations: int) -> RoundGroup:
-    """Return the rounds of evaluation that a client is charged for, if each of its bits has this ``epsilon``."""
-    mechanism: Mechanism = Harmony(epsilon) if is_seen(channel) else Duchi(epsilon)
+    """Return the rounds of evaluation that a client is charged for, if each of its bits has this ``epsilon``.
+
+    If the server sees the senders, a client draws one of the ``entries`` and sends one bit (``harmony``). Otherwise it sends a bit about
+    each entry (``duchi``).
+    """
+    mechanism: Mechanism = Harmony(epsilon) if server_sees_senders(channel) else Duchi(epsilon)
     release = without_claim(released(mechanism, LayerRanges(0.0, 1.0, (entries,))))
     return RoundGroup(release, honest, honest, evaluations, channel=channel, known=False, histograms=True)

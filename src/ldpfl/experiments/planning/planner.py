@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from ldpfl import mechanisms
 from ldpfl.errors import ConfigError, shown
-from ldpfl.experiments.planning.search import fewest, smallest, smallest_by
+from ldpfl.experiments.planning.search import smallest_argument, smallest_argument_of_slow, smallest_count
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.accountants.binomial import binomial_quantile, sigmoid
@@ -148,13 +148,13 @@ class Setting:
 
     def ranges(self) -> LayerRanges:
         """Return clipping ranges for ``layers`` layers, or for one layer if that is None."""
-        return self._in_layers(self.layers or 1)
+        return self._ranges_in_layers(self.layers or 1)
 
     def _release_with(self, layers: int) -> Release:
         """Return the release of a model with this number of layers."""
-        return released(self.build(), self._in_layers(layers))
+        return released(self.build(), self._ranges_in_layers(layers))
 
-    def _in_layers(self, layers: int) -> LayerRanges:
+    def _ranges_in_layers(self, layers: int) -> LayerRanges:
         """Return clipping ranges that divide the weights into so many layers, as equally as possible."""
         size, remainder = divmod(self.weights, layers)
         sizes = (size + 1,) * remainder + (size,) * (layers - remainder)
@@ -217,7 +217,7 @@ def plan(setting: Setting) -> Plan:
         ConfigError: a value is out of range.
     """
     mechanism, ranges, release = setting.build(), setting.ranges(), setting.release
-    cohort = _cohort_of(setting, release)
+    cohort = _hiding_cohort(setting, release)
     group = RoundGroup(
         release=release,
         cohort=max(1, cohort - setting.colluding),
@@ -243,11 +243,11 @@ def plan(setting: Setting) -> Plan:
     return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
 
 
-def _cohort_of(setting: Setting, release: Release) -> int:
-    """Return the number of clients that hide each other in a round.
+def _hiding_cohort(setting: Setting, release: Release) -> int:
+    """Return the number of clients among which a client hides in a round.
 
-    With random check-in this number is random. Unless the accountant averages over it, return a number that no round of the run falls
-    below, except with probability ``_SHORTFALL_PROBABILITY``.
+    With random check-in this number is random. Unless the accountant averages over it, the result is so low that with probability
+    1 - ``_SHORTFALL_PROBABILITY`` no round of the run has fewer clients.
     """
     is_averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
     if setting.participation == 1 or not setting.self_sampling or is_averaged:
@@ -293,7 +293,7 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
     """
     if not isinstance(target, Real) or isinstance(target, bool) or not 0 < target < inf:
         raise ConfigError(f"the target must be positive and finite, got {shown(target)}")
-    check_central(setting)
+    check_central_is_solvable(setting)
     solution = Solution(target)
     if clients:
         necessary = _necessary_cohort(setting, target)
@@ -303,8 +303,10 @@ def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> S
     return replace(solution, epsilon=_allowed_epsilon(setting, target)) if epsilon else solution
 
 
-def reach(target: float, *, epsilon: float | None, clients: int | None, **others: Any) -> tuple[Setting, Solution]:
-    """Find ``epsilon`` or ``clients``, whichever is None, for a central epsilon of ``target``. Return the complete setting and solution.
+def solve_missing_argument(target: float, *, epsilon: float | None, clients: int | None, **others: Any) -> tuple[Setting, Solution]:
+    """Find whichever of ``epsilon`` and ``clients`` is None, so that the central epsilon is at most ``target``.
+
+    Return the setting with the found value, and the solution. If neither is None, the setting is unchanged, and both are solved for.
 
     Raises:
         ConfigError: both are None, no value reaches the target, or as for :func:`solve`.
@@ -313,7 +315,8 @@ def reach(target: float, *, epsilon: float | None, clients: int | None, **others
         raise ConfigError("a target needs epsilon (to find the clients) or clients (to find the epsilon)")
     setting = Setting(1.0 if epsilon is None else epsilon, MOST_CLIENTS if clients is None else clients, **others)
     if clients is None:
-        setting = replace(setting, clients=ceil((setting.colluding + 1) / setting.participation))  # the fewest with one honest client
+        # The search varies the cohort, and needs a valid setting: the smallest one with an honest client in a round.
+        setting = replace(setting, clients=ceil((setting.colluding + 1) / setting.participation))
     solution = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
     if clients is None:
         if solution.clients is None:
@@ -326,7 +329,7 @@ def reach(target: float, *, epsilon: float | None, clients: int | None, **others
     return setting, solution
 
 
-def check_central(setting: Setting) -> None:
+def check_central_is_solvable(setting: Setting) -> None:
     """Raise a :class:`ConfigError` unless the setting's epsilon behind an ideal shuffler can be solved for and plotted."""
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
@@ -346,26 +349,26 @@ _ADVICE_WITHOUT_TARGET = (
 )
 
 
-def cohorts(setting: Setting) -> list[int]:
+def client_counts_to_plot(setting: Setting) -> list[int]:
     """Return the numbers of clients at which to plot epsilon: from 10 to well above the number in ``setting``, on a logarithmic scale."""
     most = min(MOST_CLIENTS, 10_000 * setting.clients)
     points = np.unique(np.round(np.geomspace(max(10, setting.colluding + 2), max(most, 100_000), 17)).astype(np.int64))
     return [int(point) for point in points]
 
 
-def epsilon_among(setting: Setting, clients: int) -> tuple[float, float]:
+def central_epsilon_bounds(setting: Setting, clients: int) -> tuple[float, float]:
     """Return a lower and an upper bound of the central epsilon of ``setting`` with ``clients`` clients.
 
     The lower bound is NaN if not all clients take part in each round. The guarantee charges a client for every round, and then there may
     be no client that took part in every round.
     """
-    check_central(setting)
+    check_central_is_solvable(setting)
     cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
-    rounds = _rounds(setting, cohort)
+    rounds = _shuffled_rounds(setting, cohort)
     return _lower_bound(rounds, setting.delta) if setting.participation == 1 else nan, _upper_bound(rounds, setting.delta)
 
 
-def _rounds(setting: Setting, cohort: int) -> ShuffledRounds:
+def _shuffled_rounds(setting: Setting, cohort: int) -> ShuffledRounds:
     """Return the rounds of ``setting`` with ``cohort`` honest clients in each, as the accountants take them."""
     return ShuffledRounds(setting.release.parameter, cohort, setting.release.units, setting.rounds)
 
@@ -381,14 +384,22 @@ def _lower_bound(rounds: ShuffledRounds, delta: float) -> float:
 
 
 def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
-    """Return the smallest number of clients with which ``cohort`` honest clients take part in a round. It is rounded as cohorts are."""
-    return None if cohort is None else floor((ceil(cohort) + setting.colluding - 1) / setting.participation + 1e-9) + 1
+    """Return the smallest number of clients of which ``cohort`` honest ones take part in a round; None if ``cohort`` is None."""
+    if cohort is None:
+        return None
+    # A cohort is participation * clients, rounded up. It is large enough as soon as the product exceeds the number below by any amount.
+    one_too_few = ceil(cohort) + setting.colluding - 1
+    return floor(one_too_few / setting.participation + 1e-9) + 1  # 1e-9 against rounding errors of the quotient
 
 
 def _necessary_cohort(setting: Setting, target: float) -> int | None:
     """Return the smallest cohort with a lower bound of epsilon within ``target``. With fewer clients some data set exceeds the target."""
-    return fewest(
-        lambda cohort: _lower_bound(_rounds(setting, cohort), setting.delta), _guessed_cohort(setting, target), target, MOST_CLIENTS, 1e-6
+    return smallest_count(
+        lambda cohort: _lower_bound(_shuffled_rounds(setting, cohort), setting.delta),
+        _guessed_cohort(setting, target),
+        target,
+        MOST_CLIENTS,
+        1e-6,
     )
 
 
@@ -396,11 +407,14 @@ def _sufficient_cohort(setting: Setting, target: float, necessary: int | None) -
     """Return a cohort at which the upper bound of epsilon is within ``target``. The search starts at the ``necessary`` cohort."""
 
     def by_cohort(bound: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
-        return lambda cohort: bound(_rounds(setting, max(1, ceil(cohort))), setting.delta)
+        """Return ``bound`` as a function of the cohort, which the search varies."""
+        return lambda cohort: bound(_shuffled_rounds(setting, max(1, ceil(cohort))), setting.delta)
 
     if necessary is None:
         return None
-    return smallest_by(by_cohort(_upper_bound), by_cohort(_lower_bound), necessary, target, 1.0, float(MOST_CLIENTS), _TOLERANCE)
+    return smallest_argument_of_slow(
+        by_cohort(_upper_bound), by_cohort(_lower_bound), necessary, target, 1.0, float(MOST_CLIENTS), _TOLERANCE
+    )
 
 
 def _allowed_epsilon(setting: Setting, target: float) -> float | None:
@@ -413,27 +427,28 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
         def central_epsilon(inverse: float) -> float:
             """Return the bound for reports with an epsilon of 1 / ``inverse``."""
             changed = replace(setting, epsilon=1 / inverse)
-            check_central(changed)
-            return bound(_rounds(changed, honest), setting.delta)
+            check_central_is_solvable(changed)
+            return bound(_shuffled_rounds(changed, honest), setting.delta)
 
         return central_epsilon
 
     if "epsilon" not in mechanisms.settings_of(setting.mechanism).model_fields:
         raise ConfigError(f"{setting.mechanism} has no epsilon that could be solved for: without a target, ldpfl plan says what holds")
-    # For a small epsilon, mu is close to epsilon * sqrt(reports / clients).
+    # For a small epsilon, mu (of Gaussian differential privacy) is close to epsilon * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
     guess = max(1.0, (reports / honest) ** 0.5) / mu
     low, high = 1 / LARGEST_EPSILON, 1e6
-    start = smallest(by_inverse(_lower_bound), guess, target, low, high, _TOLERANCE)
+    start = smallest_argument(by_inverse(_lower_bound), guess, target, low, high, _TOLERANCE)
     if start is None:
         return None
-    inverse = smallest_by(by_inverse(_upper_bound), by_inverse(_lower_bound), start, target, low, high, _TOLERANCE)
+    inverse = smallest_argument_of_slow(by_inverse(_upper_bound), by_inverse(_lower_bound), start, target, low, high, _TOLERANCE)
     return None if inverse is None else 1 / inverse
 
 
 def _guessed_cohort(setting: Setting, target: float) -> float:
     """Return the cohort that the central limit theorem suggests, as the start of a search."""
-    # Each of the units * rounds bits of a client shifts the mean count by tanh(epsilon / 2), and has the variance spread.
+    # A client that changes its value shifts the count of each of its units * rounds bits by tanh(epsilon / 2) on average. The bit of
+    # every client has the variance ``spread``. By the central limit theorem, the counts are mu-GDP (Gaussian differential privacy).
     mu = gaussian_mu(target, setting.delta)
     epsilon, units = setting.release.parameter, setting.release.units
     spread = sigmoid(epsilon) * sigmoid(-epsilon)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES, bit_rounds, epsilon_of_bit
 from ldpfl.experiments.planning.planner import MOST_CLIENTS, MOST_REPORTS
-from ldpfl.experiments.planning.search import smallest
+from ldpfl.experiments.planning.search import smallest_argument
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
@@ -126,16 +126,16 @@ def plan_regime(
     request.check()
     try:
         low, high = 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH
-        inverse = smallest(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, _TOLERANCE)
+        inverse = smallest_argument(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, _TOLERANCE)
     except ConfigError as error:  # the mechanism takes no such noise
-        raise ConfigError(_out_of_reach(request, f" ({error})")) from error
+        raise ConfigError(_unreachable_message(request, f" ({error})")) from error
     if inverse is None:
-        raise ConfigError(_out_of_reach(request, ""))
+        raise ConfigError(_unreachable_message(request, ""))
     return request.plan(1 / inverse)
 
 
-def _out_of_reach(request: _Request, why: str) -> str:
-    """Return the message that no noise reaches the target, with the epsilons that are reachable; ``why`` is the mechanism's error."""
+def _unreachable_message(request: _Request, why: str) -> str:
+    """Return the message that no noise reaches the target, with the range of reachable epsilons and the mechanism's error ``why``."""
     # The mechanism may refuse extreme strengths, so take the smallest and the largest power of ten that it accepts.
     powers = [10.0**power for power in range(round(log10(_MIN_STRENGTH)), round(log10(_MAX_STRENGTH)) + 1)]
     epsilons = []
@@ -233,7 +233,9 @@ class _Request:
     def rounds_at(self, strength: float) -> RoundGroup:
         """Return the training rounds that a client would be charged for."""
         release = released(self.mechanism(strength), self.ranges)
-        channel: Channel = "secure-sum" if self.is_summed else "direct" if self.protects_records else "ideal-shuffler"
+        channel: Channel = "ideal-shuffler"
+        if self.is_summed or self.protects_records:
+            channel = "secure-sum" if self.is_summed else "direct"
         times, sampling = (1, "once") if self.reports_once else (self.rounds, "everyone")
         return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
 
@@ -242,9 +244,11 @@ class _Request:
         rounds = self.rounds_at(strength)
         if not self.evaluation_epsilon:
             return [rounds]
+        # Below, known=False: no data set is known to attain the epsilon of both together, so no lower bound is stated.
         if self.regime == "shuffled":
             bit = epsilon_of_bit(self.evaluation_epsilon, self.delta, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)
             return [replace(rounds, known=False), bit_rounds(bit, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)]
+        # The privacy parameter mu of a client's own noise. A noise multiplier of 2 / mu gives it, and strength is 1 / noise multiplier.
         mu = gaussian_mu(self.evaluation_epsilon, self.delta) * sqrt(self.honest if self.is_summed else 1)
         release = released(self.mechanism(mu / 2), self.ranges)
         return [replace(rounds, known=False), replace(rounds, release=release, rounds=1, histograms=True, known=False)]
@@ -255,12 +259,15 @@ class _Request:
 
     @property
     def guess(self) -> float:
-        """Start of the search: an estimate of 1 / strength. T rounds of noise multiplier s are mu-GDP with mu = 2 sqrt(T) / s."""
+        """Start of the search: an estimate of 1 / strength, from the central limit theorem.
+
+        ``rounds`` rounds of noise multiplier s are mu-GDP (Gaussian differential privacy) with mu = 2 sqrt(rounds) / s.
+        """
         mu = gaussian_mu(self.target, self.delta)
         if self.regime == "shuffled":
             return sqrt(ceil(self.weights / self.group) * self.rounds / self.honest) / mu
         if self.regime == "local":
-            return 1 / 7  # an epsilon of 7
+            return 1 / 7  # an epsilon of 7, usual for a single report
         return 2 * sqrt(self.rounds / (self.honest if self.is_summed else 1)) / mu
 
     def plan(self, strength: float) -> RegimePlan:

@@ -13,7 +13,7 @@ Decreasing = Callable[[float], float]
 """A positive decreasing function, such as epsilon as a function of the noise."""
 
 _MAX_SLOW_STEPS = 5
-"""Maximum number of evaluations of the slow function in :func:`smallest_by` before :func:`smallest` takes over."""
+"""Maximum number of evaluations of the slow function in :func:`smallest_argument_of_slow` before :func:`smallest_argument` takes over."""
 
 _SLOPE_INTERVAL = 0.01
 """Distance of two points, as a difference of logarithms of the argument, between which a slope is estimated."""
@@ -28,17 +28,17 @@ _TINY = 1e-300
 """Smallest value whose logarithm is taken, in place of 0."""
 
 
-def smallest(value: Decreasing, guess: float, target: float, low: float, high: float, tolerance: float) -> float | None:
-    """Return an x in [low, high] with ``value(x)`` <= ``target``, at most a relative ``tolerance`` above the smallest; None without one.
+def smallest_argument(function: Decreasing, guess: float, target: float, low: float, high: float, tolerance: float) -> float | None:
+    """Return an x in [low, high] with ``function(x)`` <= ``target``, at most a relative ``tolerance`` above the smallest; else None.
 
-    ``value`` must be decreasing. From ``guess``, steps of growing length find two points with the solution between them. Brent's method
+    ``function`` must be decreasing. From ``guess``, steps of growing length find two points with the solution between them. Brent's method
     then narrows this bracket, on logarithmic scales.
     """
 
     @cache
     def excess(position: float) -> float:
         """Return the logarithm of value / target at the argument exp(``position``); the target is kept if it is at most 0."""
-        return log(max(value(exp(position)), _TINY) / target)
+        return log(max(function(exp(position)), _TINY) / target)
 
     start, step = min(max(log(guess), log(low)), log(high)), _FIRST_STEP
     left = right = start
@@ -59,39 +59,39 @@ def smallest(value: Decreasing, guess: float, target: float, low: float, high: f
     return exp(position)
 
 
-def smallest_by(
-    value: Decreasing, near: Decreasing, start: float, target: float, low: float, high: float, tolerance: float
+def smallest_argument_of_slow(
+    slow: Decreasing, fast: Decreasing, start: float, target: float, low: float, high: float, tolerance: float
 ) -> float | None:
-    """Return the same as :func:`smallest` for a slow function ``value``, with the help of a faster function ``near`` slightly below it.
+    """Return :func:`smallest_argument` of the function ``slow``, in fewer calls, with the help of a faster function slightly below it.
 
-    ``start`` is the solution for ``near``. From there, the slope of ``near`` predicts the solution for ``value``. The result is checked by
-    ``value`` itself, so it keeps the target whatever ``near`` is. That it is at most a relative ``tolerance`` too large holds only if both
-    functions have about the same slope.
+    ``start`` is the solution for ``fast``. From there, the slope of ``fast`` predicts the solution for ``slow``. The result is checked by
+    ``slow`` itself, so it reaches the target whatever ``fast`` is. It is at most a relative ``tolerance`` too large only if both functions
+    have about the same slope.
     """
-    slope = log(near(start) / near(start * exp(_SLOPE_INTERVAL))) / _SLOPE_INTERVAL
+    slope = log(fast(start) / fast(start * exp(_SLOPE_INTERVAL))) / _SLOPE_INTERVAL
     position, end = log(start), log(high)
     if slope > 0 and low < start:
         position += _TYPICAL_GAP / slope
         for _ in range(_MAX_SLOW_STEPS):
             position = min(position, end)
-            excess = log(max(value(exp(position)), _TINY) / target)
+            excess = log(max(slow(exp(position)), _TINY) / target)
             if -tolerance * slope <= excess <= 0:
                 return exp(position)
             position += excess / slope + tolerance / 4
-    return smallest(value, exp(position), target, low, high, tolerance)
+    return smallest_argument(slow, exp(position), target, low, high, tolerance)
 
 
-def fewest(value: Callable[[int], float], guess: float, target: float, most: int, tolerance: float) -> int | None:
-    """Return the smallest n in 1 .. ``most`` with ``value(n)`` <= ``target``; None if there is none. ``value`` must be decreasing.
+def smallest_count(function: Callable[[int], float], guess: float, target: float, highest: int, tolerance: float) -> int | None:
+    """Return the smallest n in 1 .. ``highest`` with ``function(n)`` <= ``target``; None if there is none. ``function`` must be decreasing.
 
     Above 1 / ``tolerance``, n may be too small by a relative ``tolerance``. The search keeps a bracket: a number that is too small, and
     one that is enough. Each step follows the secant through the last two points, within the bracket; every eighth step halves the bracket.
     """
-    too_few, enough, number = 0, most + 1, min(max(round(guess), 1), most)
+    too_few, enough, number = 0, highest + 1, min(max(round(guess), 1), highest)
     slope = 0.5  # of -log(value) by log(n), until two points are known: epsilon behind a shuffler falls as 1 / sqrt(n)
     previous: tuple[float, float] | None = None
     for step in count(1):
-        position, excess = log(number), log(max(value(number), _TINY) / target)
+        position, excess = log(number), log(max(function(number), _TINY) / target)
         too_few, enough = (number, enough) if excess > 0 else (too_few, number)
         width = max(1, int(tolerance * too_few))
         if enough - too_few <= width:
@@ -99,6 +99,6 @@ def fewest(value: Callable[[int], float], guess: float, target: float, most: int
         if previous is not None and previous[0] != position:
             slope = min(max((previous[1] - excess) / (position - previous[0]), 0.05), 20.0)
         previous = position, excess
-        proposed = (too_few + enough) // 2 if step % 8 == 0 else ceil(exp(min(position + excess / slope, log(most))))
+        proposed = (too_few + enough) // 2 if step % 8 == 0 else ceil(exp(min(position + excess / slope, log(highest))))
         number = min(max(proposed, too_few + width), enough - width)
-    return too_few + 1 if enough <= most else None
+    return too_few + 1 if enough <= highest else None

@@ -40,14 +40,14 @@ class Layout:
         size: number of bytes of a record's content.
         weights: number of weights that a record is about.
         mechanism: the mechanism that reads them.
-        part: the ranges for reading them.
+        part_ranges: the ranges for reading them.
     """
 
     ids: Numbers
     size: int
     weights: int
     mechanism: Mechanism
-    part: LayerRanges
+    part_ranges: LayerRanges
 
     def payloads(self, bodies: Bytes) -> list[bytes]:
         """Return the contents of records for ``mechanism`` to read, without the padding zeros."""
@@ -67,7 +67,7 @@ class FixedRecords:
         # If all records begin at byte borders, cut by bytes: this avoids an eightfold copy of long payloads.
         self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
         lengths = -(-self._bits // 8) if self._by_bytes else self._bits
-        self._filled = np.arange(lengths.max()) < lengths[:, None]
+        self._is_content = np.arange(lengths.max()) < lengths[:, None]
 
     @property
     def records(self) -> int:
@@ -85,89 +85,95 @@ class FixedRecords:
         pieces = np.frombuffer(payload, dtype=np.uint8)
         if not self._by_bytes:
             pieces = np.unpackbits(pieces, count=int(self._bits.sum()), bitorder="little")
-        table = np.zeros(self._filled.shape, dtype=np.uint8)
-        table[self._filled] = pieces
+        table = np.zeros(self._is_content.shape, dtype=np.uint8)
+        table[self._is_content] = pieces
         return np.arange(self.records), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
 
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
         """Group the records by layout. Nearly always all records but the last of a payload share one layout."""
-        columns_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
-        for column, first in enumerate(range(0, self._units.count, self._per_record)):
+        ids_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
+        for record_id, first in enumerate(range(0, self._units.count, self._per_record)):
             units_in_record = slice(first, first + self._per_record)
             shape = self._unit_bits[units_in_record].tobytes(), self._unit_weights[units_in_record].tobytes()
-            columns_by_shape.setdefault(shape, []).append(column)
+            ids_by_shape.setdefault(shape, []).append(record_id)
         layouts = []
-        for columns in columns_by_shape.values():
-            part = self._units.unit_ranges(ranges).part(self.about(np.array(columns[:1])))
-            size = packed_size(int(self._bits[columns[0]]))
-            layouts.append(
-                Layout(np.array(columns), size, int(self.weights[columns[0]]), self._units.reader_of_part(mechanism, part), part)
-            )
+        for record_ids in ids_by_shape.values():
+            part_ranges = self._units.unit_ranges(ranges).part(self.coordinate_mask(np.array(record_ids[:1])))
+            size = packed_size(int(self._bits[record_ids[0]]))
+            reader = self._units.reader_of_part(mechanism, part_ranges)
+            layouts.append(Layout(np.array(record_ids), size, int(self.weights[record_ids[0]]), reader, part_ranges))
         return layouts
 
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all readable records and the counts of refused ones. ``ids`` (R,) ascend; ``bodies`` are (R, ...)."""
-        accepted = Kept(ids, bodies)
+        accepted = AcceptedRecords(ids, bodies)
         accepted.refuse(ids >= self.records, UNKNOWN_ID)
-        accepted.refuse(self.stray(accepted.ids, accepted.bodies), PADDING)
+        accepted.refuse(self.have_stray_bits(accepted.ids, accepted.bodies), PADDING)
         accepted.refuse((np.bincount(accepted.ids, minlength=self.records) > uploads)[accepted.ids], TOO_MANY)
         try:
             return self._pool(mechanism, ranges, accepted), accepted.refused
         except ProtocolError:
-            accepted.refuse(self._impossible(mechanism, ranges, accepted), IMPOSSIBLE)
+            accepted.refuse(self._refused_by_mechanism(mechanism, ranges, accepted), IMPOSSIBLE)
             return self._pool(mechanism, ranges, accepted), accepted.refused
 
-    def about(self, columns: Numbers) -> Tensor:
-        """Return which coordinates the records ``columns`` are about, (D,) bool; for most mechanisms, these are the weights."""
+    def coordinate_mask(self, record_ids: Numbers) -> Tensor:
+        """Return which of the D reported coordinates the records with ids ``record_ids`` are about, (D,) bool.
+
+        For most mechanisms the coordinates are the weights.
+        """
         chosen = np.zeros(self.records, dtype=np.bool_)
-        chosen[columns] = True
+        chosen[record_ids] = True
         return torch.from_numpy(np.repeat(chosen, self.weights))
 
-    def _payload(self, columns: Numbers, bodies: Bytes) -> bytes:
-        """Return the payload of the records ``columns`` alone, from their ``bodies``, one row for each."""
-        filled = self._filled[columns]
+    def _payload(self, record_ids: Numbers, bodies: Bytes) -> bytes:
+        """Return a payload that consists only of the records with ids ``record_ids``, whose contents are the rows of ``bodies``."""
+        is_content = self._is_content[record_ids]
         if self._by_bytes:
-            return bodies[:, : filled.shape[1]][filled].tobytes()
-        bits = np.unpackbits(bodies, axis=1, count=filled.shape[1], bitorder="little")[filled]
+            return bodies[:, : is_content.shape[1]][is_content].tobytes()
+        bits = np.unpackbits(bodies, axis=1, count=is_content.shape[1], bitorder="little")[is_content]
         return np.packbits(bits, bitorder="little").tobytes()
 
-    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, accepted: Kept) -> ReportPool | PartialPool | None:
-        """Return the pool of the accepted records, grouped by how often their ids came; None if there are none."""
+    def _pool(self, mechanism: Mechanism, ranges: LayerRanges, accepted: AcceptedRecords) -> ReportPool | PartialPool | None:
+        """Return the pool of the accepted records; None if there are none.
+
+        Records are grouped by how often their ids came. In a group, the i-th records of all ids form one payload for the mechanism.
+        """
         parts = []
-        for columns, rows in self._groups(accepted.ids):
-            payloads = [self._payload(columns, accepted.bodies[row]) for row in rows]
-            if columns.size == self.records:
+        for record_ids, positions in self._groups_by_count(accepted.ids):
+            payloads = [self._payload(record_ids, accepted.bodies[positions_of_payload]) for positions_of_payload in positions]
+            if record_ids.size == self.records:
                 return ReportPool(mechanism.read(payloads, ranges))
-            weights = self.about(columns)
+            weights = self.coordinate_mask(record_ids)
             part_ranges = self._units.unit_ranges(ranges).part(weights)
-            parts.append(Part(self._units.reader_of_part(mechanism, part_ranges).read(payloads, part_ranges), weights, len(rows)))
+            parts.append(Part(self._units.reader_of_part(mechanism, part_ranges).read(payloads, part_ranges), weights, len(positions)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
-    def _impossible(self, mechanism: Mechanism, ranges: LayerRanges, accepted: Kept) -> NDArray[np.bool_]:
+    def _refused_by_mechanism(self, mechanism: Mechanism, ranges: LayerRanges, accepted: AcceptedRecords) -> NDArray[np.bool_]:
         """Return which records the mechanism refuses. Records of the same layout are read together, whatever their ids."""
         refused = np.zeros(accepted.ids.size, dtype=np.bool_)
         for layout in self.layouts(mechanism, ranges):
             positions = np.flatnonzero(np.isin(accepted.ids, layout.ids))
-            refused[positions[impossible(layout.mechanism, layout.part, layout.payloads(accepted.bodies[positions]))]] = True
+            refused[positions[refused_payloads(layout.mechanism, layout.part_ranges, layout.payloads(accepted.bodies[positions]))]] = True
         return refused
 
-    def _groups(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
-        """Group the record ids by how often they came. For each number n, return the ids (u,) that came n times, and the positions (n, u).
+    def _groups_by_count(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
+        """Group the record ids by how often they came.
 
-        Row i of the positions has the i-th record of each id. ``ids`` ascend.
+        For each number n, return the u ids that came n times, (u,), and the positions (n, u) of their records in ``ids``, which ascend. Row
+        i of the positions has the i-th record of each id.
         """
         counts = np.bincount(ids, minlength=self.records)
         first = np.cumsum(counts) - counts
         groups = []
         for count in np.unique(counts[counts > 0]).tolist():
-            columns = np.flatnonzero(counts == count)
-            groups.append((columns, first[columns] + np.arange(count)[:, None]))
+            ids_with_count = np.flatnonzero(counts == count)
+            groups.append((ids_with_count, first[ids_with_count] + np.arange(count)[:, None]))
         return groups
 
-    def stray(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
-        """Return which records have a bit set in their padding."""
+    def have_stray_bits(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
+        """Return which records (R,) have a bit set in their padding."""
         is_stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
         for length in np.unique(self._bits).tolist():
             positions = np.flatnonzero(bits == length)
@@ -177,28 +183,33 @@ class FixedRecords:
         return is_stray
 
 
-class Kept:
-    """Records that were not refused so far, and the number of refused records by reason."""
+class AcceptedRecords:
+    """Records that are accepted so far, and the number of refused records by reason."""
 
     def __init__(self, ids: Numbers, bodies: Bytes) -> None:
         self.ids, self.bodies = ids, bodies
         self.refused: Counter[str] = Counter()
 
-    def refuse(self, which: NDArray[np.bool_], reason: str) -> None:
-        """Leave out the records where ``which`` (R,) is True, and count them under ``reason``."""
-        if which.any():
-            self.refused[reason] += int(which.sum())
-            self.ids, self.bodies = self.ids[~which], self.bodies[~which]
+    def refuse(self, is_refused: NDArray[np.bool_], reason: str) -> None:
+        """Leave out the records where ``is_refused`` (R,) is True, and count them under ``reason``."""
+        if is_refused.any():
+            self.refused[reason] += int(is_refused.sum())
+            self.ids, self.bodies = self.ids[~is_refused], self.bodies[~is_refused]
 
 
-def impossible(mechanism: Mechanism, part: LayerRanges, payloads: Sequence[bytes], first: int = 0) -> list[int]:
-    """Return the indices, counted from ``first``, of payloads that ``mechanism`` refuses. Bisection makes this cheap if they are few."""
+def refused_payloads(mechanism: Mechanism, ranges: LayerRanges, payloads: Sequence[bytes], first: int = 0) -> list[int]:
+    """Return the indices, counted from ``first``, of payloads that ``mechanism`` refuses.
+
+    The mechanism reads many payloads in one call and says only that one of them is bad. So the payloads are halved until each bad one is
+    found, which is cheap if few are bad.
+    """
     try:
         if payloads:
-            mechanism.read(payloads, part)
+            mechanism.read(payloads, ranges)
     except ProtocolError:
         if len(payloads) == 1:
             return [first]
         half = len(payloads) // 2
-        return impossible(mechanism, part, payloads[:half], first) + impossible(mechanism, part, payloads[half:], first + half)
+        refused_in_first_half = refused_payloads(mechanism, ranges, payloads[:half], first)
+        return refused_in_first_half + refused_payloads(mechanism, ranges, payloads[half:], first + half)
     return []

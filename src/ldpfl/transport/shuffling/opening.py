@@ -21,12 +21,12 @@ from ldpfl.transport.shuffling.sealing import Binding, open_records
 
 Opened = tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]
 
-PAYS = 50_000
+MIN_RECORDS_FOR_WORKERS = 50_000
 """Smallest number of records for worker processes: one core opens a record in 35 microseconds, and processes take a second to start."""
 _MAX_RECORD_BYTES = 1 << 14
 """Largest record, in bytes, for worker processes. Sending longer ones to a process and back takes longer than opening them."""
 
-_AT_ONCE = 8192
+_MAX_BATCH_RECORDS = 8192
 """Largest number of records in a batch."""
 _BATCH_BYTES = 1 << 20
 """A batch that has reached this number of bytes gets no more records."""
@@ -34,7 +34,7 @@ _BATCHES_AHEAD = 2
 """Number of waiting batches for each worker process."""
 
 
-def opened(
+def open_in_batches(
     records: Iterable[bytes], plaintext_bytes: int, private_key: X25519PrivateKey, binding: Binding, *, expected: int, workers: int
 ) -> Iterator[Opened]:
     """Open ``records`` in batches, in their order. Yield the result of :func:`~ldpfl.transport.shuffling.sealing.open_records` for each.
@@ -46,8 +46,8 @@ def opened(
         expected: approximate number of records.
         workers: number of worker processes, used if there are enough records.
     """
-    batches = _batches(records)
-    if workers == 1 or expected < PAYS or plaintext_bytes > _MAX_RECORD_BYTES:
+    batches = _join_to_batches(records)
+    if workers == 1 or expected < MIN_RECORDS_FOR_WORKERS or plaintext_bytes > _MAX_RECORD_BYTES:
         yield from (open_records(batch, plaintext_bytes, private_key, binding) for batch in batches)
         return
     context = get_context("loky")  # new processes: none is forked, and none imports the main module again
@@ -70,14 +70,14 @@ def _open_batch(batch: bytes, plaintext_bytes: int, key: bytes, binding: Binding
     return open_records(batch, plaintext_bytes, X25519PrivateKey.from_private_bytes(key), binding)
 
 
-def _batches(records: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the records joined to batches, limited in number and in bytes."""
+def _join_to_batches(records: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the records, concatenated to batches of limited number and size."""
     batch: list[bytes] = []
     size = 0
     for record in records:
         batch.append(record)
         size += len(record)
-        if len(batch) == _AT_ONCE or size >= _BATCH_BYTES:
+        if len(batch) == _MAX_BATCH_RECORDS or size >= _BATCH_BYTES:
             yield b"".join(batch)
             batch, size = [], 0
     if batch:
@@ -87,11 +87,11 @@ def _batches(records: Iterable[bytes]) -> Iterator[bytes]:
 def _start_worker(parent: int) -> None:
     """Prepare a worker process: it ignores interrupts, which its parent handles, and exits when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_when_parent_ends, args=(parent,), daemon=True).start()
 
 
-def _exit_with(parent: int) -> None:
-    """Exit this process once its parent has another id than ``parent``: then the parent has ended."""
+def _exit_when_parent_ends(parent: int) -> None:
+    """Exit this process when its ``parent`` has ended. The system then gives this process another parent, with another id."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)

@@ -83,7 +83,7 @@ class PartialPool:
             part_mechanism = units.reader_of_part(mechanism, part_ranges)
             mean[part.weights] = values = part_mechanism.aggregate([part.reports], part_ranges)
             variance[part.weights] = part_mechanism.noise(part_ranges).mean_variance(values, part.reports.clients)
-        if units.mixed is not None:  # every coordinate depends on all weights
+        if units.mixed is not None:  # clients reported a rotated vector, in which every coordinate depends on all weights
             weights = units.mixed.to_weights(mean * self.reported)
             return Aggregate(weights, mechanism.noise(ranges).mean_variance(weights, self.clients))
         return Aggregate(mean * self.reported, variance * self.reported, self.reported)

@@ -71,7 +71,7 @@ class Joining:
         """
         if self._sums is None:
             return self._plan.join(np.concatenate(self._stored), uploads)
-        return _as_joined(*self._sums.pool(_check_uploads(uploads)))
+        return _as_joined(*self._sums.pool(_checked_uploads(uploads)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class RecordPlan:
             raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: raise linked")
 
     @cached_property
-    def _cutting(self) -> FixedRecords | SampledRecords:
+    def _cutter(self) -> FixedRecords | SampledRecords:
         """The object that cuts payloads: by place, or by index if each client samples its own weights."""
         units = self.mechanism.units(self.ranges)
         if isinstance(units, Units):
@@ -126,12 +126,12 @@ class RecordPlan:
     @property
     def records(self) -> int:
         """Number m of records that a client sends."""
-        return self._cutting.records
+        return self._cutter.records
 
     @property
     def plaintext_bytes(self) -> int:
         """Length of each record before it is sealed."""
-        return max(_MIN_RECORD_BYTES, _ID_BYTES + self._cutting.body_bytes)
+        return max(_MIN_RECORD_BYTES, _ID_BYTES + self._cutter.body_bytes)
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -143,7 +143,7 @@ class RecordPlan:
         terms = {
             "format": 1,
             "mechanism": self.mechanism.name,
-            "terms": _canonical(terms_of(self.mechanism)),
+            "terms": _for_canonical_json(terms_of(self.mechanism)),
             "sizes": self.ranges.sizes,
             "center": [value.hex() for value in self.ranges.center.tolist()],
             "radius": [value.hex() for value in self.ranges.radius.tolist()],
@@ -161,7 +161,7 @@ class RecordPlan:
         Raises:
             ProtocolError: the payload does not follow the mechanism's wire format.
         """
-        cut = self._cutting
+        cut = self._cutter
         ids, bodies = cut.split(payload) if isinstance(cut, FixedRecords) else cut.split(payload, source)
         records = np.zeros((self.records, self.plaintext_bytes), dtype=np.uint8)
         records[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
@@ -180,16 +180,16 @@ class RecordPlan:
         Raises:
             ProtocolError: records of another length, or ``uploads`` is not positive.
         """
-        _check_uploads(uploads)
+        _checked_uploads(uploads)
         ids, bodies = self.ids_and_bodies(plaintexts)
         # Sorted, so that nothing depends on the order of arrival.
         order = np.argsort(np.ascontiguousarray(plaintexts).view(f"V{self.plaintext_bytes}").ravel(), kind="stable")
-        return _as_joined(*self._cutting.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
+        return _as_joined(*self._cutter.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
 
     def joining(self) -> Joining:
         """Return an object that joins records batch by batch."""
-        if isinstance(self._cutting, FixedRecords) and self.mechanism.properties.adds_up:
-            return Joining(self, SummedRecords(self._cutting, self.mechanism, self.ranges))
+        if isinstance(self._cutter, FixedRecords) and self.mechanism.properties.adds_up:
+            return Joining(self, SummedRecords(self._cutter, self.mechanism, self.ranges))
         return Joining(self, None)
 
     def ids_and_bodies(self, plaintexts: Bytes) -> tuple[NDArray[np.int64], Bytes]:
@@ -207,8 +207,8 @@ class RecordPlan:
         return ids, plaintexts[:, _ID_BYTES:]
 
 
-def _check_uploads(uploads: int) -> int:
-    """Return ``uploads``, or raise if it is not positive."""
+def _checked_uploads(uploads: int) -> int:
+    """Return ``uploads``, or raise a :class:`ProtocolError` if the number is not positive."""
     if uploads < 1:
         raise ProtocolError(f"records of {uploads} uploads cannot be joined, expected at least 1")
     return uploads
@@ -219,7 +219,7 @@ def _as_joined(pool: ReportPool | PartialPool | None, refused: Counter[str]) -> 
     return Joined(pool, tuple(RefusedRecords(count, reason) for reason, count in refused.items() if count))
 
 
-def _canonical(value: object) -> object:
+def _for_canonical_json(value: object) -> object:
     """Convert ``value`` to a form that ``json`` writes in exactly one way: numbers as hexadecimal floats, dataclasses as their fields.
 
     Raises:
@@ -230,7 +230,7 @@ def _canonical(value: object) -> object:
     if isinstance(value, int | float):
         return float(value).hex()
     if isinstance(value, Sequence):
-        return [_canonical(entry) for entry in value]
+        return [_for_canonical_json(entry) for entry in value]
     if is_dataclass(value):
-        return [type(value).__name__, *([field.name, _canonical(getattr(value, field.name))] for field in fields(value))]
+        return [type(value).__name__, *([field.name, _for_canonical_json(getattr(value, field.name))] for field in fields(value))]
     raise ConfigError(f"a mechanism's terms hold a {type(value).__name__}: expected text, numbers, None, and lists or dataclasses of these")

@@ -12,7 +12,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.sampled import index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits
-from ldpfl.transport.shuffling.fixed_records import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, impossible
+from ldpfl.transport.shuffling.fixed_records import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, refused_payloads
 from ldpfl.transport.shuffling.partial import Part, PartialPool
 from ldpfl.transport.shuffling.pool import ReportPool
 from ldpfl.util.lazy_imports import torch
@@ -80,7 +80,7 @@ class SampledRecords:
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
         pair_mechanism = self._units.reader_of_part(mechanism, ranges)
-        pairs_by_size = [self._pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sorted(set(self._sizes))]
+        pairs_by_size = [self._valid_pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sorted(set(self._sizes))]
         index, values = (np.concatenate(column) for column in zip(*pairs_by_size, strict=True))
         if not index.size:
             return None, refused
@@ -97,10 +97,13 @@ class SampledRecords:
         part = Part(single_pairs, torch.ones(self._units.dimension, dtype=torch.bool), max(1, min(clients, uploads)))
         return PartialPool((part,), torch.from_numpy(~too_often)), refused
 
-    def _pairs(
+    def _valid_pairs(
         self, size: int, bodies: Bytes, pair_mechanism: Mechanism, ranges: LayerRanges, refused: Counter[str]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Return the indices and values (T,) of all records of ``size`` pairs whose content a client can send. Count the others."""
+        """Return the indices and values (T,) of all pairs in records of ``size`` pairs. Records that no client can send are only counted.
+
+        The counts are added to ``refused``.
+        """
         index, values, is_padded = self._decode(size, bodies)
         is_ascending = (index[:, 1:] > index[:, :-1]).all(axis=1)
         is_valid = (index < self._units.dimension).all(axis=1) & is_ascending & np.isfinite(values).all(axis=1)
@@ -108,12 +111,15 @@ class SampledRecords:
         refused[IMPOSSIBLE] += int((is_padded & ~is_valid).sum())
         index, values = index[is_padded & is_valid], values[is_padded & is_valid]
         wire = SampledReports(index.reshape(-1, 1), values.reshape(-1, 1), self._units.dimension).payloads()
-        refused_records = sorted({pair // size for pair in impossible(pair_mechanism, ranges, list(wire))})
+        refused_records = sorted({pair // size for pair in refused_payloads(pair_mechanism, ranges, list(wire))})
         refused[IMPOSSIBLE] += len(refused_records)
         return np.delete(index, refused_records, axis=0).ravel(), np.delete(values, refused_records, axis=0).ravel()
 
     def _decode(self, size: int, bodies: Bytes) -> tuple[Numbers, NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the indices and values (R, size) of records of ``size`` pairs, and which records are correctly padded with zeros."""
+        """Return the indices and values (R, size) of records of ``size`` pairs, and which records are correctly padded with zeros.
+
+        A record holds its indices, packed bit by bit and filled up to a whole byte; then its values, as float32; then zeros.
+        """
         bits_per_index, padding_at = index_bits(self._units.dimension), self._content_bytes(size)
         values_at = padding_at - 4 * size
         bits = np.unpackbits(bodies[:, :values_at], axis=1, bitorder="little")

@@ -65,7 +65,7 @@ def load_key(path: Path) -> X25519PrivateKey:
     Raises:
         ConfigError: the file holds no such key, or others than its owner may read it.
     """
-    return key_files.load_key(path, X25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
+    return key_files.load_key(path, X25519PrivateKey)  # type: ignore[type-abstract]  # the class is abstract, its instances are not
 
 
 def public_text(key: X25519PrivateKey | X25519PublicKey) -> str:
@@ -88,7 +88,7 @@ def read_public(text: str) -> X25519PublicKey:
 
 
 def seal(plaintexts: NDArray[np.uint8], public_key: X25519PublicKey, binding: Binding) -> bytes:
-    """Seal each of ``plaintexts``, (m, p) uint8, and return the records of p + 48 bytes in an order drawn anew.
+    """Seal each of the ``plaintexts``, (m, p) uint8. Return the m sealed records, of p + 48 bytes each, in a new random order.
 
     The order comes from the operating system's secure source. Otherwise a record's place would tell the relay which weights it is about.
 
@@ -104,10 +104,10 @@ def seal(plaintexts: NDArray[np.uint8], public_key: X25519PublicKey, binding: Bi
 def open_records(
     blob: bytes, plaintext_bytes: int, private_key: X25519PrivateKey, binding: Binding
 ) -> tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]:
-    """Open records of ``plaintext_bytes`` + 48 bytes; return the plaintexts (R, plaintext_bytes) and what was refused.
+    """Open sealed records of ``plaintext_bytes`` + 48 bytes each.
 
-    A record sealed to another key, for another run, round or plan, or altered is refused and counted, and so is a piece at
-    the end that is too short; all others are kept, in their order.
+    Return the plaintexts (R, plaintext_bytes) of the records that can be opened, in their order, and the numbers of refused records.
+    Refused are records that were altered, or sealed to another key or for another run, round or plan, and an incomplete last record.
 
     Raises:
         ProtocolError: ``plaintext_bytes`` is not positive.

@@ -17,12 +17,12 @@ from ldpfl.transport.shuffling.fixed_records import (
     PADDING,
     TOO_MANY,
     UNKNOWN_ID,
+    AcceptedRecords,
     Bytes,
     FixedRecords,
-    Kept,
     Layout,
     Numbers,
-    impossible,
+    refused_payloads,
 )
 from ldpfl.transport.shuffling.partial import Part, PartialPool
 from ldpfl.transport.shuffling.pool import ReportPool
@@ -40,20 +40,20 @@ class SummedRecords:
     """
 
     def __init__(self, cut: FixedRecords, mechanism: Mechanism, ranges: LayerRanges) -> None:
-        self._cut, self._mechanism, self._ranges = cut, mechanism, ranges
+        self._cutter, self._mechanism, self._ranges = cut, mechanism, ranges
         self._layouts = cut.layouts(mechanism, ranges)
-        self._received, self._counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
+        self._received_counts, self._accepted_counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
         self._refused: Counter[str] = Counter()
-        self._kind: type[BitReports] | type[DenseReports] | None = None
+        self._report_type: type[BitReports] | type[DenseReports] | None = None
         self._sums = np.zeros((0, 0))
 
     def add(self, ids: Numbers, bodies: Bytes) -> None:
         """Add records, ``ids`` (R,) and ``bodies`` (R, ...)."""
-        accepted = Kept(ids, bodies)
-        accepted.refuse(ids >= self._cut.records, UNKNOWN_ID)
-        accepted.refuse(self._cut.stray(accepted.ids, accepted.bodies), PADDING)
+        accepted = AcceptedRecords(ids, bodies)
+        accepted.refuse(ids >= self._cutter.records, UNKNOWN_ID)
+        accepted.refuse(self._cutter.have_stray_bits(accepted.ids, accepted.bodies), PADDING)
         self._refused += accepted.refused
-        self._received += np.bincount(accepted.ids, minlength=self._received.size)
+        self._received_counts += np.bincount(accepted.ids, minlength=self._received_counts.size)
         for layout in self._layouts:
             positions = np.flatnonzero(np.isin(accepted.ids, layout.ids)) if len(self._layouts) > 1 else np.arange(accepted.ids.size)
             if positions.size:
@@ -61,37 +61,39 @@ class SummedRecords:
 
     def pool(self, uploads: int) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all readable records of ``uploads`` clients, and the counts of refused ones."""
-        too_many = self._received > uploads
+        too_many = self._received_counts > uploads
         refused = self._refused.copy()
-        refused[TOO_MANY] = int(self._received[too_many].sum())
-        refused[IMPOSSIBLE] = int((self._received - self._counts)[~too_many].sum())
-        counts = np.where(too_many, 0, self._counts)
-        if self._kind is None or not counts.any():
+        refused[TOO_MANY] = int(self._received_counts[too_many].sum())
+        refused[IMPOSSIBLE] = int((self._received_counts - self._accepted_counts)[~too_many].sum())
+        counts = np.where(too_many, 0, self._accepted_counts)
+        if self._report_type is None or not counts.any():
             return None, refused
         if counts.min() == counts.max():
-            return ReportPool(self._kind.from_sum(self._flat(np.arange(counts.size)), int(counts[0]))), refused
+            return ReportPool(self._report_type.from_sum(self._concatenated_sums(np.arange(counts.size)), int(counts[0]))), refused
         parts = []
         for count in np.unique(counts[counts > 0]).tolist():
             columns = np.flatnonzero(counts == count)
-            parts.append(Part(self._kind.from_sum(self._flat(columns), count), self._cut.about(columns), count))
+            parts.append(
+                Part(self._report_type.from_sum(self._concatenated_sums(columns), count), self._cutter.coordinate_mask(columns), count)
+            )
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)), refused
 
     def _add_with_layout(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
-        """Add records of one ``layout`` to the sums, but for those whose content no client can send."""
+        """Add records of one ``layout`` to the sums. Records whose content no client can send are left out."""
         try:
-            reports = layout.mechanism.read(payloads, layout.part)
+            reports = layout.mechanism.read(payloads, layout.part_ranges)
         except ProtocolError:
-            refused = set(impossible(layout.mechanism, layout.part, payloads))
+            refused = set(refused_payloads(layout.mechanism, layout.part_ranges, payloads))
             ids = np.delete(ids, sorted(refused))
             payloads = [payload for position, payload in enumerate(payloads) if position not in refused]
             if not payloads:
                 return
-            reports = layout.mechanism.read(payloads, layout.part)
-        if self._kind is None:
-            self._kind = type(reports)
-            width = int(self._cut.weights.max())
-            self._sums = np.zeros((self._cut.records, width), dtype=np.int32 if isinstance(reports, BitReports) else np.float64)
-        self._counts += np.bincount(ids, minlength=self._counts.size)
+            reports = layout.mechanism.read(payloads, layout.part_ranges)
+        if self._report_type is None:
+            self._report_type = type(reports)
+            width = int(self._cutter.weights.max())
+            self._sums = np.zeros((self._cutter.records, width), dtype=np.int32 if isinstance(reports, BitReports) else np.float64)
+        self._accepted_counts += np.bincount(ids, minlength=self._accepted_counts.size)
         addends, sums = reports.addends(), self._sums[:, : layout.weights]
         if layout.weights >= _MIN_WIDE:
             for number, row in zip(ids.tolist(), addends, strict=True):
@@ -100,9 +102,9 @@ class SummedRecords:
             for group in _groups_without_repeats(ids):
                 sums[ids[group]] += addends[group]
 
-    def _flat(self, columns: Numbers) -> NDArray[np.float64]:
+    def _concatenated_sums(self, columns: Numbers) -> NDArray[np.float64]:
         """Return the sums of the weights of the records ``columns``, concatenated."""
-        filled = np.arange(self._sums.shape[1]) < self._cut.weights[columns][:, None]
+        filled = np.arange(self._sums.shape[1]) < self._cutter.weights[columns][:, None]
         return self._sums[columns][filled]
 
 

@@ -80,11 +80,11 @@ def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -
     Raises:
         ProtocolError: the envelope names another node, or is not signed by ``node``.
     """
-    who, signature, sealed = _split_envelope(envelope)
-    if who != signer_of(node):
-        raise ProtocolError(f"the envelope names node {who.hex()}, and this client signs as {signer_of(node).hex()}")
+    signer, signature, sealed = _split_envelope(envelope)
+    if signer != signer_of(node):
+        raise ProtocolError(f"the envelope names node {signer.hex()}, and this client signs as {signer_of(node).hex()}")
     if not _is_signed(node, signature, sealed, binding):
-        raise ProtocolError(f"the envelope is not signed for this round by node {who.hex()}, which it names")
+        raise ProtocolError(f"the envelope is not signed for this round by node {signer.hex()}, which it names")
 
 
 def open_seeds(
@@ -92,12 +92,12 @@ def open_seeds(
     aggregator: X25519PrivateKey,
     nodes: Mapping[bytes, Ed25519PublicKey],
     binding: SumBinding,
-    least: int,
+    min_nodes: int,
 ) -> list[bytes]:
-    """Return the seeds of all ``envelopes``, which must come from at least ``least`` different known nodes.
+    """Return the seeds of all ``envelopes``, which must come from at least ``min_nodes`` different known nodes.
 
-    A sum is unmasked completely or not at all. With one mask left in it, it would be random. And a sum over a few nodes that an attacker
-    chose, or invented, would reveal what one node sent.
+    One bad envelope is enough to open none. A sum with one mask left in it would be random. And a sum over few nodes would reveal what one
+    node sent, if an attacker chose or invented the other nodes.
 
     Args:
         nodes: public keys of the nodes that may take part, by :func:`signer_of`.
@@ -108,23 +108,23 @@ def open_seeds(
     """
     seeds, faults = dict[bytes, bytes](), _Faults()
     for envelope in envelopes:
-        who, signature, sealed = _split_envelope(envelope)
-        if who not in nodes:
-            faults.unknown.append(who)
-        elif not _is_signed(nodes[who], signature, sealed, binding):
-            faults.unsigned.append(who)
-        elif who in seeds:
-            faults.repeated.append(who)
+        signer, signature, sealed = _split_envelope(envelope)
+        if signer not in nodes:
+            faults.unknown.append(signer)
+        elif not _is_signed(nodes[signer], signature, sealed, binding):
+            faults.unsigned.append(signer)
+        elif signer in seeds:
+            faults.repeated.append(signer)
         else:
             try:
-                seeds[who] = key_files.SUITE.decrypt(sealed, aggregator, binding.info(b"seal"))
+                seeds[signer] = key_files.SUITE.decrypt(sealed, aggregator, binding.info(b"seal"))
             except InvalidTag:
-                seeds[who] = b""
-                faults.unopened.append(who)
-    if faults_text := faults.described(len(seeds)):
+                seeds[signer] = b""
+                faults.unopened.append(signer)
+    if faults_text := faults.describe(len(seeds)):
         raise ProtocolError(f"the sum is not opened: {faults_text}")
-    if len(seeds) < least:
-        raise ProtocolError(f"the sum is not opened: it is over {counted(len(seeds), 'node')}, and at least {least} are needed")
+    if len(seeds) < min_nodes:
+        raise ProtocolError(f"the sum is not opened: it is over {counted(len(seeds), 'node')}, and at least {min_nodes} are needed")
     return list(seeds.values())
 
 
@@ -137,8 +137,8 @@ class _Faults:
     repeated: list[bytes] = field(default_factory=list)
     unopened: list[bytes] = field(default_factory=list)
 
-    def described(self, signed: int) -> str:
-        """Return what is wrong and what to do, empty if nothing is wrong; ``signed`` is the number of nodes with a valid signature."""
+    def describe(self, signed: int) -> str:
+        """Return which envelopes cannot be opened, and what to do; "" if all can. ``signed`` counts the nodes with a valid signature."""
         reasons = []
         if self.unknown:
             advice = "add their lines to LDPFL_NODE_KEYS, as ldpfl deploy node-key FILE --show prints them on the nodes"
@@ -165,7 +165,7 @@ def _node_names(nodes: Collection[bytes]) -> str:
 
 
 def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding: SumBinding) -> bool:
-    """Whether ``node`` has made the signature for this binding and sealed seed."""
+    """Return whether ``node`` has made the ``signature`` for this binding and sealed seed."""
     try:
         node.verify(signature, binding.info(b"sign") + sealed)
     except InvalidSignature:

@@ -34,7 +34,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     Raises:
         ConfigError: the file holds no such key, or others than its owner may read it.
     """
-    return key_files.load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
+    return key_files.load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # the class is abstract, its instances are not
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
@@ -48,7 +48,7 @@ def public_key(line: str) -> Ed25519PublicKey:
     Raises:
         ConfigError: the line does not begin with a key.
     """
-    key = _key_in(line)
+    key = _parse_key(line)
     if key is None:
         raise ConfigError(f"{shown(line)} does not begin with a node's public key: give the line that ldpfl deploy node-key prints")
     return key
@@ -77,7 +77,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
-        key = _key_in(line)
+        key = _parse_key(line)
         if key is None:
             raise ConfigError(f"line {number} of {path} does not begin with a node's public key, as ldpfl deploy node-key prints it")
         if signer_of(key) in nodes:
@@ -88,7 +88,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
     return nodes
 
 
-def _key_in(line: str) -> Ed25519PublicKey | None:
+def _parse_key(line: str) -> Ed25519PublicKey | None:
     """Return the key that ``line`` begins with; None if it begins with none, or with one for which signatures can be forged."""
     try:
         raw = base64.b64decode((line.split() or [""])[0], validate=True)
@@ -98,7 +98,7 @@ def _key_in(line: str) -> Ed25519PublicKey | None:
 
 
 def _has_small_order(raw: bytes) -> bool:
-    """Whether ``raw`` encodes a point of order 1, 2, 4 or 8 (RFC 8032): signatures that fit any message can be made for such a key.
+    """Return whether ``raw`` encodes a point of order 1, 2, 4 or 8 (RFC 8032). For such a key, signatures of any message can be forged.
 
     These points have y = 1, -1 or 0 modulo p = 2^255 - 19, or the y of order 8 or its negative; y may be written with p added.
     """
