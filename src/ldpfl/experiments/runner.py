@@ -12,7 +12,7 @@ import torch
 
 from ldpfl.data import Dataset
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.features.extraction import Progress, quietly
+from ldpfl.data.features.extraction import Progress, no_progress
 from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.baseline import Baseline, baseline_of, clamped_only, noise_free
 from ldpfl.experiments.build import MUCH_CLAMPED, as_usual, build
@@ -68,7 +68,7 @@ class Runner:
     device: torch.device
     observer: Observer
     draw_curve: Callable[[Path, dict[str, Any]], None]
-    preparing: Progress = quietly
+    preparing: Progress = no_progress
     given: Given = NOTHING
     workers: Count = "auto"
 

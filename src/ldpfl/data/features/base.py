@@ -96,7 +96,7 @@ def group_normalised(maps: Tensor, groups: int) -> Tensor:
     return (centered / (grouped.var(dim=2, keepdim=True, unbiased=False) + 1e-5).sqrt()).reshape(maps.shape)
 
 
-def unit(rows: Tensor) -> Tensor:
+def unit_length(rows: Tensor) -> Tensor:
     """Return ``rows`` (N, ...) as vectors (N, F) of length 1. A row of zeros remains zeros."""
     flat = rows.reshape(len(rows), -1)
     norms = flat.norm(dim=1, keepdim=True)

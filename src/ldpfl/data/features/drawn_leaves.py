@@ -51,7 +51,7 @@ class _Leaves:
     slant: Tensor
 
 
-def drawn(generator: torch.Generator, count: int) -> Tensor:
+def draw_pictures(generator: torch.Generator, count: int) -> Tensor:
     """Draw ``count`` pictures: (count, 3, 32, 32) uint8."""
     leaves = _draw_leaves(generator, count)
     side = _SUPERSAMPLING * SIDE

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit
+from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit_length
 from ldpfl.errors import ConfigError
 
 CHANNELS = 1280
@@ -72,7 +72,7 @@ class EfficientNetLite0(FeatureMap):
         if self.mirrored:
             activations = (activations + _activations(self.version, pictures.flip(3))) / 2
         roots = activations.sqrt()
-        return unit(roots - roots.mean(dim=1, keepdim=True))
+        return unit_length(roots - roots.mean(dim=1, keepdim=True))
 
 
 class EfficientNetLite1(EfficientNetLite0):
