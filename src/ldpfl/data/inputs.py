@@ -31,7 +31,7 @@ def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
 
 
 def density_problem(part: Tensor) -> str:
-    """Return what kind of tensor ``part`` is, and how to make it dense, to follow "inputs are" in a message; "" if it is dense."""
+    """Return why ``part`` is not a dense tensor, and how to make it dense. The text follows "inputs are" in a message. "" if dense."""
     if part.is_nested:
         return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
     if part.is_quantized:

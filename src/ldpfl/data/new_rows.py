@@ -43,7 +43,7 @@ def predict_rows(
     """
     encoder.check_threshold(threshold)
     table = _table(encoder, rows)
-    # Without words for no value: an identifier may read "None".
+    # missing=() keeps an identifier that reads "None", which would otherwise mean "no value".
     identifiers = None if id_column is None else column_words(replace(table, missing=()), _require_id_column(table, id_column))
     with torch.no_grad():
         predictions = encoder.predictions(_outputs(module.eval(), _inputs(encoder, table)), threshold)

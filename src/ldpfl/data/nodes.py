@@ -45,11 +45,12 @@ def read_node_table(config: DataConfig, targets: Targets, path: Path) -> Dataset
         ConfigError: as :func:`server_view_of_node_tables`.
         DataError: the table cannot be read at all, or lacks a column.
     """
-    stand_in = _made_up_table(config, targets)
-    names = {*stand_in.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
+    made_up = _made_up_table(config, targets)
+    names = {*made_up.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
     table = _rows_with_person(read_table(path, names, names_shown=False).with_missing(config.missing_words), config, path)
-    readable, usable = _replace_invalid_cells(table, stand_in, config, targets)
-    dataset = _scaled_unless_measured(dataset_from_table(path.stem, readable, stand_in, config, targets), config)
+    readable, usable = _replace_invalid_cells(table, made_up, config, targets)
+    # The made-up row serves as the test rows, so no row of the node's table is taken for the test.
+    dataset = _scaled_unless_measured(dataset_from_table(path.stem, readable, made_up, config, targets), config)
     train_targets = dataset.train.targets
     train_targets[torch.from_numpy(~usable)] = torch.tensor(ABSENT[targets], dtype=train_targets.dtype)
     return dataset
@@ -84,7 +85,7 @@ def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
 
 
 def _scaled_unless_measured(dataset: Dataset, config: DataConfig) -> Dataset:
-    """Return ``dataset`` scaled by its bounds, or unchanged if its columns will be measured."""
+    """Return ``dataset`` scaled by its bounds, or unchanged if the federation measures its columns before training."""
     return dataset if config.scaling == "measured" else scaled_by_bounds(dataset)
 
 
@@ -98,15 +99,15 @@ def _rows_with_person(table: Table, config: DataConfig, path: Path) -> Table:
     return table.take(np.flatnonzero(named))
 
 
-def _replace_invalid_cells(table: Table, stand_in: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
+def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
     """Return ``table`` with each cell that the settings do not allow replaced, and a mask of the rows that can still be trained on.
 
-    An input cell becomes empty, or the cell of ``stand_in`` if ``data.missing`` refuses empty cells. Then the row is not trained on, and
-    neither is a row without a valid target. Each row is treated independently of the others.
+    An input cell becomes empty, or the cell of the row ``made_up`` if ``data.missing`` refuses empty cells. In the second case the row is
+    not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
     columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
-    for name in (column for column in stand_in.columns if column != config.person):
+    for name in (column for column in made_up.columns if column != config.person):
         cells = table.column(name, "data.target" if name in target_names else "data.columns")
         if name in target_names and targets in ("class", "ordered"):
             words = column_words(table, name, values=config.classes)
@@ -115,15 +116,15 @@ def _replace_invalid_cells(table: Table, stand_in: Table, config: DataConfig, ta
         elif name in target_names and targets != "tokens":
             numbers = table.numbers(name, strict=False)
             fits = _is_valid_target(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
-            columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+            columns[name] = np.where(fits, numbers, made_up.columns[name][0])
         elif name in config.dates:
             is_date = ~np.isnan(table.numbers(name, kind="dates", strict=False))
             fits = is_date if config.missing == "refuse" else usable
-            columns[name] = np.where(is_date, cells, stand_in.columns[name][0] if config.missing == "refuse" else "").astype(object)
+            columns[name] = np.where(is_date, cells, made_up.columns[name][0] if config.missing == "refuse" else "").astype(object)
         elif name in config.bounds:
             numbers = table.numbers(name, strict=False)
             fits = ~np.isnan(numbers) if config.missing == "refuse" else usable
-            columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+            columns[name] = np.where(fits, numbers, made_up.columns[name][0])
         elif name == config.text:
             columns[name] = cells if cells.dtype == object else np.array(column_words(table, name), dtype=object)
             fits = usable

@@ -221,14 +221,16 @@ def bounds_knots(bounds: tuple[float, float]) -> Knots:
 def center_and_spread(histogram: Histogram, *, whole: bool = False) -> tuple[float, float]:
     """Estimate the mean and the standard deviation of a column, as if its values were uniform within each bin; NaN if it is empty.
 
-    With ``whole``, values are uniform on the whole numbers of each bin. Many counts are 0 or 1, at the low end of their bin.
+    Args:
+        whole: whether values are taken to be uniform on the whole numbers of each bin. This suits counts, many of which are 0 or 1: they
+            lie at the low end of their bin.
     """
     rows = np.maximum(histogram.counts, 0.0)
     if not rows.sum() > 0:
         return np.nan, np.nan
     share = rows / rows.sum()
     low, high = histogram.edges[:-1], histogram.edges[1:]
-    middles, variances = (low + high) / 2, (high - low) ** 2 / 12  # of the uniform distribution
+    middles, variances = (low + high) / 2, (high - low) ** 2 / 12  # mean and variance of the uniform distribution on a bin
     if whole:
         first, last = np.ceil(low), np.ceil(high) - 1
         has_whole = last >= first
@@ -288,7 +290,7 @@ def target_scale_from_histogram(
         raise DataError("the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon")
     if targets != "count":
         return TargetScale(center, spread), 1.0
-    spread = max(spread, center / _MAX_MEAN)  # else all counts would be clipped far below their mean
+    spread = max(spread, center / _MAX_MEAN)  # with a smaller spread, all counts would be clipped far below their mean
     return TargetScale(0.0, spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
 
 
@@ -310,7 +312,7 @@ def reaches_largest_value(histogram: Histogram) -> bool:
 
 
 def _target_reach(targets: Targets) -> float:
-    """Return how many spreads from the center a target for training may lie. The center of a count is 0, far below most counts."""
+    """Return how many spreads from the center a target for training may lie. Counts may lie further, since their center is 0."""
     return _MAX_COUNT if targets == "count" else _REACH
 
 
@@ -382,7 +384,7 @@ def unscaled_values(dataset: Dataset) -> list[Floats]:
 
 
 def _values(samples: Samples, column: Unscaled) -> Floats:
-    """Return the values (N,) of an input or a target; NaN for a target of a row that has none."""
+    """Return the values (N,) of a ``column`` of inputs or targets. A row without a target has the value NaN."""
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]

@@ -90,7 +90,10 @@ class DrawnFeatures(FeatureMap):
 
 
 def group_normalised(maps: Tensor, groups: int) -> Tensor:
-    """Return ``maps`` (N, C, H, W) with mean 0 and variance 1 in each sample and group of channels (Wu and He 2018, without weights)."""
+    """Scale ``maps`` (N, C, H, W) to mean 0 and variance 1 in each group of channels of each sample.
+
+    Source: Wu and He 2018 (group normalisation), here without learnt weights.
+    """
     grouped = maps.reshape(len(maps), groups, -1)
     centered = grouped - grouped.mean(dim=2, keepdim=True)
     return (centered / (grouped.var(dim=2, keepdim=True, unbiased=False) + 1e-5).sqrt()).reshape(maps.shape)

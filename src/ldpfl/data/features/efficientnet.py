@@ -159,5 +159,7 @@ class _SamePadding(nn.Module):
         self.kernel, self.stride = kernel, stride
 
     def forward(self, maps: Tensor) -> Tensor:
-        rows, columns = (max((-(-size // self.stride) - 1) * self.stride + self.kernel - size, 0) for size in maps.shape[-2:])
+        outputs = [-(-size // self.stride) for size in maps.shape[-2:]]  # size / stride, rounded up
+        sizes = zip(maps.shape[-2:], outputs, strict=True)
+        rows, columns = (max((output - 1) * self.stride + self.kernel - size, 0) for size, output in sizes)
         return F.pad(maps, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)) if rows or columns else maps

@@ -96,7 +96,7 @@ def draw_copies(generator: np.random.Generator, count: int) -> NDArray[np.uint8]
 
 
 def _draw_scribble(generator: np.random.Generator) -> Floats:
-    """Draw the control points (S, 4, 2), in a square of side 2, of one to three cubic curves. Most begin where the one before ended."""
+    """Draw the control points (S, 4, 2) of one to three cubic curves in a square of side 2. Most begin where the previous curve ended."""
     curves = generator.uniform(-1, 1, (generator.integers(1, 4), 4, 2))
     for number in range(1, len(curves)):
         if generator.random() < 0.6:
