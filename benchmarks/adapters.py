@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ldpfl import ParameterLayout
 from ldpfl.data import Samples
-from ldpfl.data.inputs import by_name
+from ldpfl.data.inputs import tensors_by_name
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, RecordGradientTrainer
 from ldpfl.simulation.local_steps import LocalOptimiser
@@ -91,7 +91,7 @@ def _gradients_of_opacus(options: argparse.Namespace) -> Callable[[], Tensor]:
     from opacus import GradSampleModule
 
     data = samples(options.records, options.length)
-    inputs = dict(by_name(data.inputs))
+    inputs = dict(tensors_by_name(data.inputs))
     module = GradSampleModule(model(), strict=False, loss_reduction="sum")
 
     def gradients() -> Tensor:

@@ -30,7 +30,7 @@ def main() -> None:
     if arguments.write:
         save_file(found, arguments.write)
         return
-    packaged = {"strokes": strokes.learnt, "leaves": leaves}[arguments.features]()
+    packaged = {"strokes": strokes.load_learnt, "leaves": leaves}[arguments.features]()
     for name, own in packaged.items():
         print(f"{name}: {_compared(own.float(), found[name].float())}")
 

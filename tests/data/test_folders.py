@@ -13,15 +13,15 @@ from PIL import Image
 
 from ldpfl import ConfigError, DataError
 from ldpfl.data.samples import Dataset
-from ldpfl.data.scaling import by_bounds
+from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.user_data import load_brought
+from ldpfl.data.user_data import load_user_data
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 4, 4, 3), dtype=np.uint8)
 
 
 def loaded(folder: Path, **settings: Any) -> Dataset:
-    return load_brought(DataConfig(name="given", path=str(folder), **settings), "class")
+    return load_user_data(DataConfig(name="given", path=str(folder), **settings), "class")
 
 
 def write_images(folder: Path, first: int = 0, last: int = 60) -> None:
@@ -163,8 +163,10 @@ def test_images_of_more_than_8_bits_are_refused(made: Callable[[Any], Any], mode
 
 def test_targets_that_are_measured_on_are_told_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("x,y\n" + "".join(f"{place},{place}\n" for place in range(100)))
-    found = by_bounds(
-        load_brought(DataConfig(name="given", path=str(tmp_path / "rows.csv"), target="y", bounds={"x": [0, 100], "y": [40, 60]}), "number")
+    found = scaled_by_bounds(
+        load_user_data(
+            DataConfig(name="given", path=str(tmp_path / "rows.csv"), target="y", bounds={"x": [0, 100], "y": [40, 60]}), "number"
+        )
     )
     assert float(found.train.targets.abs().max()) == 1.0
     assert (found.test.targets * found.unit + 50).tolist() == pytest.approx((found.test.tensor[:, 0] * 50 + 50).tolist())

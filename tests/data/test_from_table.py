@@ -14,11 +14,11 @@ import torch
 
 from ldpfl import ConfigError, DataError
 from ldpfl.data import Dataset
-from ldpfl.data.from_table import dataset_of
+from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.holding_out import held_out
-from ldpfl.data.scaling import by_bounds
+from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import read_table, table_of
+from ldpfl.data.tables import read_table, table_from_frame
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.tasks import NO_TOKEN, Targets
 
@@ -37,7 +37,7 @@ def rows(count: int = 20) -> pd.DataFrame:
 
 def made(frame: pd.DataFrame, targets: Targets = "class", test: pd.DataFrame | None = None, **settings: Any) -> Dataset:
     config = DataConfig(**{"target": "ill", **settings})
-    return dataset_of("rows", table_of(frame), None if test is None else table_of(test), config, targets)
+    return dataset_from_table("rows", table_from_frame(frame), None if test is None else table_from_frame(test), config, targets)
 
 
 def test_numbers_keep_their_scale_until_it_is_known() -> None:
@@ -47,9 +47,9 @@ def test_numbers_keep_their_scale_until_it_is_known() -> None:
     np.testing.assert_array_equal(own.train.tensor[:, 0], frame["age"])
     bounded = made(frame, columns=["age"], test=frame, bounds={"age": [20.0, 70.0]})
     assert bounded.unscaled[0] == Unscaled("age", 0, (20.0, 70.0))
-    np.testing.assert_allclose(by_bounds(bounded).train.tensor[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
+    np.testing.assert_allclose(scaled_by_bounds(bounded).train.tensor[:, 0], np.clip((frame["age"] - 20) / 25 - 1, -1, 1), atol=1e-6)
     with pytest.raises(DataError, match=r"the column 'age' has no bounds"):
-        by_bounds(own)
+        scaled_by_bounds(own)
 
 
 def test_words_are_numbered_by_what_is_public_or_hashed() -> None:
@@ -70,7 +70,7 @@ def test_words_are_numbered_by_what_is_public_or_hashed() -> None:
 def test_a_gap_becomes_the_middle(missing: str, width: int) -> None:
     frame = rows()
     frame.loc[3, "age"] = np.nan
-    inputs = by_bounds(made(frame, columns=["age"], test=frame, bounds={"age": [0.0, 100.0]}, missing=missing)).train.tensor
+    inputs = scaled_by_bounds(made(frame, columns=["age"], test=frame, bounds={"age": [0.0, 100.0]}, missing=missing)).train.tensor
     assert inputs.shape == (20, width)
     assert inputs[3].tolist() == [0.0, 1.0][:width]
     with pytest.raises(DataError, match="row 4: the column 'age' has no value"):
@@ -108,7 +108,7 @@ def test_targets_of_each_task() -> None:
     assert made(frame, test=frame, classes=["1", "0"]).notes == classes.notes[:-1]
     number = made(frame, "number", test=frame, columns=["ward"], target="age", bounds={"age": [0.0, 100.0]})
     assert (number.outputs, number.unscaled) == (1, (Unscaled("age, the target", bounds=(0.0, 100.0)),))
-    assert by_bounds(number).unit == 50.0
+    assert scaled_by_bounds(number).unit == 50.0
     labels = made(frame.assign(well=1 - frame["ill"]), "classes", test=None, target=["ill", "well"])
     assert labels.train.targets.sum(dim=1).tolist() == [1.0] * 16
     text = made(frame.assign(note="a b"), "tokens", target="", text="note", length=4)
@@ -123,13 +123,13 @@ def test_a_client_for_each_file_of_a_folder_takes_one_line_that_the_message_give
         rows().drop(columns="clinic").assign(code="0012").to_csv(f"FOLDER/{name}.csv", index=False)
     config = DataConfig(target="ill", client="the clinic", columns=["age"])
     with pytest.raises(DataError, match=r"no such column: .* If each file of the folder is a client, add a column") as refused:
-        dataset_of("rows", read_table(Path("FOLDER")), None, config, "class")
+        dataset_from_table("rows", read_table(Path("FOLDER")), None, config, "class")
     exec(str(refused.value).rpartition("in Python: ")[2], {"pandas": pd, "pathlib": pathlib})
     joined = read_table(Path("all.csv"))
-    assert dataset_of("rows", joined, None, config, "class").client_names == ("north", "south")
+    assert dataset_from_table("rows", joined, None, config, "class").client_names == ("north", "south")
     assert set(joined.columns["code"]) == {"0012"}
     with pytest.raises(DataError, match=r"no such column") as of_one_file:
-        dataset_of("rows", joined, None, config.model_copy(update={"client": "site"}), "class")
+        dataset_from_table("rows", joined, None, config.model_copy(update={"client": "site"}), "class")
     assert "each file" not in str(of_one_file.value)
 
 
@@ -188,7 +188,7 @@ def test_all_rows_with_a_stray_word_in_a_target_of_numbers_are_named_and_no_word
     pd.DataFrame({"age": range(40), "told": cells, "other": [0, 1] * 20}).to_csv(tmp_path / "rows.csv", index=False)
     target = ["told", "other"] if targets in ("classes", "survival") else "told"
     with pytest.raises(DataError) as refused:
-        dataset_of("rows", read_table(tmp_path / "rows.csv"), None, DataConfig(target=target), targets)
+        dataset_from_table("rows", read_table(tmp_path / "rows.csv"), None, DataConfig(target=target), targets)
     assert "rows.csv, line 9, line 23, line 32: the target 'told' is not a number, " in str(refused.value)
     assert "see note" not in str(refused.value)
     assert ("name all classes" in str(refused.value)) == (targets == "class")
@@ -215,8 +215,8 @@ def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None
     for categories in ({}, {"smokes": ["True", "False"]}):
         words = [name for name in ("smokes", "seen", "number") if name not in categories]
         how = DataConfig(target="outcome", columns=["smokes", "seen", "number"], words=words, categories=categories, buckets=64)
-        tables = table_of(frame), read_table(tmp_path / "rows.csv")
-        assert torch.equal(*(dataset_of("rows", table, None, how, "class").train.tensor for table in tables))
+        tables = table_from_frame(frame), read_table(tmp_path / "rows.csv")
+        assert torch.equal(*(dataset_from_table("rows", table, None, how, "class").train.tensor for table in tables))
 
 
 def test_codes_keep_their_leading_zeros_from_each_kind_of_file(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_codes_keep_their_leading_zeros_from_each_kind_of_file(tmp_path: Path) -
     frame = pd.DataFrame({"code": ["0012", "12", "0471", "1233"] * 5, "long": [long, long[:-1] + "2"] * 10, "ill": [0, 1] * 10})
     frame.to_csv(tmp_path / "rows.csv", index=False)
     frame.to_parquet(tmp_path / "rows.parquet")
-    for table in (table_of(frame), read_table(tmp_path / "rows.csv"), read_table(tmp_path / "rows.parquet")):
-        data = dataset_of("rows", table, None, DataConfig(target="ill", columns=["code", "long"], buckets=64), "class")
+    for table in (table_from_frame(frame), read_table(tmp_path / "rows.csv"), read_table(tmp_path / "rows.parquet")):
+        data = dataset_from_table("rows", table, None, DataConfig(target="ill", columns=["code", "long"], buckets=64), "class")
         assert data.encoder is not None
         assert data.encoder.data.words == ["code", "long"]
         assert len({tuple(row) for row in data.train.tensor[:, :64].tolist()}) == 4
@@ -252,7 +252,7 @@ def test_one_long_name_of_a_client_takes_no_memory_for_others() -> None:
     )
     tracemalloc.start()
     try:
-        made = dataset_of("rows", table_of(frame), None, DataConfig(name="given", target="told", client="who"), "class")
+        made = dataset_from_table("rows", table_from_frame(frame), None, DataConfig(name="given", target="told", client="who"), "class")
         assert tracemalloc.get_traced_memory()[1] < 300e6
     finally:
         tracemalloc.stop()

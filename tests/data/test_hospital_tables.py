@@ -15,13 +15,13 @@ from pyarrow import parquet, table
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.data import Dataset
-from ldpfl.data.from_table import dataset_of
-from ldpfl.data.identifiers import whose
-from ldpfl.data.new_rows import encoded
-from ldpfl.data.nodes import check_at_node, described_at_nodes, read_at_node
-from ldpfl.data.scaling import by_bounds
+from ldpfl.data.from_table import dataset_from_table
+from ldpfl.data.identifiers import identifier_kind
+from ldpfl.data.new_rows import encode_rows
+from ldpfl.data.nodes import check_node_table, read_node_table, server_view_of_node_tables
+from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, read_table, table_of
+from ldpfl.data.tables import Table, read_table, table_from_frame
 from ldpfl.data.unscaled import Unscaled
 
 
@@ -30,8 +30,8 @@ def of(cells: list[Any], name: str = "x") -> pd.DataFrame:
 
 
 def made(read: Table | pd.DataFrame, **settings: Any) -> Dataset:
-    own = read if isinstance(read, Table) else table_of(read)
-    return dataset_of("rows", own, own, DataConfig(**{"target": "ill", **settings}), "class")
+    own = read if isinstance(read, Table) else table_from_frame(read)
+    return dataset_from_table("rows", own, own, DataConfig(**{"target": "ill", **settings}), "class")
 
 
 def inputs(read: Table | pd.DataFrame, **settings: Any) -> list[float]:
@@ -49,8 +49,8 @@ def test_dates_are_days_wherever_they_come_from(tmp_path: Path) -> None:
     moments.to_parquet(tmp_path / "moments.parquet")
     parquet.write_table(table({"x": [datetime.date.fromisoformat(day) for day in DAYS], "ill": [0, 1, 0, 1]}), tmp_path / "days.parquet")
     tables = [
-        table_of(frame),
-        table_of(moments),
+        table_from_frame(frame),
+        table_from_frame(moments),
         *(read_table(tmp_path / name) for name in ("rows.csv", "moments.parquet", "days.parquet")),
     ]
     for own in tables:
@@ -64,7 +64,7 @@ def test_bounds_of_dates_are_dates() -> None:
     config = DataConfig.model_validate({"target": "ill", "bounds": {"x": ["2020-01-01", "2021-02-03"]}})
     assert (config.bounds, config.dates) == ({"x": [18262.0, 18661.0]}, ["x"])
     assert DataConfig.model_validate_json(config.model_dump_json()) == config
-    own = by_bounds(dataset_of("rows", table_of(of(DAYS)), table_of(of(DAYS)), config, "class"))
+    own = scaled_by_bounds(dataset_from_table("rows", table_from_frame(of(DAYS)), table_from_frame(of(DAYS)), config, "class"))
     assert own.train.tensor[:, 0].tolist() == pytest.approx([-1, 2 / 399 - 1, 1, -1], abs=1e-6)
     for written in ('data.bounds={"x (day)" = ["2020-01-01", "2021-02-03"]}', 'data.bounds={"x (day)" = [2020-01-01, 2021-02-03]}'):
         assert api.configure("own", [written]).data.bounds == {"x (day)": [18262.0, 18661.0]}
@@ -78,10 +78,10 @@ def test_bounds_of_dates_are_dates() -> None:
 def test_new_rows_are_encoded_as_training_rows_were() -> None:
     frame = pd.DataFrame({"day": [*DAYS, "NA"], "crp": ["<0.5", "1", "2", "> 200", "unknown"], "ill": [0, 1, 0, 1, 0]})
     settings: dict[str, Any] = {"bounds": {"day": ["2020-01-01", "2022-01-01"], "crp": [0, 100]}, "missing_words": ["NA", "unknown"]}
-    own = by_bounds(made(frame, **settings))
+    own = scaled_by_bounds(made(frame, **settings))
     assert own.encoder is not None
     again = type(own.encoder).model_validate_json(own.encoder.model_dump_json())
-    rows = encoded(again, frame.drop(columns="ill"))
+    rows = encode_rows(again, frame.drop(columns="ill"))
     assert isinstance(rows, torch.Tensor)
     assert torch.equal(rows, own.train.tensor)
 
@@ -113,7 +113,7 @@ def test_any_header_is_a_name(name: str, tmp_path: Path) -> None:
     quoted = name.replace('"', '\\"')
     config = api.configure("own", [f'data.bounds={{"{quoted}" = [0, 4]}}', f'data.columns=["{quoted}"]']).data
     assert (config.bounds, config.columns) == ({name: [0, 4]}, [name])
-    own = by_bounds(made(read_table(tmp_path / "rows.csv"), bounds=config.bounds, columns=config.columns))
+    own = scaled_by_bounds(made(read_table(tmp_path / "rows.csv"), bounds=config.bounds, columns=config.columns))
     assert own.train.tensor[:, 0].tolist() == [-0.5, 0.0, 0.5, 1.0]
 
 
@@ -128,7 +128,7 @@ def test_two_words_are_words(pair: list[str]) -> None:
     "name", ["id", "ID", "mrn", "MRN", "uuid", "name", "patient_id", "PatientID", "patient name", "Subject-Nr", "row_number"]
 )
 def test_a_column_whose_name_says_whose_a_row_is_is_left_out(name: str) -> None:
-    assert whose(name)
+    assert identifier_kind(name)
     own = made(of([1, 2, 3, 4], name).assign(age=[4, 3, 2, 1]))
     assert own.train.tensor.shape == (4, 1)
     assert any(note.startswith("columns left out, because their names suggest identifiers: ") and name in note for note in own.notes)
@@ -203,7 +203,7 @@ INPUTS = (
 
 @pytest.mark.parametrize(("names", "kind"), [(PERSONS, "person"), (CLIENTS, "client"), (ROWS, "row"), (INPUTS, None)])
 def test_a_name_says_whose_a_row_is_or_says_nothing_of_it(names: tuple[str, ...], kind: str | None) -> None:
-    assert {name: whose(name) for name in names} == dict.fromkeys(names, kind)
+    assert {name: identifier_kind(name) for name in names} == dict.fromkeys(names, kind)
 
 
 def test_the_note_on_columns_left_out_names_the_flag_that_protects_persons_or_divides_clients() -> None:
@@ -262,13 +262,13 @@ def test_nodes_read_dates_and_named_words_by_the_same_rules(tmp_path: Path) -> N
     config = DataConfig(**rules)
     frame = pd.DataFrame({"day": ["2020-01-01", "2021-01-01", "soon"], "ward": ["NA", "icu", "?"], "ill": ["none", "mild", "none"]})
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    found = read_at_node(config, "class", tmp_path / "rows.csv")
+    found = read_node_table(config, "class", tmp_path / "rows.csv")
     assert found.train.tensor[:, 0].tolist() == pytest.approx([-1, 2 * 366 / 731 - 1, 0], abs=1e-6)
     assert found.train.tensor[:, 1:].tolist() == [[1, 0], [0, 1], [0, 0]]
     assert found.train.targets.tolist() == [0, 1, 0]
-    assert described_at_nodes(config, "class").encoder == found.encoder
+    assert server_view_of_node_tables(config, "class").encoder == found.encoder
     with pytest.raises(DataError, match=r"line 4: the value in the column 'day' is not an ISO date"):
-        check_at_node(config, "class", tmp_path / "rows.csv")
+        check_node_table(config, "class", tmp_path / "rows.csv")
 
 
 @pytest.mark.slow

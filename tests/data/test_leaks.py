@@ -11,7 +11,7 @@ import pytest
 
 from ldpfl import api
 from ldpfl.data.leaks import LEAK
-from ldpfl.data.nodes import read_at_node
+from ldpfl.data.nodes import read_node_table
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.public_figures import without_private_figures
 
@@ -83,7 +83,7 @@ def test_a_node_notes_nothing_of_its_rows(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "own.csv", index=False)
     bounds = {"age": [0.0, 120.0], "copy": [0.0, 1.0]}
     config = DataConfig(name="node", target="sick", columns=["age", "copy"], bounds=bounds, classes=["0", "1"], scaling="bounds")
-    own = read_at_node(config, "class", tmp_path / "own.csv")
+    own = read_node_table(config, "class", tmp_path / "own.csv")
     assert not any(note.startswith(LEAK) for note in own.notes)
 
 

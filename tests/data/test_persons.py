@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ldpfl.data import held_out_by_person
-from ldpfl.data.from_table import dataset_of
-from ldpfl.data.holding_out import with_validation, without_a_tenth
+from ldpfl.data.from_table import dataset_from_table
+from ldpfl.data.holding_out import split_off_validation, with_tenth_as_test
 from ldpfl.data.partition import partition_by_code, partition_by_name
-from ldpfl.data.persons import Persons, numbered, uniform_by_name
+from ldpfl.data.persons import Persons, number_names, uniform_by_name
 from ldpfl.data.samples import Dataset
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import table_of
+from ldpfl.data.tables import table_from_frame
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import CallerObjects, load_dataset
 from ldpfl.experiments.recipes import load_recipe
@@ -32,16 +32,16 @@ def visits(persons: int = 20, seed: int = 0) -> pd.DataFrame:
 
 def data_of(frame: pd.DataFrame, test: pd.DataFrame | None = None, **settings: object) -> Dataset:
     config = DataConfig.model_validate({"target": "outcome", "person": "patient", **settings})
-    return dataset_of("visits", table_of(frame), None if test is None else table_of(test), config, "class")
+    return dataset_from_table("visits", table_from_frame(frame), None if test is None else table_from_frame(test), config, "class")
 
 
 def test_persons_are_numbered_in_the_order_of_their_names() -> None:
-    assert numbered(["b", "a", "b", "c", "a"]).tolist() == [1, 0, 1, 2, 0]
+    assert number_names(["b", "a", "b", "c", "a"]).tolist() == [1, 0, 1, 2, 0]
 
 
 def test_rows_are_those_of_their_persons_and_come_with_how_many_there_are() -> None:
     persons = Persons.of(list("abacba"), 2)
-    rows, sharing = persons.rows_of(np.array([2, 0]))
+    rows, sharing = persons.all_rows_of(np.array([2, 0]))
     assert len(persons) == 3
     assert (rows.tolist(), sharing.tolist()) == ([3, 0, 2, 5], [1, 3, 3, 3])
 
@@ -50,7 +50,7 @@ def test_a_person_s_rows_take_turns_and_each_person_takes_the_same_room() -> Non
     persons = Persons.of(list("aaaaabcc"), 2)
     seen = []
     for number in range(1, 6):
-        index, mask = persons.turn(torch.tensor([0, 1, 2]), number)
+        index, mask = persons.rows_in_round(torch.tensor([0, 1, 2]), number)
         assert index.shape == mask.shape == (3, 2)
         seen += index[0].tolist()
         assert index[1:].tolist() == [[5, 5], [6, 7]]  # in the place of a row that is not there stands one of the same person
@@ -61,7 +61,7 @@ def test_a_person_s_rows_take_turns_and_each_person_takes_the_same_room() -> Non
 def test_rows_without_an_answer_count_where_a_person_has_no_others() -> None:
     persons = Persons.of(list("aabb"), 4, answered=np.array([False, True, False, False]))
     assert persons.counts.tolist() == [1, 2]
-    assert persons.rows_of(np.array([0, 1]))[0].tolist() == [1, 2, 3]
+    assert persons.all_rows_of(np.array([0, 1]))[0].tolist() == [1, 2, 3]
 
 
 def test_a_person_needs_a_row_that_counts() -> None:
@@ -90,8 +90,8 @@ def test_anybody_can_say_which_rows_are_test_rows() -> None:
 def parts_of(frame: pd.DataFrame) -> dict[str, set[str]]:
     """Return who is in which part."""
     data = data_of(frame)
-    left, validation = with_validation(data, 0.5)
-    tenth = without_a_tenth(data, seed=3)
+    left, validation = split_off_validation(data, 0.5)
+    tenth = with_tenth_as_test(data, seed=3)
     assert validation is not None
     assert data.persons is not None
     assert data.test_persons is not None
@@ -157,13 +157,13 @@ def test_a_client_without_a_person_is_refused() -> None:
 
 def test_the_tenth_that_chooses_hyper_parameters_and_the_rows_that_say_when_to_stop_have_persons_of_their_own() -> None:
     data = data_of(visits(60))
-    without = without_a_tenth(data, seed=3)
+    without = with_tenth_as_test(data, seed=3)
     train, held = (set(part.tensor[:, 0].tolist()) for part in (without.train, without.test))
     assert len(train & held) == 0
     assert 1 <= len(held) <= 12
     assert without.persons is not None
     assert len(without.persons) == len(without.train)
-    left, validation = with_validation(data, 0.5)
+    left, validation = split_off_validation(data, 0.5)
     assert validation is not None
     said, scored = (set(part.tensor[:, 0].tolist()) for part in (validation, left.test))
     assert len(said & scored) == 0
@@ -222,7 +222,7 @@ def test_too_few_persons_for_test_rows_are_refused() -> None:
         with pytest.raises(DataError, match=rf"of these 1 persons that is {said}: set data\.test_path"):
             data_of(pd.DataFrame({"patient": [name] * 4, "lab": 1.0, "outcome": [0, 1, 0, 1]}))
     with pytest.raises(ConfigError, match=r"about a tenth of the persons aside, chosen by name, but here that is none"):
-        without_a_tenth(data_of(visits(7)), seed=0)
+        with_tenth_as_test(data_of(visits(7)), seed=0)
 
 
 # --- a partition of one's own -----------------------------------------------------------------------------------------

@@ -14,16 +14,16 @@ from ldpfl.data.scaling import (
     STAGES,
     Histogram,
     TargetScale,
-    by_bounds,
+    apply_scale,
+    bin_indices,
     center_and_spread,
+    cuts_from_histogram,
+    estimate_hazards,
     first_edges,
-    hazards,
-    knots_of,
-    measured_cuts,
-    measured_target,
     next_edges,
-    place,
-    scaled,
+    quantile_knots,
+    scaled_by_bounds,
+    target_scale_from_histogram,
     unscaled_values,
 )
 from ldpfl.data.unscaled import Unscaled
@@ -46,10 +46,10 @@ def measured(values: NDArray[np.float64], noise: float = 0.0, bounds: tuple[floa
     generator, found = np.random.default_rng(seed), None
     edges = first_edges(Unscaled("x", 0, bounds))
     for stage in range(STAGES):
-        places = place(values, edges)
+        places = bin_indices(values, edges)
         counts = np.bincount(places[places >= 0], minlength=edges.size - 1) + generator.normal(0, noise, edges.size - 1)
         own = Histogram(edges, counts, noise)
-        found = own.standing_out(300, together=stage > 0) or (own if stage else None)
+        found = own.without_insignificant_bins(300, together=stage > 0) or (own if stage else None)
         if found is None:
             return None
         edges = next_edges(found)
@@ -58,7 +58,7 @@ def measured(values: NDArray[np.float64], noise: float = 0.0, bounds: tuple[floa
 
 def deviates(values: NDArray[np.float64], histogram: Histogram | None) -> NDArray[np.float64]:
     assert histogram is not None
-    knots = knots_of(histogram)
+    knots = quantile_knots(histogram)
     assert knots is not None
     found: NDArray[np.float64] = np.interp(values, *knots)
     return found
@@ -116,7 +116,7 @@ def test_where_a_target_lies_is_measured(name: str) -> None:
 def test_every_value_has_a_place_and_a_gap_has_none() -> None:
     edges = first_edges(Unscaled("x", 0))
     values = np.array([-1e300, -1.5, 0.0, 3.0, 1e300, np.nan])
-    found = place(values, edges)
+    found = bin_indices(values, edges)
     assert (found[0], found[4], found[5]) == (0, edges.size - 2, -1)
     for value, own in zip(values[1:4], found[1:4], strict=True):
         assert edges[own] <= value < edges[own + 1]
@@ -139,38 +139,38 @@ def test_scaling_changes_those_columns_alone() -> None:
     samples = Samples(inputs, targets)
     own = Dataset("x", samples, samples, 1, (), (), "x", unscaled=(Unscaled("a", 0), Unscaled("b, the target")))
     np.testing.assert_array_equal(unscaled_values(own)[1], [100, 200, 900])
-    found = scaled(own, [KNOTS], TargetScale(200.0, 100.0), ())
+    found = apply_scale(own, [KNOTS], TargetScale(200.0, 100.0), ())
     assert found.train.tensor.tolist() == [[-1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]  # what lies beyond the last knot counts as if it lay there
     assert (found.is_scaled, found.unit) == (True, 100.0)
     assert found.train.targets.tolist() == [-1.0, 0.0, 6.0]  # a far one counts as if it lay nearer
     assert found.test.targets.tolist() == [-1.0, 0.0, 7.0]  # and is measured as it is
     assert inputs[0, 0] == 10.0
-    assert scaled(own, [None], TargetScale(200.0, 100.0), ()).train.tensor[:, 0].tolist() == [0.0, 0.0, 0.0]
+    assert apply_scale(own, [None], TargetScale(200.0, 100.0), ()).train.tensor[:, 0].tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(DataError, match="the noise was too large to measure the target's range"):
-        measured_target(None, "number", None)
+        target_scale_from_histogram(None, "number", None)
 
 
 def test_bounds_alone_need_no_measuring() -> None:
     samples = Samples(torch.tensor([[10.0], [35.0], [20.0]]), torch.tensor([0.0, 5.0, 20.0]))
     own = Dataset("x", samples, samples, 1, (), (), "x", unscaled=(Unscaled("a", 0, (10.0, 30.0)), Unscaled("b", bounds=(0.0, 10.0))))
-    found = by_bounds(own)
+    found = scaled_by_bounds(own)
     assert found.train.tensor[:, 0].tolist() == [-1.0, 1.0, 0.0]
     assert (found.train.targets.tolist(), found.test.targets.tolist(), found.unit) == ([-1.0, 0.0, 1.0], [-1.0, 0.0, 3.0], 5.0)
 
 
 def test_counts_begin_at_0_and_are_told_in_spreads() -> None:
     counts = np.random.default_rng(0).poisson(1.5, 4000).astype(float)
-    scale, mean = measured_target(measured(counts, noise=5.0), "count", None)
+    scale, mean = target_scale_from_histogram(measured(counts, noise=5.0), "count", None)
     assert scale.center == 0.0
     assert scale.spread == pytest.approx(1.5**0.5, rel=0.15)
     assert mean * scale.spread == pytest.approx(1.5, rel=0.15)
-    assert measured_target(None, "count", (0.0, 8.0)) == (TargetScale(0.0, 2.0), 1.0)
+    assert target_scale_from_histogram(None, "count", (0.0, 8.0)) == (TargetScale(0.0, 2.0), 1.0)
 
 
 def test_counts_far_from_0_are_not_clipped_below_their_mean() -> None:
     """Poisson counts with mean 30,000 lie 173 standard deviations from 0, and a count for training reaches about 55 units."""
     counts = np.random.default_rng(0).poisson(30_000, 4000).astype(float)
-    scale, mean = measured_target(measured(counts, noise=5.0), "count", None)
+    scale, mean = target_scale_from_histogram(measured(counts, noise=5.0), "count", None)
     assert mean == pytest.approx(10.0)
     scaled_counts = scale.scaled(torch.from_numpy(counts), for_evaluation=False)
     assert scaled_counts.mean().item() == pytest.approx(10.0, rel=0.01)
@@ -180,10 +180,10 @@ def test_counts_far_from_0_are_not_clipped_below_their_mean() -> None:
 def test_times_are_cut_at_quantiles_and_hazards_follow_from_the_share_of_events() -> None:
     times = np.random.default_rng(0).exponential(100, 4000)
     samples = Samples(torch.zeros(2, 1), torch.zeros(2, 2))
-    scale, ended = measured_cuts(measured(times, noise=5.0), Dataset("x", samples, samples, 4, (), (), "x"), None)
+    scale, ended = cuts_from_histogram(measured(times, noise=5.0), Dataset("x", samples, samples, 4, (), (), "x"), None)
     assert list(scale.cuts) == pytest.approx(np.quantile(times, [0.2, 0.4, 0.6, 0.8]).tolist(), rel=0.15)
     assert ended == pytest.approx([0.2] * 4, abs=1e-6)
-    assert list(hazards(ended, 0.5)) == pytest.approx([0.1, 0.125, 1 / 6, 0.25])
-    assert measured_cuts(None, Dataset("x", samples, samples, 4, (), (), "x"), (0.0, 8.0))[0].cuts == (2.0, 4.0, 6.0, 8.0)
+    assert list(estimate_hazards(ended, 0.5)) == pytest.approx([0.1, 0.125, 1 / 6, 0.25])
+    assert cuts_from_histogram(None, Dataset("x", samples, samples, 4, (), (), "x"), (0.0, 8.0))[0].cuts == (2.0, 4.0, 6.0, 8.0)
     with pytest.raises(DataError, match=r"set data.cut_points, add rows"):
-        measured_cuts(None, Dataset("x", samples, samples, 4, (), (), "x"), None)
+        cuts_from_histogram(None, Dataset("x", samples, samples, 4, (), (), "x"), None)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ldpfl import DataError
-from ldpfl.data.columns import features_of, words_of
+from ldpfl.data.columns import column_words, read_features
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, read_table, table_of
+from ldpfl.data.tables import Table, read_table, table_from_frame
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "rows.csv") -> Path:
@@ -80,13 +80,13 @@ def replaced(cells: list[Any], place: int, new: Any) -> list[Any]:
 def test_one_cell_decides_nothing_about_others_in_a_frame(cells: list[Any], data: st.DataObject) -> None:
     """pandas chooses the type of a whole column by all that is in it."""
     place, odd = data.draw(st.integers(0, len(cells) - 1)), data.draw(st.sampled_from([None, "yes", True, 7, 2.5, float("nan")]))
-    tables = [table_of(pd.DataFrame({"a": own})) for own in (cells, replaced(cells, place, odd))]
+    tables = [table_from_frame(pd.DataFrame({"a": own})) for own in (cells, replaced(cells, place, odd))]
     assert all(table.is_numeric("a") for table in tables)
     for table in tables:
         others = np.delete(table.columns["a"], place)
         assert others.size == len(cells) - 1
         assert [float(cell) for cell in others] == [float(cell) for cell in cells[:place] + cells[place + 1 :]]
-    words = [np.delete(np.array(words_of(table, "a"), dtype=object), place).tolist() for table in tables]
+    words = [np.delete(np.array(column_words(table, "a"), dtype=object), place).tolist() for table in tables]
     assert words[0] == words[1]
 
 
@@ -149,13 +149,13 @@ def test_a_folder_is_one_table(tmp_path: Path) -> None:
 
 def test_what_is_no_table_or_lacks_what_the_model_takes_is_named() -> None:
     with pytest.raises(DataError, match=r"^expected the rows as a data frame, or as a file or folder of tables, got a ndarray$"):
-        table_of(np.zeros(3), "the rows")
+        table_from_frame(np.zeros(3), "the rows")
     with pytest.raises(DataError, match=r"^there are no rows in the rows, only columns"):
-        table_of(pd.DataFrame({"age": []}), "the rows")
+        table_from_frame(pd.DataFrame({"age": []}), "the rows")
     with pytest.raises(DataError, match=r"^the table has no column 'age', which the model needs: did you mean 'aged'"):
-        features_of(table_of(pd.DataFrame({"aged": [1.0]})), DataConfig(columns=["age"]))
+        read_features(table_from_frame(pd.DataFrame({"aged": [1.0]})), DataConfig(columns=["age"]))
     with pytest.raises(DataError, match=r"^the table has no column 'crp', which the model needs: it needs age, crp$"):
-        features_of(table_of(pd.DataFrame({"age": [1.0], "id": [1.0]})), DataConfig(columns=["age", "crp"]))
+        read_features(table_from_frame(pd.DataFrame({"age": [1.0], "id": [1.0]})), DataConfig(columns=["age", "crp"]))
 
 
 def test_a_parquet_file_without_rows_or_content_is_refused(tmp_path: Path) -> None:
@@ -168,21 +168,21 @@ def test_a_parquet_file_without_rows_or_content_is_refused(tmp_path: Path) -> No
 
 def test_a_frame_keeps_its_numbers_and_gaps() -> None:
     frame = pd.DataFrame({"a": [1, None, 3], "b": [True, False, True], "c": ["x", None, "z"], "d": pd.Categorical(["u", "v", "u"])})
-    table = table_of(frame)
+    table = table_from_frame(frame)
     np.testing.assert_array_equal(table.columns["a"], [1.0, np.nan, 3.0])
     np.testing.assert_array_equal(table.columns["b"], [1.0, 0.0, 1.0])
     assert table.columns["c"].tolist() == ["x", "", "z"]
     assert table.columns["d"].tolist() == ["u", "v", "u"]
-    assert table.digest != table_of(frame.assign(a=[1, None, 4])).digest
-    dated = table_of(frame.assign(e=pd.to_datetime(["2020-01-01", None, "2020-01-03"])))
+    assert table.digest != table_from_frame(frame.assign(a=[1, None, 4])).digest
+    dated = table_from_frame(frame.assign(e=pd.to_datetime(["2020-01-01", None, "2020-01-03"])))
     assert dated.columns["e"].tolist() == ["2020-01-01", "", "2020-01-03"]
     for column, said in (([1.0, np.inf, 2.0], "row 2: the value in the column 'e' is infinite"), ([1j, 2, 3], "complex")):
         with pytest.raises(DataError, match=said):
-            table_of(frame.assign(e=column))
+            table_from_frame(frame.assign(e=column))
     with pytest.raises(DataError, match="no row"):
-        table_of(frame[:0])
+        table_from_frame(frame[:0])
     with pytest.raises(DataError, match="no column"):
-        table_of(pd.DataFrame(index=[1, 2]))
+        table_from_frame(pd.DataFrame(index=[1, 2]))
 
 
 @given(
@@ -211,13 +211,13 @@ def test_values_that_are_neither_numbers_nor_words_are_refused(value: object) ->
     frame = pd.DataFrame({"a": [1, 2]})
     frame["b"] = pd.Series([value, value], dtype=object)
     with pytest.raises(DataError, match=f"'b' holds values of the type {type(value).__name__}"):
-        table_of(frame)
+        table_from_frame(frame)
 
 
 def test_columns_of_one_name_are_refused() -> None:
     for names in (["a", "a"], [1, "1"]):
         with pytest.raises(DataError, match="two columns are called"):
-            table_of(pd.DataFrame([[1, 2]], columns=names))
+            table_from_frame(pd.DataFrame([[1, 2]], columns=names))
 
 
 @pytest.mark.slow

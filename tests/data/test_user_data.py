@@ -25,7 +25,7 @@ from ldpfl import ConfigError, DataError, LdpflError, PrivacyError, api
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.holding_out import held_out
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.user_data import load_brought
+from ldpfl.data.user_data import load_user_data
 from ldpfl.experiments import build as build_module
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config, read_config, toml_value
@@ -883,12 +883,12 @@ def test_images_to_measure_on_are_those_of_the_other_folder(tmp_path: Path, ldpf
         Image.fromarray(pixels[place]).save(mine / f"{place:02}.png")
     settings: dict[str, Any] = {"target_epsilon": 50.0, "seed": 1, "baseline": False, "progress": False}
     own: dict[str, Any] = {**FEW, "clients.count": 3, "model.name": "linear", "data.test_path": str(tmp_path / "public")}
-    found = load_brought(DataConfig(name="given", path=str(tmp_path / "own"), test_path=str(tmp_path / "public")), "class")
+    found = load_user_data(DataConfig(name="given", path=str(tmp_path / "own"), test_path=str(tmp_path / "public")), "class")
     assert (len(found.train), len(found.test), found.outputs) == (53, 7, 3)
     assert set(found.test.targets.tolist()) == {1}
     api.run(data=tmp_path / "own", settings=own, **settings)
     ordered = DataConfig(name="given", path=str(tmp_path / "own"), classes=["grey", "dark", "bright", "odd"])
-    told = load_brought(ordered, "class")
+    told = load_user_data(ordered, "class")
     assert (told.outputs, told.notes) == (4, ())
     assert (told.train.targets == 0).sum() + (told.test.targets == 0).sum() == 20
     (tmp_path / "table").mkdir()
@@ -930,12 +930,12 @@ def test_classes_of_images_are_looked_at_as_those_of_a_table_are(labels: list[An
     datasets.Dataset.from_dict(rows, features).to_parquet(file)
     config = DataConfig(name="given", path=str(file), target="kind")
     if said is None:
-        assert load_brought(config, "class").outputs == 2
+        assert load_user_data(config, "class").outputs == 2
         with pytest.raises(DataError, match="fill in its 'owner'"):
-            load_brought(config.model_copy(update={"client": "owner"}), "class")
+            load_user_data(config.model_copy(update={"client": "owner"}), "class")
         return
     with pytest.raises(DataError, match=said):
-        load_brought(config, "class")
+        load_user_data(config, "class")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # the library leaves files open
@@ -972,7 +972,7 @@ def test_a_class_may_be_called_as_it_likes(classes: tuple[str, ...], held: float
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(own).save(folder / f"{place:02}.png")
     (tmp_path / "scans" / "notes.txt").write_text("a text beside them")
-    found = load_brought(DataConfig(name="given", path=str(tmp_path / "scans")), "class")
+    found = load_user_data(DataConfig(name="given", path=str(tmp_path / "scans")), "class")
     assert (len(found.train) + len(found.test), found.outputs) == (30, 2)
     assert abs(len(found.test) - 30 * held) < 5
 
@@ -1385,7 +1385,7 @@ def test_what_clamping_costs_is_told_from_what_noise_costs(table: Path, ldpfl: C
 
 def test_tensors_that_are_measured_on_are_not_trained_on() -> None:
     given = torch.arange(50.0).reshape(50, 1), torch.arange(50) % 2
-    task = load_brought(DataConfig(name="given"), "class", given)
+    task = load_user_data(DataConfig(name="given"), "class", given)
     train, test = (torch.as_tensor(part.inputs).flatten().tolist() for part in (task.train, task.test))
     assert (len(train), len(test)) == (40, 10)
     assert sorted(train + test) == given[0][:, 0].tolist()

@@ -95,7 +95,7 @@ def test_persons_are_dealt_out_whole_by_their_names_alone(scheme: str) -> None:
         trainer = federation.trainer
         assert isinstance(trainer, RecordGradientTrainer)
         assert trainer.persons is not None
-        rows = [trainer.persons.rows_of(own)[0] for own in federation.samples]
+        rows = [trainer.persons.all_rows_of(own)[0] for own in federation.samples]
         places.append([(trainer.persons.counts[own].tolist(), trainer.persons.lanes[own].tolist()) for own in federation.samples])
         found.append([sorted(map(tuple, federation.task.data.tensor[torch.from_numpy(own)].tolist())) for own in rows])
     assert [len(own) for own in found[0]] == [len(own) for own in found[1]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from ldpfl import ConfigError, api
 from ldpfl.api.results import RunResult
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.holding_out import with_validation
+from ldpfl.data.holding_out import split_off_validation
 
 ROUNDS = 20
 STOPPING = {"training.patience": 2, "data.validation": 0.5}
@@ -97,7 +97,7 @@ def test_what_stops_and_by_what_go_together(settings: dict[str, Any], said: str)
 
 def test_rows_that_say_when_to_stop_are_not_measured_on() -> None:
     task = data()
-    left, stopping = with_validation(task, 0.3)
+    left, stopping = split_off_validation(task, 0.3)
     assert stopping is not None
     measured, chosen, every = ({row[0] for row in torch.as_tensor(part.inputs).tolist()} for part in (left.test, stopping, task.test))
     assert (len(measured), len(chosen), len(every)) == (70, 30, 100)

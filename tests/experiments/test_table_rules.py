@@ -14,9 +14,9 @@ from torch import Tensor
 
 import ldpfl
 from ldpfl import ConfigError
-from ldpfl.data.from_table import dataset_of
+from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import table_of
+from ldpfl.data.tables import table_from_frame
 from ldpfl.experiments.build import mechanism_of, model_of
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, target_kind_of
@@ -40,7 +40,7 @@ def config_of(task: str, model: str, target: Any = "y", **data: Any) -> RunConfi
 def begun(task: str, model: str, shares: list[float], target: Any = "y", **data_settings: Any) -> Tensor:
     """Return the outputs (N, outputs) with which training begins, for any rows."""
     config = config_of(task, model, target, **data_settings)
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, target_kind_of(config)))
+    data = Description.of(dataset_from_table("x", table_from_frame(FRAME), table_from_frame(FRAME), config.data, target_kind_of(config)))
     module = model_of(config, data)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})
@@ -76,7 +76,7 @@ def test_public_shares_are_as_many_as_there_are_outputs() -> None:
 def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:
     """A longer norm costs noise, which few rows notice and many do not; what decides is the number of rows, which is public."""
     config = config_of("classification", "logistic-regression", "died")
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, target_kind_of(config)))
+    data = Description.of(dataset_from_table("x", table_from_frame(FRAME), table_from_frame(FRAME), config.data, target_kind_of(config)))
     few, many = (clip_norm_for(config, replace(data, records=records), model_of(config, data)) for records in (1_000, 100_000))
     assert many / few == pytest.approx(1.1 / 0.85, rel=0.01)
 
@@ -84,7 +84,7 @@ def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:
 def test_a_person_s_gradient_is_clipped_to_a_norm_between_those_for_one_row_and_for_all() -> None:
     """By the largest number of rows that count of a person, which is public, and not by how many a person has."""
     config = config_of("classification", "logistic-regression", "died")
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, target_kind_of(config)))
+    data = Description.of(dataset_from_table("x", table_from_frame(FRAME), table_from_frame(FRAME), config.data, target_kind_of(config)))
     of_rows, of_one, of_sixteen = (
         clip_norm_for(config.model_copy(update={"data": config.data.model_copy(update=own)}), data, model_of(config, data))
         for own in ({}, {"person": "patient", "person_rows": 1}, {"person": "patient", "person_rows": 16})
@@ -95,7 +95,7 @@ def test_a_person_s_gradient_is_clipped_to_a_norm_between_those_for_one_row_and_
 
 def test_another_seed_is_another_mlp() -> None:
     config = config_of("classification", "mlp")
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, "class"))
+    data = Description.of(dataset_from_table("x", table_from_frame(FRAME), table_from_frame(FRAME), config.data, "class"))
     norms = {clip_norm_for(config.model_copy(update={"seed": seed}), data, model_of(config, data)) for seed in (1, 1, 2)}
     assert len(norms) == 2
     assert all(exp(-1) < norm / 12 < exp(1) for norm in norms)  # of 64 units whose last weights are 1
@@ -106,7 +106,7 @@ def test_an_mlp_that_has_no_pairs_begins_as_it_is(options: dict[str, Any]) -> No
     """In a deeper one pairs would keep the first layer from learning: its gradient is not 0."""
     config = config_of("regression", "mlp")
     config = config.model_copy(update={"model": config.model.model_copy(update={"options": options})})
-    data = Description.of(dataset_of("x", table_of(FRAME), table_of(FRAME), config.data, "number"))
+    data = Description.of(dataset_from_table("x", table_from_frame(FRAME), table_from_frame(FRAME), config.data, "number"))
     module = model_of(config, data)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: part.detach() for name, part in module.named_parameters()})

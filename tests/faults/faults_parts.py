@@ -35,7 +35,7 @@ from ldpfl.privacy.policy import Policy
 from ldpfl.relay import Patience, RelayAggregator, RelayClient
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
-from ldpfl.relay.usage_limits import Connections
+from ldpfl.relay.usage_limits import ConnectionLimits
 from ldpfl.server import Checkpoint
 from ldpfl.transport.shuffling import RecordPlan
 from ldpfl.transport.shuffling.sealing import Binding, generate_key, load_key, public_text, seal
@@ -96,7 +96,7 @@ class Relay:
     def _keep_up(self) -> None:
         while not self._ended.is_set():
             dies = self._dies.pop(0) if self._dies else 0
-            with process(serve_to, self._log, self.store, self.port, None, Connections(), None, dies) as self._running:
+            with process(serve_to, self._log, self.store, self.port, None, ConnectionLimits(), None, dies) as self._running:
                 while len(lines := self._listening()) <= self.starts and self._running.is_alive():
                     time.sleep(0.01)
                 if len(lines) > self.starts:

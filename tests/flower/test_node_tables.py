@@ -23,7 +23,7 @@ from test_same_model import SimulatedNode, simulator_source
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
-from ldpfl.data.nodes import described_at_nodes, read_at_node
+from ldpfl.data.nodes import read_node_table, server_view_of_node_tables
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.config import toml_value
 from ldpfl.experiments.dataset import target_kind_of
@@ -312,7 +312,7 @@ def test_no_row_of_a_node_decides_about_another_whatever_rules_a_server_makes(ca
                 frame["age"] = frame["age"].astype(str)
                 path = tmp_path / f"rows.{suffix}"
                 frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
-                read = read_at_node(config.data, target_kind_of(config), path).train
+                read = read_node_table(config.data, target_kind_of(config), path).train
                 assert len(read) == len(frame)
                 others = torch.arange(len(read)) != place
                 answers = read.targets[others]
@@ -335,7 +335,7 @@ def test_a_row_without_an_answer_that_can_be_read_teaches_nothing(
     config = config_of(**{"task.name": task, "data.classes": [], **changes})
     frame = rows(4, 1).assign(stays=cells, died=[1, 1, 1, 0])
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    targets = read_at_node(config.data, target_kind_of(config), tmp_path / "rows.csv").train.targets.flatten()
+    targets = read_node_table(config.data, target_kind_of(config), tmp_path / "rows.csv").train.targets.flatten()
     assert [None if value != value else value for value in targets.tolist()] == expected
 
 
@@ -358,7 +358,7 @@ def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
             frame.to_parquet(path)
         except (TypeError, ValueError, pyarrow.ArrowException):  # such a column cannot be in a file
             continue
-        read = read_at_node(config.data, target_kind_of(config), path).train
+        read = read_node_table(config.data, target_kind_of(config), path).train
         others = torch.arange(30) != place
         now = [read.tensor[others], read.targets[others]]
         before = before or now
@@ -366,7 +366,7 @@ def test_a_cell_of_any_kind_stops_no_node(tmp_path: Path) -> None:
     lines = rows(30, 1).to_csv(index=False).splitlines()
     for line in (lines[place + 1] + ",and,more", "x", '"' + "y" * 200_000 + '",b,c,1,alive'):
         (tmp_path / "rows.csv").write_text("\n".join([*lines[: place + 1], line, *lines[place + 2 :]]))
-        read = read_at_node(config.data, target_kind_of(config), tmp_path / "rows.csv").train
+        read = read_node_table(config.data, target_kind_of(config), tmp_path / "rows.csv").train
         assert len(read) == 30
         assert torch.equal(read.tensor[others], before[0])
 
@@ -397,7 +397,7 @@ def test_a_cell_of_a_parquet_file_that_cannot_be_read_is_without_a_value(kind: s
     for odd in (False, True):
         columns = {"age": pyarrow.array([50.0, 51.0, 52.0]), "ward": ["icu"] * 3, "town": UNREADABLE[kind](odd), "outcome": ["alive"] * 3}
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-        read.append(read_at_node(config.data, target_kind_of(config), tmp_path / "rows.parquet").train)
+        read.append(read_node_table(config.data, target_kind_of(config), tmp_path / "rows.parquet").train)
     others = torch.tensor([0, 2])
     assert torch.equal(read[0].tensor[others], read[1].tensor[others])
     assert torch.equal(read[0].targets, read[1].targets)
@@ -418,7 +418,7 @@ def test_a_file_without_any_value_changes_no_other_file_s_rows(rule: dict[str, o
             columns = {"age": pyarrow.array([50.0] * len(towns)), "ward": ["icu"] * len(towns), "outcome": ["alive"] * len(towns)}
             table = pyarrow.table({**columns, "town": pyarrow.array(towns, pyarrow.null() if towns == [None] else pyarrow.float64())})
             pyarrow.parquet.write_table(table, tmp_path / "rows" / f"{number}.parquet")
-        read.append(read_at_node(config.data, target_kind_of(config), tmp_path / "rows").train.tensor[:3])
+        read.append(read_node_table(config.data, target_kind_of(config), tmp_path / "rows").train.tensor[:3])
     assert torch.equal(*read)
 
 
@@ -438,7 +438,7 @@ def test_a_gap_in_a_column_of_numbers_that_a_server_calls_texts_stops_no_node(tm
         frame = rows(30, 1).assign(age=range(30)).astype({"age": object if gap else int})
         frame.loc[5, "age"] = None if gap else 5
         frame.to_parquet(tmp_path / "rows.parquet")
-        read.append(read_at_node(config.data, target_kind_of(config), tmp_path / "rows.parquet").train.tensor)
+        read.append(read_node_table(config.data, target_kind_of(config), tmp_path / "rows.parquet").train.tensor)
     others = torch.arange(30) != 5
     assert torch.equal(read[0][others], read[1][others])
 
@@ -449,14 +449,14 @@ def test_no_row_decides_whether_others_have_decimal_commas(tmp_path: Path) -> No
         ages = ["50,5", "51,5", "x", "y", cell]
         lines = ["age;ward;town;outcome", *(f"{age};icu;a;alive" for age in ages)]
         (tmp_path / "rows.csv").write_text("\n".join(lines))
-        read.append(read_at_node(config.data, target_kind_of(config), tmp_path / "rows.csv").train.tensor[:4])
+        read.append(read_node_table(config.data, target_kind_of(config), tmp_path / "rows.csv").train.tensor[:4])
     assert torch.equal(*read)
 
 
 def test_bounds_without_a_width_are_refused() -> None:
     config = config_of(**{"data.bounds": {"age": [-1.797e308, 1.797e308]}})
     with pytest.raises(ConfigError, match=r"data\.bounds\.age"):
-        described_at_nodes(config.data, target_kind_of(config))
+        server_view_of_node_tables(config.data, target_kind_of(config))
 
 
 @pytest.mark.xdist_group("imports-of-apps")

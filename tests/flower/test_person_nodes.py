@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ldpfl import ConfigError, DataError, PrivacyError, api
-from ldpfl.data.nodes import check_at_node, described_at_nodes, read_at_node
+from ldpfl.data.nodes import check_node_table, read_node_table, server_view_of_node_tables
 from ldpfl.data.persons import Persons
 from ldpfl.errors import Declined, NamesNoPersons
 from ldpfl.experiments import RunConfig, load_recipe
@@ -85,22 +85,22 @@ def test_a_row_of_nobody_is_left_out_at_a_node_and_named_to_its_operator(tables:
     config, frame = config_of(), of_persons(0)
     frame.loc[[4, 7], "patient"] = [None, "n/a"]
     frame.to_csv(tables / "0.csv", index=False)
-    found = read_at_node(config.data, target_kind_of(config), tables / "0.csv")
+    found = read_node_table(config.data, target_kind_of(config), tables / "0.csv")
     assert len(found.train) == len(frame) - 2
     assert found.persons is not None
     assert len(set(found.persons.tolist())) == frame.patient.drop([4, 7]).nunique()
     with pytest.raises(DataError, match=r"line 6: data.person 'patient' has no value"):
-        check_at_node(config.data, target_kind_of(config), tables / "0.csv")
+        check_node_table(config.data, target_kind_of(config), tables / "0.csv")
     frame["patient"] = None
     frame.to_csv(tables / "0.csv", index=False)
     with pytest.raises(DataError, match=r"the column 'patient' \(data.person\) is empty in all rows of"):
-        read_at_node(config.data, target_kind_of(config), tables / "0.csv")
+        read_node_table(config.data, target_kind_of(config), tables / "0.csv")
 
 
 def test_a_server_has_no_say_in_who_is_somebody(tables: Path) -> None:
     """Settings say what stands for no value; if they did so of names, a server could have all persons but one left out."""
     config = config_of(**{"data.missing_words": ["P0-x", "P0-1"], "data.words": ["town", "patient"]})
-    found = read_at_node(config.data, target_kind_of(config), tables / "0.csv")
+    found = read_node_table(config.data, target_kind_of(config), tables / "0.csv")
     assert len(found.train) == len(of_persons(0))
     assert found.persons is not None
     assert len(set(found.persons.tolist())) == of_persons(0).patient.nunique()
@@ -110,7 +110,7 @@ def test_persons_are_no_input_and_no_target(tables: Path) -> None:
     for more in ({"data.columns": ["age", "ward", "town", "patient"], "data.words": ["town", "patient"]}, {"data.person": "outcome"}):
         config = config_of(**more)
         with pytest.raises(ConfigError):
-            described_at_nodes(config.data, target_kind_of(config))
+            server_view_of_node_tables(config.data, target_kind_of(config))
 
 
 def test_a_policy_names_what_a_person_is(tmp_path: Path) -> None:

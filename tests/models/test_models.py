@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl import ParameterLayout, models, validate_module
-from ldpfl.data.features.drawn_leaves import drawn
+from ldpfl.data.features.drawn_leaves import draw_pictures
 from ldpfl.data.features.leaves import LeafFeatures
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError
 
@@ -199,7 +199,7 @@ def test_the_leaf_network_begins_as_the_features_of_its_name_and_trains_all_its_
     """It sees every second patch, and the features all of them."""
     network, pictures = (
         models.create("leaf-network", COLOUR, 3, seed=0, options={"directions": 50}),
-        drawn(torch.Generator().manual_seed(1), 6),
+        draw_pictures(torch.Generator().manual_seed(1), 6),
     )
     with torch.no_grad():
         network.get_parameter("head.weight").copy_(torch.eye(50)[:3] / 10)  # outputs are the first three of the 50 features

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import ldpfl
 from ldpfl import ParameterLayout
 from ldpfl.data import Samples
-from ldpfl.data.tokens import following
+from ldpfl.data.tokens import next_token_targets
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.models.adapters import Adapter, base_digest
 from ldpfl.models.layout import validate_module
@@ -100,7 +100,7 @@ def test_gradients_of_many_records_are_those_of_each(name: str) -> None:
     model, data, settings = MODELS[name]
     module = mended(model())[0]
     given = data()
-    inputs, told = given if isinstance(given, tuple) else (given, following(given))
+    inputs, told = given if isinstance(given, tuple) else (given, next_token_targets(given))
     samples = Samples(inputs if isinstance(inputs, dict) else inputs[:, None].float() / 256, told)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({own: value.detach() for own, value in module.named_parameters() if value.requires_grad})
@@ -115,10 +115,10 @@ def test_gradients_of_many_records_are_those_of_each(name: str) -> None:
 
 def test_padding_counts_for_nothing() -> None:
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]), "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])}
-    assert following(inputs).tolist() == [[6, 7, -100, -100], [6, 7, 8, -100]]
+    assert next_token_targets(inputs).tolist() == [[6, 7, -100, -100], [6, 7, 8, -100]]
     logits = torch.randn(1, 4, TOKENS, generator=torch.Generator().manual_seed(0))
     task = ldpfl.tasks.create("language-model", TOKENS)
-    found = task.losses(logits, following(inputs)[:1])
+    found = task.losses(logits, next_token_targets(inputs)[:1])
     expected = torch.nn.functional.cross_entropy(logits[0, :2], torch.tensor([6, 7]))
     assert torch.allclose(found, expected)
 

@@ -46,7 +46,7 @@ from ldpfl.relay.schema import READ_ONLY, blocks, meta, parts, rounds, tokens, u
 from ldpfl.relay.serve import Tls, serve
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Owner, Role, Tokens
-from ldpfl.relay.usage_limits import Connections
+from ldpfl.relay.usage_limits import ConnectionLimits
 from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, fold, signer_of
 from ldpfl.transport.sums.masks import zeros
 from ldpfl.util.entropy import Words, secure_words
@@ -400,12 +400,12 @@ def relay_process(
     log: Path,
     port: int = 0,
     tls: Tls | None = None,
-    connections: Connections | None = None,
+    connections: ConnectionLimits | None = None,
     descriptors: int | None = None,
 ) -> Iterator[tuple[Any, int]]:
     """Run a relay on loopback; yield its process and port. Its output goes to ``log``; it may have so many file descriptors."""
     log.unlink(missing_ok=True)
-    with process(serve_to, log, store, port, tls, connections or Connections(), descriptors) as running:
+    with process(serve_to, log, store, port, tls, connections or ConnectionLimits(), descriptors) as running:
         deadline = time.monotonic() + 60
         while not (lines := _read(log)) or not lines.endswith("\n"):
             assert time.monotonic() < deadline
@@ -423,7 +423,7 @@ def serve_to(
     store: str,
     port: int,
     tls: Tls | None = None,
-    connections: Connections = Connections(),  # noqa: B008  (it is frozen)
+    connections: ConnectionLimits = ConnectionLimits(),  # noqa: B008  (it is frozen)
     descriptors: int | None = None,
     dies: int = 0,
 ) -> None:

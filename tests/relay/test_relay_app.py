@@ -312,7 +312,7 @@ def test_a_rate_limit_fills_up_again() -> None:
     def allowed() -> int:
         for count in range(100):
             try:
-                limit.take("alice")
+                limit.count_request("alice")
             except Exception:
                 return count
         return 100

@@ -44,7 +44,7 @@ from ldpfl.relay.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from ldpfl.relay.round_deletion import Leftovers
+from ldpfl.relay.round_deletion import GoneRounds
 from ldpfl.relay.schema import parts, uploads
 from ldpfl.relay.store import Store
 from ldpfl.relay.uniform_order import scatter
@@ -214,7 +214,7 @@ def test_what_a_killed_process_left_of_a_round_that_is_gone_is_deleted_at_the_ne
     clock.now += 100
     pull(first, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(Leftovers, "delete", lambda self: None)  # killed right behind the mark
+        patch.setattr(GoneRounds, "delete", lambda self: None)  # killed right behind the mark
         first.cancel("aggregator", RUN, 1)
         first.acknowledge("aggregator", RUN, 2)
     first.close()
@@ -237,7 +237,7 @@ def test_a_tidying_that_fails_is_logged_and_done_at_the_next_end_of_a_round(
         opened(store, number)
         put(store, "alice", number)
     with monkeypatch.context() as patch:
-        patch.setattr(Leftovers, "delete", mock.Mock(side_effect=StoreUnavailable("held")))
+        patch.setattr(GoneRounds, "delete", mock.Mock(side_effect=StoreUnavailable("held")))
         with pytest.raises(StoreUnavailable):
             store.cancel("aggregator", RUN, 1)
         store.tidy()
@@ -251,22 +251,22 @@ def test_ending_rounds_takes_a_share_of_the_time_whatever_that_costs(sqlite_stor
     written: list[float] = []
     now = [0.0]
 
-    def slow(self: Leftovers) -> None:
+    def slow(self: GoneRounds) -> None:
         written.append(now[0])
         now[0] += 6.0  # for a GB of other rounds
 
-    leftovers = Leftovers(sqlite_store.engine)
-    leftovers._scrubbing._clock = lambda: now[0]
-    leftovers._scrubbing._updated_at = 0.0
-    monkeypatch.setattr(Leftovers, "_scrub", slow)
+    leftovers = GoneRounds(sqlite_store.engine)
+    leftovers._scrub_time._clock = lambda: now[0]
+    leftovers._scrub_time._updated_at = 0.0
+    monkeypatch.setattr(GoneRounds, "_scrub", slow)
     for _ in range(600):
         leftovers.scrub()
         now[0] += 1.0
-    assert leftovers.waiting
+    assert leftovers.has_pending_work
     assert len(written) * 6.0 <= 0.1 * now[0] + 6.0
     assert len(written) > 5
     leftovers.delete(at_once=True)
-    assert not leftovers.waiting
+    assert not leftovers.has_pending_work
 
 
 def test_postgres_is_vacuumed_at_the_start_and_after_a_round(postgres: Postgres, clock: Clock) -> None:
@@ -474,17 +474,17 @@ def test_what_one_end_of_a_round_has_deleted_does_not_hide_what_another_could_no
         sqlite_store.open_round("aggregator", RUN, number, terms(min_clients=1))
         put(sqlite_store, "alice", number)
     sqlite_store.tidy()
-    scrub = Leftovers._scrub
+    scrub = GoneRounds._scrub
 
-    def meanwhile(leftovers: Leftovers) -> None:
-        monkeypatch.setattr(Leftovers, "_scrub", scrub)
+    def meanwhile(leftovers: GoneRounds) -> None:
+        monkeypatch.setattr(GoneRounds, "_scrub", scrub)
         with monkeypatch.context() as patched:  # another thread's call, which finds no room
-            patched.setattr(Leftovers, "_delete_batch", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
+            patched.setattr(GoneRounds, "_delete_batch", lambda *_: (_ for _ in ()).throw(StoreFull("no room")))
             with pytest.raises(StoreFull):
                 sqlite_store.cancel("aggregator", RUN, 2)
         scrub(leftovers)
 
-    monkeypatch.setattr(Leftovers, "_scrub", meanwhile)
+    monkeypatch.setattr(GoneRounds, "_scrub", meanwhile)
     sqlite_store.cancel("aggregator", RUN, 1)
     assert sqlite_store.untidy
     sqlite_store.tidy()

@@ -25,16 +25,16 @@ import pytest
 from relay_support import certificate, relay_process
 
 from ldpfl.relay.connections import Gate
-from ldpfl.relay.usage_limits import Connections
+from ldpfl.relay.usage_limits import ConnectionLimits
 
-HASTY = Connections(an_address=20, in_all=30, head_s=0.5, handshake_s=0.5, idle_s=1, answer_s=0.5, closing_s=0.5)
+HASTY = ConnectionLimits(per_address=20, in_total=30, head_s=0.5, handshake_s=0.5, idle_s=1, answer_s=0.5, closing_s=0.5)
 pytestmark = pytest.mark.slow
 
 SOON_S = 20.0  # many times the times above, and less than the usual ones of uvicorn and asyncio, 30 s and more
 
 
 @contextmanager
-def relay(folder: Path, bounds: Connections = HASTY, *, tls: bool = False) -> Iterator[tuple[int, int]]:
+def relay(folder: Path, bounds: ConnectionLimits = HASTY, *, tls: bool = False) -> Iterator[tuple[int, int]]:
     """Run a relay; yield its process id and port."""
     files = certificate(folder) if tls else None
     with relay_process(str(folder / "relay.db"), folder / "relay.log", tls=files, connections=bounds) as (running, port):
@@ -44,7 +44,7 @@ def relay(folder: Path, bounds: Connections = HASTY, *, tls: bool = False) -> It
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
     """The process id and port of a relay with the usual bounds, for tests that leave it as it was."""
-    with relay(tmp_path_factory.mktemp("usual"), Connections()) as running:
+    with relay(tmp_path_factory.mktemp("usual"), ConnectionLimits()) as running:
         yield running
 
 
@@ -87,7 +87,7 @@ def drips(connection: socket.socket, piece: bytes) -> bool:
 
 
 def test_a_head_without_an_end_takes_no_memory(tmp_path: Path) -> None:
-    with relay(tmp_path, Connections()) as (pid, port):
+    with relay(tmp_path, ConnectionLimits()) as (pid, port):
         before, sent = psutil.Process(pid).memory_info().rss, 0
         with connect(port) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\nX: ")
@@ -103,7 +103,7 @@ def test_a_head_without_an_end_takes_no_memory(tmp_path: Path) -> None:
 
 def test_who_says_nothing_or_drips_a_head_is_cut_off(tmp_path: Path) -> None:
     with relay(tmp_path) as (_, port), ExitStack() as stack:
-        silent = [stack.enter_context(connect(port)) for _ in range(HASTY.an_address - 1)]
+        silent = [stack.enter_context(connect(port)) for _ in range(HASTY.per_address - 1)]
         dripping = stack.enter_context(connect(port))
         assert drips(dripping, b"G")
         assert [is_ended(connection) for connection in silent] == [True] * len(silent)
@@ -124,7 +124,7 @@ def test_without_a_tls_handshake_a_connection_ends(tmp_path: Path) -> None:
 
 
 def test_one_address_has_so_many_connections_and_all_together_so_many(tmp_path: Path) -> None:
-    bounds = Connections(an_address=5, in_all=8)
+    bounds = ConnectionLimits(per_address=5, in_total=8)
     with relay(tmp_path, bounds) as (_, port), ExitStack() as stack:
         held = [stack.enter_context(connect(port)) for _ in range(5)]
         assert all(is_turned_away(port) for _ in range(5))
@@ -192,7 +192,7 @@ def test_what_is_cheap_to_send_and_dear_to_read_is_refused_at_once(head: str, us
 
 
 def test_who_does_not_read_answers_is_cut_off(tmp_path: Path) -> None:
-    bounds = Connections(an_address=1, head_s=600.0, idle_s=600, answer_s=0.5)
+    bounds = ConnectionLimits(per_address=1, head_s=600.0, idle_s=600, answer_s=0.5)
     with relay(tmp_path, bounds) as (_, port), socket.socket() as stranger:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stranger.connect(("127.0.0.1", port))
@@ -207,7 +207,7 @@ def test_callers_cannot_fill_the_log(tmp_path: Path) -> None:
     broken = b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     asked = [b"\x00\x01 nonsense\r\n\r\n", b"GET / HTTP/1.1\r\n: x\r\n\r\n", broken + b"zz\r\n", broken + b"1\r\nxzz\r\n"]
     asked += [b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"]
-    with relay(tmp_path, Connections(served=3)) as (_, port), ExitStack() as stack:
+    with relay(tmp_path, ConnectionLimits(served=3)) as (_, port), ExitStack() as stack:
         for request in asked * 3:
             with connect(port) as stranger, suppress(OSError):
                 stranger.sendall(request)
@@ -224,7 +224,9 @@ def test_callers_cannot_fill_the_log(tmp_path: Path) -> None:
 
 @pytest.fixture
 def counted() -> Iterator[Gate]:
-    with Gate(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True), Connections(an_address=2, in_all=3)) as gate:
+    with Gate(
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True), ConnectionLimits(per_address=2, in_total=3)
+    ) as gate:
         yield gate
 
 
@@ -266,7 +268,7 @@ def test_an_ipv6_address_counts_as_its_network(host: str, counted: Gate) -> None
 @pytest.mark.slow
 @pytest.mark.skipif(resource is None, reason="needs limits of a process")
 def test_a_process_that_may_have_few_descriptors_turns_strangers_away(tmp_path: Path) -> None:
-    bounds = Connections(an_address=0)
+    bounds = ConnectionLimits(per_address=0)
     with relay_process(str(tmp_path / "relay.db"), tmp_path / "relay.log", connections=bounds, descriptors=120) as (_, port):
         with ExitStack() as stack:
             held = [stack.enter_context(connect(port)) for _ in range(150)]
@@ -282,7 +284,7 @@ def test_a_process_that_may_have_few_descriptors_turns_strangers_away(tmp_path: 
 )
 def test_who_asks_and_leaves_has_nothing_waiting(ask: str, tmp_path: Path) -> None:
     """While the store is held, each request waits for it; those whose callers have left must not count to what is served at once."""
-    bounds = Connections(served=40, in_all=60, an_address=30)
+    bounds = ConnectionLimits(served=40, in_total=60, per_address=30)
     with relay(tmp_path, bounds) as (_, port), closing(sqlite3.connect(tmp_path / "relay.db")) as other:
         assert soon(lambda: health(port) == 200)
         other.execute("BEGIN EXCLUSIVE")
@@ -301,7 +303,7 @@ def test_who_asks_and_leaves_has_nothing_waiting(ask: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_head_of_any_length_that_comes_at_once_is_not_read(tls: bool, tmp_path: Path) -> None:
-    with relay(tmp_path, Connections(), tls=tls) as (_, port), connect(port) as plain:
+    with relay(tmp_path, ConnectionLimits(), tls=tls) as (_, port), connect(port) as plain:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with context.wrap_socket(plain) if tls else plain as stranger:
@@ -325,7 +327,7 @@ def test_more_requests_at_once_on_a_connection_end_it(usual: tuple[int, int]) ->
 
 
 def test_many_threads_may_knock_at_once(tmp_path: Path) -> None:
-    with relay(tmp_path, Connections(an_address=10)) as (pid, port):
+    with relay(tmp_path, ConnectionLimits(per_address=10)) as (pid, port):
         assert soon(lambda: health(port) == 200)  # it listens before all its own files are open
         before = psutil.Process(pid).num_fds()
 
@@ -375,7 +377,11 @@ def speak_tls(port: int, source: str = "127.0.0.1") -> tuple[socket.socket, ssl.
 @pytest.mark.slow
 def test_tls_that_says_nothing_is_ended_and_others_are_served_meanwhile(tmp_path: Path) -> None:
     """Each of 4 strangers sends 324 kB of KeyUpdates, which would hold the relay for 150 ms each time it looks."""
-    with relay(tmp_path, Connections(), tls=True) as (_, port), ExitStack() as stack, httpx.Client(verify=False, timeout=SOON_S) as http:
+    with (
+        relay(tmp_path, ConnectionLimits(), tls=True) as (_, port),
+        ExitStack() as stack,
+        httpx.Client(verify=False, timeout=SOON_S) as http,
+    ):
         floods = []
         for _ in range(4):
             connection, speaking, outgoing = speak_tls(port, "127.0.0.2")
@@ -399,7 +405,7 @@ def suppressed(act: Callable[[bytes], object], data: bytes) -> None:
 
 def test_a_hello_that_costs_a_tenth_of_a_second_is_refused(tmp_path: Path) -> None:
     """Finite-field groups, which OpenSSL knows by default: who sends such a hello computes nothing."""
-    with relay(tmp_path, Connections(), tls=True) as (_, port):
+    with relay(tmp_path, ConnectionLimits(), tls=True) as (_, port):
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode, context.minimum_version = False, ssl.CERT_NONE, ssl.TLSVersion.TLSv1_3
         context.set_ecdh_curve("ffdhe8192")
@@ -411,7 +417,7 @@ def test_a_hello_that_costs_a_tenth_of_a_second_is_refused(tmp_path: Path) -> No
 
 def test_a_hello_of_many_kilobytes_is_not_read(tmp_path: Path) -> None:
     """Lists of groups and of shares make OpenSSL compare each with each: 12 ms for 24 KiB, which costs its sender nothing."""
-    with relay(tmp_path, Connections(), tls=True) as (_, port), connect(port) as stranger:
+    with relay(tmp_path, ConnectionLimits(), tls=True) as (_, port), connect(port) as stranger:
         hello = b"\x01" + (16_000).to_bytes(3, "big") + b"\x03\x03" + bytes(16_000 - 2)
         with suppress(OSError):
             for _ in range(8):
@@ -423,7 +429,7 @@ def test_a_hello_of_many_kilobytes_is_not_read(tmp_path: Path) -> None:
 
 def test_large_uploads_by_tls_say_enough(tmp_path: Path) -> None:
     """What waits to be decrypted while a body is being read does not count as saying nothing."""
-    with relay(tmp_path, Connections(), tls=True) as (_, port), httpx.Client(verify=False, timeout=SOON_S) as http:
+    with relay(tmp_path, ConnectionLimits(), tls=True) as (_, port), httpx.Client(verify=False, timeout=SOON_S) as http:
         for _ in range(3):
             answer = http.patch(f"https://127.0.0.1:{port}/v1/rounds/r/1/uploads/{'u' * 20}", content=bytes(4 * 2**20))
             assert answer.status_code == 401

@@ -80,9 +80,9 @@ def test_on_this_machine_or_verified_a_database_may_be_reached(tmp_path: Path, m
         "postgresql://relay@[::1],127.0.0.5/relay",
         "postgresql://relay@/relay?host=/run/postgresql",
     ):
-        module.check_way(module.resolve(url))
+        module.check_not_readable_on_network(module.connection_parameters(url))
     monkeypatch.setenv("PGSSLMODE", "verify-full")
-    module.check_way(module.resolve(f"postgresql://relay@{AWAY}/relay"))
+    module.check_not_readable_on_network(module.connection_parameters(f"postgresql://relay@{AWAY}/relay"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_database_whose_certificate_is_verified_is_used(postgres: Postgres, tm
 
 @pytest.mark.usefixtures("as_if_away")
 def test_what_the_connection_really_is_counts_whatever_it_was_to_be(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "check_way", lambda found: None)
+    monkeypatch.setattr(module, "check_not_readable_on_network", lambda found: None)
     place = postgres.url(postgres.new_database(), host="127.0.0.1")
     for mode in ("disable", "require"):
         with pytest.raises(UnfitStore, match=r"leads to 127.0.0.1 and is not encrypted: add .sslmode=verify-full"):
@@ -335,7 +335,7 @@ def test_the_relay_needs_no_more_than_a_schema_of_its_own(postgres: Postgres, cl
     clock.now += 100
     assert records(pull(store)) == records(blob("alice"))
     store.acknowledge("aggregator", RUN, 1)
-    store.end_hung()
+    store.end_hung_connections()
     assert not store.untidy
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     store.close()
@@ -752,9 +752,9 @@ def test_an_answer_that_stops_in_the_middle_holds_neither_the_relay_nor_its_roun
             pull(hanging)
         assert proxy.stalled.is_set()
         until(lambda: "ClientWrite" in postgres.command(f"SELECT wait_event FROM pg_stat_activity WHERE datname = '{database}'"))
-        direct.end_hung()  # not yet: it may only be slow
+        direct.end_hung_connections()  # not yet: it may only be slow
         monkeypatch.setattr(module, "HUNG_S", 0)
-        direct.end_hung()
+        direct.end_hung_connections()
         assert [json.loads(record.getMessage())["event"] for record in caplog.records if record.levelname == "ERROR"][-1:] == [
             "hung_connections_ended"
         ]

@@ -246,7 +246,7 @@ def test_what_a_killed_relay_left_of_a_round_is_deleted_before_the_next_one_serv
     store = Store(open_engine(str(place)))
     store.open_round("server", RUN, 1, terms())
     put(store, "alice")
-    monkeypatch.setattr("ldpfl.relay.round_deletion.Leftovers.delete", lambda self: None)
+    monkeypatch.setattr("ldpfl.relay.round_deletion.GoneRounds.delete", lambda self: None)
     store.cancel("server", RUN, 1)
     store.close()
     assert b"upload-of-alice" in on_disk(place)

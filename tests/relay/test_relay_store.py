@@ -212,7 +212,7 @@ def test_of_two_that_begin_a_run_at_once_one_has_it(store: Store, another: Calla
 
 
 def test_an_aggregator_has_so_many_rounds_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.relay.queries.ROUNDS_HELD", 3)
+    monkeypatch.setattr("ldpfl.relay.queries.MAX_ROUNDS_NOT_GONE", 3)
     for number in (1, 2, 3):
         opened(store, number)
     assert opened(store, 3).state == "open"

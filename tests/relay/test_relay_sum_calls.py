@@ -268,14 +268,14 @@ def test_one_upload_at_a_time_of_a_token_and_so_many_bytes_of_all(sqlite_store: 
 
 
 def test_who_leaves_while_it_is_added_up_is_in_the_sum(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, free, fold = threading.Event(), threading.Event(), site.store.sums._fold
+    begun, free, fold = threading.Event(), threading.Event(), site.store.sums._add_shares
 
     def held_up(*arguments: Any) -> Any:
         begun.set()
         free.wait(30)
         return fold(*arguments)
 
-    monkeypatch.setattr(site.store.sums, "_fold", held_up)
+    monkeypatch.setattr(site.store.sums, "_add_shares", held_up)
 
     async def ask_and_leave() -> None:
         async def receive() -> Message:
@@ -304,7 +304,7 @@ def test_a_disk_that_is_full_below_a_body_is_said(site: Site, monkeypatch: pytes
             raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("ldpfl.relay.app.body_of", lambda length: Full())
+        patched.setattr("ldpfl.relay.app.empty_body", lambda length: Full())
         assert site.put(SHARES["alice"]).status_code == 507
     assert site.put(SHARES["alice"]).status_code == 204
 

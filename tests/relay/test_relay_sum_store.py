@@ -43,7 +43,7 @@ from sqlalchemy import event, text
 
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, StoreFull, StoreUnavailable, TooEarly, Unknown, WrongLength
-from ldpfl.relay.queries import held_at_once
+from ldpfl.relay.queries import try_lock
 from ldpfl.relay.rounds_listed import cancel_round, list_rounds
 from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, parts, uploads
 from ldpfl.relay.store import Store
@@ -96,14 +96,14 @@ def test_all_that_wait_are_added_up_in_one_transaction(sqlite_store: Store, cloc
     size = sum_opened(sqlite_store)
     shares = {f"c{index}": share_for(f"c{index}") for index in range(8)}
     begun, free, commits = threading.Event(), threading.Event(), []
-    fold = sqlite_store.sums._fold
+    fold = sqlite_store.sums._add_shares
 
     def held_up(*arguments: Any) -> Any:
         begun.set()
         free.wait(30)
         return fold(*arguments)
 
-    monkeypatch.setattr(sqlite_store.sums, "_fold", held_up)
+    monkeypatch.setattr(sqlite_store.sums, "_add_shares", held_up)
     event.listen(sqlite_store.engine, "commit", lambda _: commits.append(1))
     adding = []
     for client, share in shares.items():
@@ -296,7 +296,7 @@ def beside(store: Store, places: int, action: Callable[[], None]) -> None:
     """Do it while other relays hold the first so many partial sums of the first round."""
     with store.engine.begin() as connection:
         for place in range(places):
-            assert held_at_once(connection, f"partial sum {place} of round 1 of {RUN}")
+            assert try_lock(connection, f"partial sum {place} of round 1 of {RUN}")
         action()
 
 

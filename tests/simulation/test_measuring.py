@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.scaling import Histogram, measured_target
+from ldpfl.data.scaling import Histogram, target_scale_from_histogram
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
 from ldpfl.mechanisms.dp_sgd import DpSgd
@@ -185,4 +185,4 @@ def test_a_target_in_large_noise_is_named_as_seen_only_roughly() -> None:
 def test_a_count_that_has_one_value_is_refused_with_the_value() -> None:
     edges = np.array([2.5, 5.0, 5.5, 9.0])
     with pytest.raises(DataError, match="all targets were measured to be 5"):
-        measured_target(Histogram(edges, np.array([0.0, 900.0, 0.0]), 4.0), "count", None)
+        target_scale_from_histogram(Histogram(edges, np.array([0.0, 900.0, 0.0]), 4.0), "count", None)

@@ -69,8 +69,8 @@ class Watched(Persons):
 
     asked: ClassVar[list[int]] = []
 
-    def turn(self, persons: torch.Tensor, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        index, mask = super().turn(persons, round_number)
+    def rows_in_round(self, persons: torch.Tensor, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        index, mask = super().rows_in_round(persons, round_number)
         self.asked.append(index.numel())
         return index, mask
 
@@ -155,9 +155,9 @@ class Lanes(Persons):
 
     asked: ClassVar[list[list[int]]] = []
 
-    def turn(self, persons: torch.Tensor, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows_in_round(self, persons: torch.Tensor, round_number: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.asked.append(persons.tolist())
-        return super().turn(persons, round_number)
+        return super().rows_in_round(persons, round_number)
 
 
 def lanes_of(names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
@@ -193,7 +193,7 @@ def test_a_person_for_whom_the_model_raises_adds_nothing_on_a_node(at_once: bool
     task, persons, weights = setting("mlp", inputs, targets)
     trainer = RecordGradientTrainer(task, RecordClip(NORM), at_once, persons=persons)
     whole = full_batch([np.arange(4)], 4)
-    hers = persons.rows_of(np.array([1]))[0]
+    hers = persons.all_rows_of(np.array([1]))[0]
     task.data.tensor[hers[1]] = float("nan")
     without = trainer.train(weights, whole)
     task.data.targets[hers[1]] = 10  # classes are 0 to 2
@@ -222,7 +222,7 @@ def counted(persons: Sequence[NDArray[np.float64]]) -> torch.Tensor:
     samples = Samples(torch.from_numpy(values).float(), torch.zeros(len(values), dtype=torch.int64))
     columns = tuple(Unscaled(str(column), column) for column in range(values.shape[1]))
     grouped = Persons.of(np.repeat([f"P{number}" for number in range(len(persons))], list(map(len, persons))).tolist(), MOST)
-    rows, sharing = grouped.rows_of(np.arange(len(persons)))
+    rows, sharing = grouped.all_rows_of(np.arange(len(persons)))
     SEEN.clear()
     mechanism = Recording(RecordClip(0.5), 10.0, part="person")
     Measuring(0, mechanism, "direct").scaled(Dataset("x", samples, samples, 2, (), (), "x", unscaled=columns), [rows], [sharing])

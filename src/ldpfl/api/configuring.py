@@ -12,7 +12,7 @@ from torch import nn
 
 from ldpfl import mechanisms
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.data.cells import reads
+from ldpfl.data.cells import can_parse
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settings_as_text, toml_value
@@ -109,7 +109,7 @@ def overrides_of(
     Raises:
         ConfigError: ``target`` is a number, not a column; or columns are named without ``data``.
     """
-    if target is not None and reads(float, target):
+    if target is not None and can_parse(float, target):
         raise ConfigError(f"--target is {target}, but it must name a column of your data: for the epsilon give --target-epsilon {target}")
     if not (target is None and client is None and person is None) and data is None and recipe is None:
         raise ConfigError("--target, --client and --person name columns of your data, but --data is missing: add --data, or leave them out")

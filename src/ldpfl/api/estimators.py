@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from torch import nn
 
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.new_rows import answered
+from ldpfl.data.new_rows import predict_rows
 from ldpfl.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     def _answers(self, rows: Rows) -> pandas.DataFrame:
         """Return the result of :func:`ldpfl.predict`. For classes, its first column is the likeliest class."""
-        return answered(self.encoder, self.module, self._as_frame(rows), self.threshold)
+        return predict_rows(self.encoder, self.module, self._as_frame(rows), self.threshold)
 
     def _as_frame(self, rows: Rows) -> pandas.DataFrame:
         """Return ``rows`` as a data frame with the columns that the model takes."""

@@ -98,12 +98,12 @@ def serve_relay(
     """
     _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.serve import Tls, serve
-    from ldpfl.relay.usage_limits import Connections
+    from ldpfl.relay.usage_limits import ConnectionLimits
 
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("only one of --tls-cert and --tls-key is set: give both or none")
     tls = Tls(tls_cert, tls_key) if tls_cert and tls_key else None
-    serve(store, host, port, tls, connections=Connections(an_address=connections_per_address))
+    serve(store, host, port, tls, connections=ConnectionLimits(per_address=connections_per_address))
 
 
 def add_token(store: str, name: str, role: str, signing_key: str | None = None) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ldpfl.api.arguments import checked
-from ldpfl.data.cells import reads
+from ldpfl.data.cells import can_parse
 from ldpfl.data.encoder import Encoder, check_threshold
-from ldpfl.data.new_rows import answered
-from ldpfl.data.new_samples import Rows, classified, read_samples
+from ldpfl.data.new_rows import predict_rows
+from ldpfl.data.new_samples import Rows, classify_samples, read_samples
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import Description
@@ -64,12 +64,12 @@ def predict(
         return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
     encoder, model = source.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
-        encoder = encoder.read_by(model)
+        encoder = encoder.with_tokenizer(model)
     if described.data_description != _description_of(encoder) or described.targets != encoder.targets:
         raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder")
-    return answered(encoder, described.module(source.model_path, model), rows, threshold, id_column)
+    return predict_rows(encoder, described.module(source.model_path, model), rows, threshold, id_column)
 
 
 def predict_csv(
@@ -110,7 +110,7 @@ def without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
 
 def _escape_formula(text: str) -> str:
     """Return ``text`` with an apostrophe before it if a spreadsheet would take it for a formula."""
-    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not reads(float, text) else text
+    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not can_parse(float, text) else text
 
 
 _BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -145,7 +145,7 @@ def predict_samples(
     samples = read_samples(rows, described.shape)
     scale = described.mean, described.std
     classes = described.classes or tuple(map(str, range(described.outputs)))
-    return classified(module(), samples, scale, classes, threshold)
+    return classify_samples(module(), samples, scale, classes, threshold)
 
 
 def _description_of(encoder: Encoder) -> Description:

@@ -17,7 +17,7 @@ from torch import nn
 
 from ldpfl.api.predicting import predict_samples
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.new_rows import answered
+from ldpfl.data.new_rows import predict_rows
 from ldpfl.data.new_samples import Rows
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
@@ -175,7 +175,7 @@ class RunResult(Shown):
             raise ConfigError(
                 f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder"
             )
-        return answered(self.encoder, self.module(), rows, threshold, id_column)
+        return predict_rows(self.encoder, self.module(), rows, threshold, id_column)
 
     def to_sklearn(self, *, threshold: float | None = None) -> Classifier | MultiLabelClassifier | Regressor:
         """Return the model of a table as a fitted estimator of scikit-learn, which takes the original columns and can be pickled.

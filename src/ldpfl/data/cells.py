@@ -35,7 +35,7 @@ _EPOCH = datetime(1970, 1, 1)  # a moment without a zone is taken as it stands
 _SECONDS_A_DAY = 86_400
 
 
-def number_in(text: str) -> float:
+def parse_number(text: str) -> float:
     """Return the number in the cell ``text``. A value beyond a detection limit, such as ``<0.5`` or ``>= 200``, counts as the limit.
 
     Raises:
@@ -46,7 +46,7 @@ def number_in(text: str) -> float:
     return float(text[sign.end() :] if sign else text)
 
 
-def day_in(text: str) -> float:
+def parse_day(text: str) -> float:
     """Return the days from 1970-01-01 to the ISO date, or date and time, in the cell ``text``. A time with a zone is converted to UTC.
 
     Raises:
@@ -64,11 +64,11 @@ def day_in(text: str) -> float:
     return (moment - _EPOCH).total_seconds() / _SECONDS_A_DAY
 
 
-READERS: dict[Kind, Callable[[str], float]] = {"numbers": number_in, "dates": day_in}
+READERS: dict[Kind, Callable[[str], float]] = {"numbers": parse_number, "dates": parse_day}
 """How a cell of each kind of column becomes a number."""
 
 
-def reads(reader: Callable[[str], float], text: str) -> bool:
+def can_parse(reader: Callable[[str], float], text: str) -> bool:
     """Return whether ``reader`` can parse ``text``."""
     try:
         reader(text)
@@ -77,29 +77,29 @@ def reads(reader: Callable[[str], float], text: str) -> bool:
     return True
 
 
-def kind_of(texts: Collection[str]) -> Kind:
-    """Return the kind of most of ``texts``, the cells of a column that hold a value. It is words if neither numbers nor dates prevail.
+def majority_kind(texts: Collection[str]) -> Kind:
+    """Return the kind of most of ``texts``, the cells of a column that hold a value: words if most are neither numbers nor dates.
 
     Codes of digits, such as ``0471``, are words: see :func:`are_codes`.
     """
     for kind, reader in READERS.items():
         are_words = kind == "numbers" and (_are_groups(texts) or are_codes(texts))
-        if 2 * sum(reads(reader, text) for text in texts) > len(texts) and not are_words:
+        if 2 * sum(can_parse(reader, text) for text in texts) > len(texts) and not are_words:
             return kind
     return "words"
 
 
 def are_codes(texts: Collection[str]) -> bool:
-    """Return whether enough of ``texts`` begin with a zero and a further digit. Digits then name something, and are no quantity."""
+    """Return whether ``texts`` are codes such as postcodes, because enough of them begin with a zero and a further digit."""
     return _MAX_CELLS_PER_CODE * sum(_LEADING_ZERO.match(text) is not None for text in texts) >= max(1, len(texts))
 
 
 def _are_groups(texts: Collection[str]) -> bool:
-    """Return whether nearly all of ``texts`` have a sign such as ``<``. Then ``<50`` and ``>=50`` name groups and are read as words."""
-    return _MAX_CELLS_PER_PLAIN_NUMBER * sum(reads(float, text) for text in texts) < len(texts)
+    """Return whether ``texts`` name groups such as ``<50`` and ``>=50``, because nearly all of them have such a sign."""
+    return _MAX_CELLS_PER_PLAIN_NUMBER * sum(can_parse(float, text) for text in texts) < len(texts)
 
 
-def unclear(texts: Collection[str]) -> str:
+def describe_ambiguity(texts: Collection[str]) -> str:
     """Return what is ambiguous in a column whose cells are ``texts``, and what to do; "" if nothing is.
 
     A column is ambiguous if most of its cells are numbers or dates that can be read in two ways, or numbers with thousands separators.
@@ -120,13 +120,13 @@ def unclear(texts: Collection[str]) -> str:
     return ""
 
 
-def no_value(text: str, missing: Collection[str]) -> bool:
+def means_no_value(text: str, missing: Collection[str]) -> bool:
     """Return whether the cell ``text`` means "no value": it is empty, or one of ``missing``, which are in lower case."""
     word = text.strip().lower()
     return not word or word in missing
 
 
-def numbers_among(words: Collection[str]) -> list[float]:
-    """Return those ``words`` that are numbers. Tables use numbers such as 999 for a value that was not taken."""
-    numbers = [number_in(word) if reads(number_in, word) else nan for word in words]
-    return [number for number in numbers if number == number]  # drops the word "nan", which parses as a float
+def numeric_words(words: Collection[str]) -> list[float]:
+    """Return the numbers among ``words``, which mean "no value". Tables use numbers such as 999 for a value that was not measured."""
+    numbers = [parse_number(word) if can_parse(parse_number, word) else nan for word in words]
+    return [number for number in numbers if number == number]  # only NaN differs from itself; the word "nan" parses as NaN, too

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data.cells import Kind, are_codes
-from ldpfl.data.identifiers import note_on, note_on_sites, whose
+from ldpfl.data.identifiers import identifier_kind, identifier_note, note_on_possible_sites
 from ldpfl.data.inputs import Inputs
-from ldpfl.data.persons import names_of
+from ldpfl.data.persons import normalise_names
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, as_text
-from ldpfl.data.tokens import check_vocabulary, tokens_of
+from ldpfl.data.tables import Table, cell_text
+from ldpfl.data.tokens import check_vocabulary, tokenize
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.tasks import Targets
@@ -51,7 +51,7 @@ class Features:
     note: str
 
 
-def with_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str, ...]]:
+def resolve_column_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, tuple[str, ...]]:
     """Return ``config`` with the kind of each input column filled in, and notes on columns that are left out or hold texts.
 
     A column whose kind the settings leave open gets the kind of most of its cells in ``table``.
@@ -82,7 +82,7 @@ _NOTE_ON_TEXTS = (
 
 
 def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names of the input columns, and notes on columns that look like identifiers and are left out, and on those of sites.
+    """Return the names of the input columns, a note on columns that are left out as identifiers, and one on columns that name sites.
 
     Raises:
         ConfigError: a setting names a column twice, or one that cannot be an input.
@@ -100,13 +100,13 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     for name in names:
         if name in reserved:
             raise ConfigError(f"data.columns names {name!r}, which is the target, the client or the person: it cannot be an input too")
-    left_out = [name for name in names if name not in configured and whose(name)]
+    left_out = [name for name in names if name not in configured and identifier_kind(name)]
     names = [name for name in names if name not in left_out]
-    note = note_on(left_out, person=config.person, client=config.client)
+    note = identifier_note(left_out, person=config.person, client=config.client)
     if not names:
         why = f" ({note})" if left_out else ""
         raise DataError(f"the table has no column to predict from, only the target's and the client's{why}: add input columns")
-    site_note = "" if config.client else note_on_sites([name for name in names if name not in configured])
+    site_note = "" if config.client else note_on_possible_sites([name for name in names if name not in configured])
     return names, tuple(filter(None, (note if left_out else "", site_note)))
 
 
@@ -136,21 +136,21 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
     return train.kind(name)
 
 
-def words_of(table: Table, name: str, *, numeric: bool = False, values: Collection[str] = ()) -> list[str]:
+def column_words(table: Table, name: str, *, numeric: bool = False, values: Collection[str] = ()) -> list[str]:
     """Return the cells of the column ``name`` as words, with "" for an empty cell.
 
     Args:
         numeric: whether cells that are the same number become the same word, such as 1 and 1.0.
-        values: words that count as values even if they usually mean "no value".
+        values: words that are values even if they usually mean "no value", such as a class that is called "none".
     """
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
         column = column if column.dtype == np.float64 and values else table.numbers(name)
-        return ["" if np.isnan(value) else as_text(value) for value in column]
+        return ["" if np.isnan(value) else cell_text(value) for value in column]
     return ["" if table.is_absent(text) and text.strip() not in values else text.strip() for text in column]
 
 
-def persons_in(table: Table, config: DataConfig) -> list[str]:
+def person_names(table: Table, config: DataConfig) -> list[str]:
     """Return the name of each row's person, with "" for a row that names nobody.
 
     Names are normalised to one Unicode form (NFC), since the same letter may be one character or two. The words that mean "no name" are
@@ -165,17 +165,17 @@ def persons_in(table: Table, config: DataConfig) -> list[str]:
             f"data.person names {config.person!r}, which is also the client, the target or the text: name the column of persons"
         )
     table.column(config.person, "data.person")
-    return names_of(words_of(replace(table, missing=()), config.person))
+    return normalise_names(column_words(replace(table, missing=()), config.person))
 
 
-def same_word(word: str) -> str:
+def canonical_word(word: str) -> str:
     """Return ``word`` in the form that it has after a round trip through a data frame or a Parquet file.
 
     These turn truth values and long whole numbers into floats, so the same word would differ between a CSV and a Parquet file. A code that
     begins with 0 stays as it is, since only a text can hold its zeros.
     """
     if word.isdecimal() and word[0] != "0" and _EXACT_DIGITS < len(word) <= _MAX_FLOAT_DIGITS:
-        return as_text(int(word))
+        return cell_text(int(word))
     return {"true": "1", "false": "0"}.get(word.lower(), word)
 
 
@@ -186,8 +186,8 @@ _MAX_FLOAT_DIGITS = 309
 """Number of decimal digits of the largest float. A longer whole number stays a text in every format."""
 
 
-def width_of(config: DataConfig) -> int:
-    """Return the number of inputs for each row, from the settings alone. :func:`features_of` and :func:`texts_of` return as many."""
+def input_width(config: DataConfig) -> int:
+    """Return the number of inputs for each row, from the settings alone. :func:`read_features` and :func:`read_texts` return as many."""
     if config.text:
         return config.length
     hashed_columns, inputs_per_number = set(config.words), 2 if config.missing == "indicator" else 1
@@ -197,8 +197,8 @@ def width_of(config: DataConfig) -> int:
     )
 
 
-def features_of(table: Table, config: DataConfig) -> Features:
-    """Return the input matrix of ``table``. ``config`` names the columns and their kinds, see :func:`with_kinds`.
+def read_features(table: Table, config: DataConfig) -> Features:
+    """Return the input matrix of ``table``. ``config`` names the columns and their kinds, see :func:`resolve_column_kinds`.
 
     Raises:
         DataError: a column is missing, or one of its cells does not fit.
@@ -216,7 +216,7 @@ def features_of(table: Table, config: DataConfig) -> Features:
             part = _one_hot(table, name, config)
             kind = "words, by data.categories" if name in config.categories else "words, hashed"
         else:
-            bounds = bounds_of(config, name)
+            bounds = public_bounds(config, name)
             kind = "dates" if name in config.dates else "numbers"
             kind += "" if bounds is None else ", by data.bounds"
             unscaled.append(Unscaled(name, width, bounds))
@@ -248,7 +248,7 @@ def _number_columns(table: Table, name: str, config: DataConfig) -> NDArray[np.f
         return np.stack(columns, axis=1).astype(np.float32)
 
 
-def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
+def public_bounds(config: DataConfig, name: str) -> tuple[float, float] | None:
     """Return the public bounds of the column ``name``, or None if ``data.bounds`` has none.
 
     Raises:
@@ -265,12 +265,12 @@ def bounds_of(config: DataConfig, name: str) -> tuple[float, float] | None:
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
     """Return a column of words as a one-hot matrix: by its categories, or by hashes where it has none. A missing value is all zeros."""
     categories = config.categories.get(name)
-    words = [same_word(word) for word in words_of(table, name, values=categories or ())]
+    words = [canonical_word(word) for word in column_words(table, name, values=categories or ())]
     if categories is None:
-        # With the column's name, so that words which share a bucket in one column need not share one in another.
+        # The column's name is hashed too. So two words that share a bucket in one column need not share a bucket in another column.
         indices = [_hash_bucket(f"{name}\0{word}", config.buckets) if word else None for word in words]
     else:
-        indices = _category_indices(table, name, words, {same_word(word): index for index, word in enumerate(categories)})
+        indices = _category_indices(table, name, words, {canonical_word(word): index for index, word in enumerate(categories)})
     encoded = np.zeros((len(words), config.buckets if categories is None else len(categories)), dtype=np.float32)
     for row, index in enumerate(indices):
         if index is not None:
@@ -304,7 +304,7 @@ def _hash_bucket(word: str, buckets: int) -> int:
     return int.from_bytes(hashlib.sha256(word.encode(errors="surrogatepass")).digest()[:8]) % buckets
 
 
-def with_text(table: Table, config: DataConfig) -> DataConfig:
+def resolve_text_column(table: Table, config: DataConfig) -> DataConfig:
     """Return ``config`` with ``data.text`` filled in, if it uses a tokenizer and only one column of ``table`` can hold the texts.
 
     Raises:
@@ -319,7 +319,7 @@ def with_text(table: Table, config: DataConfig) -> DataConfig:
     return config.model_copy(update={"text": names[0]})
 
 
-def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
+def read_texts(table: Table, config: DataConfig, targets: Targets) -> Inputs:
     """Return the texts of ``table`` as tokens (N, length) int64.
 
     The tokens are those of ``data.tokenizer`` if there is one, bytes for a language model, and else hashed words.
@@ -335,9 +335,9 @@ def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
         raise DataError(f"data.text names the column {config.text!r}, which holds numbers: name a column of texts")
     if config.tokenizer:
         check_vocabulary(config.tokenizer, config.tokenizer_digest)
-        return tokens_of(texts.tolist(), config.tokenizer, config.length)
+        return tokenize(texts.tolist(), config.tokenizer, config.length)
     if targets == "tokens":
-        return bytes_of(texts, config.length)[:, :-1]
+        return texts_as_bytes(texts, config.length)[:, :-1]
     tokens = torch.zeros(len(texts), config.length, dtype=torch.int64)
     for row, text in enumerate(texts):
         words = re.findall(r"\w+", text[: _CHARACTERS_PER_WORD * config.length].lower())[: config.length]
@@ -346,7 +346,7 @@ def texts_of(table: Table, config: DataConfig, targets: Targets) -> Inputs:
     return tokens
 
 
-def bytes_of(texts: NDArray[np.object_], length: int) -> Tensor:
+def texts_as_bytes(texts: NDArray[np.object_], length: int) -> Tensor:
     """Return texts as tokens (N, ``length`` + 1): a 0 for the start, then each byte plus 1, then zeros as padding."""
     tokens = torch.zeros(len(texts), length + 1, dtype=torch.int64)
     for row, text in enumerate(texts):
@@ -355,8 +355,8 @@ def bytes_of(texts: NDArray[np.object_], length: int) -> Tensor:
     return tokens
 
 
-def drawn_inputs(config: DataConfig, rows: int, generator: torch.Generator) -> Tensor:
-    """Draw synthetic inputs (``rows``, F) of the same layout as scaled :func:`features_of`. They depend on no data.
+def draw_synthetic_inputs(config: DataConfig, rows: int, generator: torch.Generator) -> Tensor:
+    """Draw synthetic inputs (``rows``, F) of the same layout as scaled :func:`read_features`. They depend on no data.
 
     Numbers are standard normal, and the words of a column are equally frequent.
     """

@@ -79,8 +79,9 @@ class Division(Sequence[Places]):
         return self._table(np.arange(len(self)))
 
     def _table(self, clients: Places) -> tuple[Places, NDArray[np.bool_]]:
-        """Return the same as :meth:`table` for ``clients`` (k,) alone, padded to the largest of their sizes."""
+        """Return the rows of :meth:`table` for ``clients`` (k,) alone, padded only to the largest size of these clients."""
         sizes = self.sizes[clients, None]
         columns = np.arange(int(sizes.max(initial=0)))
         is_real = columns < sizes
-        return self.places[np.where(is_real, columns, 0) + self.starts[clients, None]], is_real
+        columns = np.where(is_real, columns, 0)  # 0 repeats the client's first index
+        return self.places[self.starts[clients, None] + columns], is_real

@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from ldpfl.data.columns import width_of
+from ldpfl.data.columns import input_width
 from ldpfl.data.settings import DataConfig
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import Targets
@@ -63,7 +63,7 @@ class Encoder(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistent(self) -> Self:
-        width = width_of(self.data)
+        width = input_width(self.data)
         if width != self.width:
             raise ValueError(f"width is {self.width:,}, but the columns in data make {width:,} inputs")
         if self.targets == "class" and len(self.classes) != self.outputs:
@@ -85,8 +85,8 @@ class Encoder(BaseModel):
         return self
 
     @property
-    def hidden(self) -> frozenset[str]:
-        """Columns of numbers whose scale noise hid, so that they are 0 in each row."""
+    def hidden_columns(self) -> frozenset[str]:
+        """Columns of numbers that the model does not see: noise hid their scale, so they are 0 in each row."""
         numbers = [name for name in self.data.columns if name not in self.data.words and name not in self.data.categories]
         return frozenset(name for name, knots in zip(numbers, self.knots, strict=False) if knots is None)
 
@@ -100,13 +100,13 @@ class Encoder(BaseModel):
             raise DataError(
                 f"these columns make {inputs.shape[1]} inputs, but the model takes {self.width}: restore encoding.json of the run"
             )
-        return scaled_by(inputs, self.places, self.knots)
+        return scale_columns(inputs, self.places, self.knots)
 
     def handed_on(self) -> Encoder:
         """Return a copy that can be published: it names no folder of this machine."""
-        return self.read_by(public_name(self.data.tokenizer))
+        return self.with_tokenizer(public_name(self.data.tokenizer))
 
-    def read_by(self, tokenizer: str) -> Encoder:
+    def with_tokenizer(self, tokenizer: str) -> Encoder:
         """Return a copy that uses ``tokenizer``."""
         return self.model_copy(update={"data": self.data.model_copy(update={"tokenizer": tokenizer})})
 
@@ -119,7 +119,7 @@ class Encoder(BaseModel):
         if threshold is not None:
             check_threshold(threshold, self.outputs if self.targets == "class" else None)
 
-    def answers(self, outputs: Tensor, threshold: float | None = None) -> pandas.DataFrame:
+    def predictions(self, outputs: Tensor, threshold: float | None = None) -> pandas.DataFrame:
         """Return the predictions for the model's ``outputs`` (N, outputs), one row for each.
 
         For classes these are the likeliest class and the probabilities; for ordered classes, the median class. For a time to an event,
@@ -150,10 +150,10 @@ class Encoder(BaseModel):
             return pandas.DataFrame({f"probability of {time} beyond {cut:.6g}": beyond[:, place] for place, cut in enumerate(self.cuts)})
         if self.targets == "ordered":
             logits = outputs.double()
-            return predicted_classes(str(self.data.target), self.classes, class_probabilities(logits), median_class(logits))
+            return class_predictions(str(self.data.target), self.classes, class_probabilities(logits), median_class(logits))
         if self.targets == "class":
             chances = outputs.double().softmax(dim=1)
-            return predicted_classes(str(self.data.target), self.classes, chances, likeliest(chances, threshold))
+            return class_predictions(str(self.data.target), self.classes, chances, most_likely_class(chances, threshold))
         if self.targets == "classes":
             return pandas.DataFrame(outputs.double().sigmoid().numpy(), columns=[printable(name) for name in self.data.target])
         raise ConfigError("a language model predicts tokens of a text, not rows of a table: load its module with ldpfl.load_model instead")
@@ -177,13 +177,18 @@ def check_threshold(threshold: float, classes: int | None) -> None:
         raise ConfigError(f"threshold is {threshold:g}, expected a probability above 0 and below 1: give one, such as 0.2")
 
 
-def likeliest(chances: Tensor, threshold: float | None = None) -> Tensor:
-    """Return the likeliest class (N,) by the probabilities ``chances`` (N, K), or class 1 wherever it reaches the ``threshold``."""
+def most_likely_class(chances: Tensor, threshold: float | None = None) -> Tensor:
+    """Return the most likely class (N,) by the probabilities ``chances`` (N, K). A ``threshold`` decides between classes 1 and 0."""
     return chances.argmax(dim=1) if threshold is None else (chances[:, 1] >= threshold).long()
 
 
-def predicted_classes(target: str, classes: Sequence[str], chances: Tensor, predicted: Tensor) -> pandas.DataFrame:
-    """Return a data frame with the name of each row's class ``predicted`` (N,) in the column ``target``, and all ``chances`` (N, K)."""
+def class_predictions(target: str, classes: Sequence[str], chances: Tensor, predicted: Tensor) -> pandas.DataFrame:
+    """Return a data frame of predictions, with the name of each row's class in the column ``target``, and the probability of each class.
+
+    Args:
+        chances: (N, K) probability of each class.
+        predicted: (N,) number of the predicted class.
+    """
     import pandas
 
     names = [printable(name) for name in classes]
@@ -191,7 +196,7 @@ def predicted_classes(target: str, classes: Sequence[str], chances: Tensor, pred
     return pandas.DataFrame({printable(target): np.array(names, dtype=object)[predicted.numpy()], **by_class})
 
 
-def scaled_by(inputs: Tensor, places: Sequence[int], knots: Sequence[Knots | None]) -> Tensor:
+def scale_columns(inputs: Tensor, places: Sequence[int], knots: Sequence[Knots | None]) -> Tensor:
     """Return a copy of ``inputs`` (N, F) in which the columns at ``places`` are scaled by their ``knots``.
 
     Values are interpolated linearly between knots. A value beyond the outer knots becomes that knot's scaled value. A missing value

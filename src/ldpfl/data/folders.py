@@ -33,7 +33,7 @@ def _is_hidden(parts: Sequence[str]) -> bool:
     return any(part.startswith(".") or part == _MACOS_ARCHIVE_FOLDER for part in parts)
 
 
-def split_of(path: Path) -> str | None:
+def split_in_path(path: Path) -> str | None:
     """Return the split that the name of a file, or of a folder above it, begins with: train, test or validation; None if none does."""
     words = (_FIRST_WORD.match(part.lower()) for part in reversed(path.parts))
     return next((_SPLITS[word.group()] for word in words if word and word.group() in _SPLITS), None)
@@ -44,7 +44,7 @@ def check_one_split(paths: Iterable[Path], folder: Path) -> None:
 
     A test split alone is fine: it may be a class that is called "test".
     """
-    path_by_split = {split_of(path): path for path in paths}
+    path_by_split = {split_in_path(path): path for path in paths}
     held_out = path_by_split.get("test") or path_by_split.get("validation")
     if held_out and "train" in path_by_split:
         raise ConfigError(

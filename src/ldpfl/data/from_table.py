@@ -10,23 +10,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import BYTES, bounds_of, features_of, persons_in, texts_of, width_of, with_kinds, with_text, words_of
+from ldpfl.data.columns import (
+    BYTES,
+    column_words,
+    input_width,
+    person_names,
+    public_bounds,
+    read_features,
+    read_texts,
+    resolve_column_kinds,
+    resolve_text_column,
+)
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
 from ldpfl.data.inputs import MASK, TOKENS, Inputs
 from ldpfl.data.persons import Names
-from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
+from ldpfl.data.samples import Dataset, Owners, Samples, number_clients
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
-from ldpfl.data.targets import targets_of
-from ldpfl.data.tokens import following, vocabulary_digest, vocabulary_of
+from ldpfl.data.targets import read_targets
+from ldpfl.data.tokens import next_token_targets, vocabulary_digest, vocabulary_size
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.tasks import Targets
 from ldpfl.util.user_code import GIVEN
 
 
-def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
+def dataset_from_table(name: str, table: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
     """Return the data set that ``config`` makes of ``table``, with test rows from ``test`` or split off from ``table``.
 
     The settings say which columns hold numbers and which hold words. Otherwise the majority of a column's cells decides.
@@ -40,19 +50,19 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         DataError: a column or a value does not fit. The message names the file and line.
     """
     tables = [rows.with_missing(config.missing_words) for rows in (table, test) if rows is not None]
-    table, config = tables[0], with_text(tables[0], config)
+    table, config = tables[0], resolve_text_column(tables[0], config)
     persons = _persons(tables, config)
     is_test = np.zeros(len(table), dtype=bool) if test is not None else _test_rows(len(table), persons)
-    encoded_targets, outputs, notes, classes = targets_of(tables, config, targets)
+    encoded_targets, outputs, notes, classes = read_targets(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
     resolved = config
     if config.text:
-        inputs: list[Inputs] = [texts_of(rows, config, targets) for rows in tables]
+        inputs: list[Inputs] = [read_texts(rows, config, targets) for rows in tables]
         if targets == "tokens" and config.tokenizer:
-            encoded_targets, outputs = [following(tokens) for tokens in inputs], vocabulary_of(config.tokenizer)
+            encoded_targets, outputs = [next_token_targets(tokens) for tokens in inputs], vocabulary_size(config.tokenizer)
     else:
-        resolved, left_out_notes = with_kinds(table, config)
-        features = [features_of(rows, resolved) for rows in tables]
+        resolved, left_out_notes = resolve_column_kinds(table, config)
+        features = [read_features(rows, resolved) for rows in tables]
         inputs, unscaled = [torch.from_numpy(matrix.values) for matrix in features], features[0].unscaled
         notes = (features[0].note, *left_out_notes, *notes)
     parts = [Samples(*pair) for pair in zip(inputs, encoded_targets, strict=True)]
@@ -68,11 +78,11 @@ def dataset_of(name: str, table: Table, test: Table | None, config: DataConfig, 
         mean=(),
         std=(),
         fingerprint=digest,
-        **_owners(tables, config, is_test, persons)._asdict(),
+        **_clients_and_persons(tables, config, is_test, persons)._asdict(),
         vocabulary=_vocabulary(config, targets),
         unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
         notes=tuple(map(printable, notes)),  # they contain names of columns and classes
-        encoder=_encoder(resolved, targets, classes, width_of(resolved), outputs),
+        encoder=_encoder(resolved, targets, classes, input_width(resolved), outputs),
     )
 
 
@@ -96,14 +106,14 @@ def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]
 def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | None:
     """Return the size of the vocabulary if the samples are texts, by input name for a tokenizer; else None."""
     if config.tokenizer:
-        return {TOKENS: vocabulary_of(config.tokenizer), MASK: 2}  # a mask holds 0 and 1
+        return {TOKENS: vocabulary_size(config.tokenizer), MASK: 2}  # a mask holds 0 and 1
     return None if not config.text else BYTES if targets == "tokens" else config.vocabulary
 
 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
     """Return the target columns to measure before training: the range of a number, or the class counts."""
     names = config.target_names
-    bounds = bounds_of(config, names[0])
+    bounds = public_bounds(config, names[0])
     if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
         raise ConfigError(f"data.bounds.{names[0]} begins at {bounds[0]:g}, but counts and times are never negative: begin at 0 or more")
     if targets in ("number", "count"):
@@ -142,8 +152,10 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
     )
 
 
-def _owners(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None) -> Owners:
-    """Return the client and the person of each row. ``is_test`` marks the first table's test rows. A second need not have the columns."""
+def _clients_and_persons(
+    tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None
+) -> Owners:
+    """Return the client and the person of each row. ``is_test`` marks the first table's test rows; a second table holds further ones."""
     owners = _clients(tables, config, is_test)
     if persons is None:
         return owners
@@ -159,12 +171,12 @@ def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     if not config.person:
         return None
     train, *test = tables
-    names = persons_in(train, config)
+    names = person_names(train, config)
     if "" in names:
         raise DataError(f"{train.where(names.index(''))}: data.person {config.person!r} has no value: fill it in, or remove the row")
     persons = [np.array(names, dtype=object)]
     for table in test:
-        test_names = persons_in(table, config) if config.person in table.columns else []
+        test_names = person_names(table, config) if config.person in table.columns else []
         persons.append(np.array([] if "" in test_names else test_names, dtype=object))
     return persons
 
@@ -179,11 +191,11 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
         return Owners()
     train = tables[0]
     train.column(config.client, "data.client")
-    words = words_of(replace(train, missing=()), config.client)  # a client may be called None
+    words = column_words(replace(train, missing=()), config.client)  # a client may be called None
     if "" in words:
         raise DataError(f"{train.where(words.index(''))}: data.client {config.client!r} has no value: fill it in, or remove the row")
     train_clients = [words[row] for row in np.flatnonzero(~is_test)]
     if len(tables) == 1:
-        return owners_of(train_clients, [words[row] for row in np.flatnonzero(is_test)])
-    test_clients = words_of(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else None
-    return owners_of(train_clients, None if test_clients is None or "" in test_clients else test_clients)
+        return number_clients(train_clients, [words[row] for row in np.flatnonzero(is_test)])
+    test_clients = column_words(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else None
+    return number_clients(train_clients, None if test_clients is None or "" in test_clients else test_clients)

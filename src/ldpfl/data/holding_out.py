@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Names, uniform_by_name
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.data.tables import as_text
+from ldpfl.data.tables import cell_text
 from ldpfl.errors import ConfigError
 from ldpfl.util.randomness import Purpose, stream
 
@@ -27,7 +27,7 @@ TEST_SHARE = 5
 
 _HOLDOUT_SHARE = 0.1
 _IDENTITY_DIVISOR = 1_000_003
-"""The holdout uses a file's identity divided by this prime, so that it is independent of the test split by the remainder."""
+"""The holdout divides a file's identity by this prime, because the test split has already used the identity's remainder by 5."""
 
 
 def held_out(rows: int, share: int = TEST_SHARE) -> NDArray[np.bool_]:
@@ -46,30 +46,31 @@ def _hash_order(count: int) -> NDArray[np.int64]:
     return np.array(sorted(range(count), key=lambda number: hashlib.sha256(b"%d" % number).digest()), dtype=np.int64)
 
 
-def held_back(parts: Division, share: float) -> tuple[Division, Division]:
+def split_off_share(parts: Division, share: float) -> tuple[Division, Division]:
     """Return each client's training samples, and the ``share`` of its samples, rounded down, that it holds back for evaluation.
 
     The position of a sample within its client decides, by the order of the SHA-256 of the position's digits, as in :func:`held_out`.
     """
     order_by_size: dict[int, NDArray[np.int64]] = {}
-    train_parts, held_parts = [], []
+    train_parts, evaluation_parts = [], []
     for indices in parts:
         size = indices.size
         if size not in order_by_size:
             order_by_size[size] = _hash_order(size)
-        count = int(size * share)
-        held_parts.append(indices[np.sort(order_by_size[size][:count])])
-        train_parts.append(indices[np.sort(order_by_size[size][count:])])
-    return Division.of(train_parts), Division.of(held_parts)
+        evaluation_count = int(size * share)
+        evaluation_parts.append(indices[np.sort(order_by_size[size][:evaluation_count])])
+        train_parts.append(indices[np.sort(order_by_size[size][evaluation_count:])])
+    return Division.of(train_parts), Division.of(evaluation_parts)
 
 
-def held_back_by_name(parts: Division, names: Names, share: float) -> tuple[Division, Division]:
-    """Return each client's training samples, and the samples of about a ``share`` of all persons or files, which are held back.
+def split_off_share_by_name(parts: Division, names: Names, share: float) -> tuple[Division, Division]:
+    """Return each client's training persons (or files), and those that it holds back for evaluation, about a ``share`` of all.
 
-    The indices in ``parts`` are those of persons or files, and ``names`` (P,) holds their names. A name alone decides.
+    The indices in ``parts`` are those of persons or files, and ``names`` (P,) holds their names. Only its own name decides on a person.
     """
-    chosen = uniform_by_name(names, "evaluation") < share
-    return Division.of([part[~chosen[part]] for part in parts]), Division.of([part[chosen[part]] for part in parts])
+    is_held_back = uniform_by_name(names, "evaluation") < share
+    train_parts = [part[~is_held_back[part]] for part in parts]
+    return Division.of(train_parts), Division.of([part[is_held_back[part]] for part in parts])
 
 
 def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:
@@ -77,47 +78,47 @@ def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:
 
     ``persons`` (N,) names the person of each row. That name alone decides.
     """
-    return uniform_by_name((normalize("NFC", as_text(name)) for name in persons), "test") < 1 / TEST_SHARE
+    return uniform_by_name((normalize("NFC", cell_text(name)) for name in persons), "test") < 1 / TEST_SHARE
 
 
-def held_out_by_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def held_out_by_file_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Return a mask (N,) of the test samples, about one in :data:`TEST_SHARE`. Each file's name alone decides, through its identity."""
     return np.asarray(identities % np.uint64(TEST_SHARE) == 0)
 
 
-def without_a_tenth(dataset: Dataset, seed: int) -> Dataset:
+def with_tenth_as_test(dataset: Dataset, seed: int) -> Dataset:
     """Return ``dataset`` with a tenth of its training samples as its test samples, for choosing hyper-parameters.
 
-    Where the names of files or persons decide, it is about a tenth of the files or persons.
+    If the samples have names of persons or files, the names decide: about a tenth of the persons or files is chosen. Otherwise the
+    ``seed`` decides.
 
     Raises:
         ConfigError: none or all of the files or persons would be set aside.
     """
     shuffled = torch.from_numpy(stream(seed, Purpose.HOLDOUT).permutation(len(dataset.train)).astype(np.int64))
-    count = int(len(dataset.train) * _HOLDOUT_SHARE)
-    train_indices, held_indices = shuffled[count:], shuffled[:count]
-    if (chosen := _tenth_by_name(dataset)) is not None:
-        if not chosen.any() or chosen.all():
+    test_count = int(len(dataset.train) * _HOLDOUT_SHARE)
+    train_indices, test_indices = shuffled[test_count:], shuffled[:test_count]
+    if (is_test := _tenth_by_name(dataset)) is not None:
+        if not is_test.any() or is_test.all():
             kind = "files" if dataset.persons is None else "persons"
             raise ConfigError(
                 f"data.evaluate_on = 'holdout' sets about a tenth of the {kind} aside, chosen by name, but here that is "
-                f"{'every one' if chosen.any() else 'none'}: use more {kind}, or set data.evaluate_on to 'test'"
+                f"{'every one' if is_test.any() else 'none'}: use more {kind}, or set data.evaluate_on to 'test'"
             )
-        train_indices, held_indices = torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
-    rows, held_rows = train_indices.numpy(), held_indices.numpy()
+        train_indices, test_indices = torch.from_numpy(np.flatnonzero(~is_test)), torch.from_numpy(np.flatnonzero(is_test))
+    train_rows, test_rows = train_indices.numpy(), test_indices.numpy()
     by_sample = (dataset.clients, dataset.persons, dataset.identities)
-    clients, persons, identities = (None if array is None else array[rows] for array in by_sample)
-    held_clients, held_persons = (None if array is None else array[held_rows] for array in by_sample[:2])
-    train, test = dataset.train.take(train_indices), dataset.train.take(held_indices)
+    clients, persons, identities = (None if array is None else array[train_rows] for array in by_sample)
+    test_clients, test_persons = (None if array is None else array[test_rows] for array in by_sample[:2])
     return replace(
         dataset,
-        train=train,
-        test=test,
+        train=dataset.train.take(train_indices),
+        test=dataset.train.take(test_indices),
         clients=clients,
-        test_clients=held_clients,
+        test_clients=test_clients,
         identities=identities,
         persons=persons,
-        test_persons=held_persons,
+        test_persons=test_persons,
     )
 
 
@@ -130,8 +131,8 @@ def _tenth_by_name(dataset: Dataset) -> NDArray[np.bool_] | None:
     return None
 
 
-def with_validation(dataset: Dataset, share: float) -> tuple[Dataset, Samples | None]:
-    """Split off the ``share`` of the test samples that decides on early stopping. Return ``dataset`` without them, and these samples.
+def split_off_validation(dataset: Dataset, share: float) -> tuple[Dataset, Samples | None]:
+    """Take a ``share`` of the test samples for early stopping. Return ``dataset`` without these samples, and the samples.
 
     For a ``share`` of 0 the second result is None.
 
@@ -142,14 +143,15 @@ def with_validation(dataset: Dataset, share: float) -> tuple[Dataset, Samples | 
         return dataset, None
     if dataset.test_persons is None:
         positions = torch.arange(len(dataset.test) + 1, dtype=torch.float64)
-        chosen = (positions * share).floor().diff() > 0  # at even distances, since test rows may be sorted
+        is_validation = (positions * share).floor().diff() > 0  # at even distances, since test rows may be sorted
     else:
-        chosen = torch.from_numpy(uniform_by_name(dataset.test_persons, "validation") < share)
-    if not chosen.any() or chosen.all():
+        is_validation = torch.from_numpy(uniform_by_name(dataset.test_persons, "validation") < share)
+    if not is_validation.any() or is_validation.all():
         raise ConfigError(
-            f"data.validation = {share:g} takes {int(chosen.sum())} of {len(dataset.test)} test rows, but both parts need at least one: "
-            "change data.validation, or add test rows"
+            f"data.validation = {share:g} takes {int(is_validation.sum())} of {len(dataset.test)} test rows, but both parts need at least "
+            "one: change data.validation, or add test rows"
         )
-    clients, persons = (None if array is None else array[~chosen.numpy()] for array in (dataset.test_clients, dataset.test_persons))
-    remaining = replace(dataset, test=dataset.test.take(~chosen), test_clients=clients, test_persons=persons)
-    return remaining, dataset.test.take(chosen)
+    is_left = ~is_validation
+    clients, persons = (None if array is None else array[is_left.numpy()] for array in (dataset.test_clients, dataset.test_persons))
+    remaining = replace(dataset, test=dataset.test.take(is_left), test_clients=clients, test_persons=persons)
+    return remaining, dataset.test.take(is_validation)

@@ -7,28 +7,28 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-Whose = Literal["person", "client", "row"]
+IdentifierKind = Literal["person", "client", "row"]
 """What an identifier column identifies: persons, clients of a federation, or single rows."""
 
 
-def whose(name: str) -> Whose | None:
+def identifier_kind(name: str) -> IdentifierKind | None:
     """Return what the column ``name`` identifies, such as ``person`` for ``Patient-ID``; None if it is not an identifier.
 
     A column of an attribute, such as ``patient_age`` or ``account_balance``, is not an identifier.
     """
-    joined = _joined(name)
+    joined = _joined_words(name)
     return next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(joined)), None)
 
 
-def _joined(name: str) -> str:
-    """Return the words of ``name`` in lower case as one, without accents, digits and words such as "of"."""
+def _joined_words(name: str) -> str:
+    """Return the words of ``name`` joined to one word, in lower case, without accents, digits and words such as "of"."""
     without_accents = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", without_accents)  # PatientId becomes Patient Id
     words = re.findall(r"[^\W\d_]+", spaced.lower())
     return "".join(word for word in words if word not in _LINKING_WORDS)
 
 
-def note_on(left_out: Collection[str], *, person: str, client: str) -> str:
+def identifier_note(left_out: Collection[str], *, person: str, client: str) -> str:
     """Return a note on the identifier columns ``left_out``, with hints on the settings that could use them.
 
     ``person`` and ``client`` are the settings ``data.person`` and ``data.client``, "" if they are not set.
@@ -36,25 +36,25 @@ def note_on(left_out: Collection[str], *, person: str, client: str) -> str:
     note = f"columns left out, because their names suggest identifiers: {', '.join(left_out)}; list them in data.columns to use them"
     settings = {"person": person, "client": client}
     hints = [
-        hint.format(name=next(name for name in left_out if whose(name) == kind))
+        hint.format(name=next(name for name in left_out if identifier_kind(name) == kind))
         for kind, hint in _HINTS.items()
-        if not settings[kind] and any(whose(name) == kind for name in left_out)
+        if not settings[kind] and any(identifier_kind(name) == kind for name in left_out)
     ]
     return ". ".join([note, *hints])
 
 
-_HINTS: dict[Whose, str] = {
+_HINTS: dict[IdentifierKind, str] = {
     "person": "Where a person may have several rows, --person COLUMN (data.person), such as {name}, protects them together",
     "client": "Where each is a client of the federation, --client COLUMN (data.client), such as {name}, gives it its own rows",
 }
 
 
-def note_on_sites(inputs: Collection[str]) -> str:
+def note_on_possible_sites(inputs: Collection[str]) -> str:
     """Return a note on columns among ``inputs`` whose names suggest the site that a row is from; "" if there are none.
 
     A site is often the client of a federation. It may also be an input, so it is not left out.
     """
-    names = [name for name in inputs if _SITE.fullmatch(_joined(name))]
+    names = [name for name in inputs if _SITE.fullmatch(_joined_words(name))]
     if not names:
         return ""
     return (
@@ -91,7 +91,7 @@ def _pattern(alone: Sequence[str], beside_identifier: Sequence[str]) -> re.Patte
     return re.compile(f"{'|'.join(alone)}|(?:{owner})(?:e?n|s)?(?:{_IDENTIFIER_AFTER})|(?:{_IDENTIFIER_BEFORE})(?:{owner})")
 
 
-_PATTERNS: dict[Whose, re.Pattern[str]] = {
+_PATTERNS: dict[IdentifierKind, re.Pattern[str]] = {
     "person": _pattern((_PERSONS, _PERSONS_THEMSELVES), (_PERSONS, _ABBREVIATED)),
     "client": _pattern((_CLIENTS,), (_CLIENTS, _CLIENTS_ABBREVIATED)),
     "row": _pattern((_ROWS_THEMSELVES,), (_ROWS,)),

@@ -14,24 +14,24 @@ Inputs = Tensor | Mapping[str, Tensor]
 """A model's inputs: one tensor, or several by the names of the arguments of its ``forward``."""
 
 
-def each(transform: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+def map_tensors(transform: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """Apply ``transform`` to each tensor of ``inputs``."""
     return transform(inputs) if isinstance(inputs, Tensor) else {name: transform(part) for name, part in inputs.items()}
 
 
-def by_name(inputs: Inputs) -> Mapping[str, Tensor]:
+def tensors_by_name(inputs: Inputs) -> Mapping[str, Tensor]:
     """Return the tensors of ``inputs`` by name. A single tensor has the name ""."""
     return {"": inputs} if isinstance(inputs, Tensor) else inputs
 
 
 def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
     """Yield each sample of ``inputs`` as a batch of one."""
-    for place in range(len(next(iter(by_name(inputs).values())))):
-        yield each(lambda part: part[place : place + 1], inputs)  # noqa: B023  # called at once
+    for place in range(len(next(iter(tensors_by_name(inputs).values())))):
+        yield map_tensors(lambda part: part[place : place + 1], inputs)  # noqa: B023  # called at once
 
 
-def not_dense(part: Tensor) -> str:
-    """Return what kind of tensor ``part`` is, and how to make it dense, to follow "inputs are" in a message; "" if it is dense."""
+def density_problem(part: Tensor) -> str:
+    """Return why ``part`` is not a dense tensor, and how to make it dense. The text follows "inputs are" in a message. "" if dense."""
     if part.is_nested:
         return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
     if part.is_quantized:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import words_of
+from ldpfl.data.columns import column_words
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
 
-def leaks_in(table: Table, config: DataConfig, targets: Targets) -> dict[str, bool]:
+def find_leaks(table: Table, config: DataConfig, targets: Targets) -> dict[str, bool]:
     """Return the input columns of ``table`` that predict a target nearly without error.
 
     The value of a column is whether a model can use it even if noise hides the column's scale. A column of words has no scale. The gaps
@@ -57,10 +57,12 @@ def leaks_in(table: Table, config: DataConfig, targets: Targets) -> dict[str, bo
 def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, ...]:
     """Return a note on the columns ``leaks``, which give the target away; empty if the model reads none of them.
 
-    ``leaks`` comes from :func:`leaks_in`. ``encoder`` is that of the scaled rows, and says of which columns noise hid the scale: the
+    ``leaks`` comes from :func:`find_leaks`. ``encoder`` is that of the scaled rows, and says of which columns noise hid the scale: the
     model does not read their numbers.
     """
-    names = [printable(name) for name, without_scale in leaks.items() if without_scale or encoder is None or name not in encoder.hidden]
+    names = [
+        printable(name) for name, without_scale in leaks.items() if without_scale or encoder is None or name not in encoder.hidden_columns
+    ]
     if not names:
         return ()
     predict, such_are, them = ("predicts", "such a column is", "it") if len(names) == 1 else ("each predict", "such columns are", "them")
@@ -71,16 +73,16 @@ def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, 
 
 
 def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple[str, bool]]:
-    """Yield each input column of ``table`` that predicts a target, and whether it does so without a scale, see :func:`leaks_in`."""
+    """Yield each input column of ``table`` that predicts a target, and whether it does so without a scale, see :func:`find_leaks`."""
     targets_as_numbers = [table.numbers(name) for name in _numeric_targets(config, targets)]
-    targets_as_classes = [_numbered(words_of(table, name, values=config.classes)) for name in _class_targets(config, targets)]
+    targets_as_classes = [_as_numbers(column_words(table, name, values=config.classes)) for name in _class_targets(config, targets)]
     for name in config.columns:
-        cells = _numbered(words_of(table, name, values=config.categories.get(name, ())))
+        cells = _as_numbers(column_words(table, name, values=config.categories.get(name, ())))
         predicts = any(_predicts(cells, classes) for classes in targets_as_classes)
         without_scale = True
         if name not in config.words and name not in config.categories:
             values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False)
-            predicts |= any(_separates(values, classes) for classes in targets_as_classes)
+            predicts |= any(_separates_two_classes(values, classes) for classes in targets_as_classes)
             predicts |= any(_is_correlated(values, numbers) for numbers in targets_as_numbers)
             gaps = np.isnan(values).astype(np.int64)
             without_scale = config.missing == "indicator" and any(_predicts(gaps, classes) for classes in targets_as_classes)
@@ -100,7 +102,7 @@ def _class_targets(config: DataConfig, targets: Targets) -> Sequence[str]:
     return config.target_names if targets in ("class", "classes", "ordered") else ()
 
 
-def _numbered(words: Sequence[str]) -> Classes:
+def _as_numbers(words: Sequence[str]) -> Classes:
     """Return a number for each of ``words``, equal for equal words."""
     return np.unique(np.array(words, dtype=str), return_inverse=True)[1].astype(np.int64)
 
@@ -108,7 +110,8 @@ def _numbered(words: Sequence[str]) -> Classes:
 def _predicts(cells: Classes, classes: Classes) -> bool:
     """Return whether the ``cells`` (n,) of a column predict the ``classes`` (n,) of a target, both as numbers from 0.
 
-    Each cell predicts the class that most rows with this cell have, or the commonest class. Rows with even indices predict the others.
+    The rows with even indices are learnt from, the others predicted. A cell predicts the commonest class of the rows with this cell. A
+    cell that did not occur predicts the commonest class of all.
     """
     if cells.max() >= _MAX_DISTINCT_CELLS:
         return False
@@ -116,11 +119,12 @@ def _predicts(cells: Classes, classes: Classes) -> bool:
     np.add.at(counts, (cells[::2], classes[::2]), 1)
     commonest = counts.sum(axis=0).argmax()
     predicted = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)[cells[1::2]]
-    outside = int((classes[1::2] != commonest).sum())
-    return outside >= _MIN_ROWS and int((predicted != classes[1::2]).sum()) <= _MAX_ERROR_SHARE * outside
+    outside_commonest = int((classes[1::2] != commonest).sum())
+    errors = int((predicted != classes[1::2]).sum())
+    return outside_commonest >= _MIN_ROWS and errors <= _MAX_ERROR_SHARE * outside_commonest
 
 
-def _separates(values: Floats, classes: Classes) -> bool:
+def _separates_two_classes(values: Floats, classes: Classes) -> bool:
     """Return whether ``values`` (n,), NaN where missing, separate two ``classes`` (n,), the higher or the lower ones being class 1."""
     from scipy.stats import rankdata  # slow to import
 
@@ -128,7 +132,7 @@ def _separates(values: Floats, classes: Classes) -> bool:
     ones, zeros = int(is_one.sum()), int((~is_one).sum())
     if classes.max() != 1 or min(ones, zeros) < _MIN_ROWS:
         return False
-    ranks = rankdata(np.nan_to_num(values, nan=-np.inf))
+    ranks = rankdata(np.nan_to_num(values, nan=-np.inf))  # missing values rank lowest
     auroc = (ranks[is_one].sum() - ones * (ones + 1) / 2) / (ones * zeros)  # by the statistic of Mann and Whitney
     return bool(max(auroc, 1 - auroc) >= _MIN_AUROC)
 

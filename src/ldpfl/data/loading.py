@@ -167,7 +167,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
 
     datasets.disable_progress_bars()
     # A temporary cache: the library's shared cache is keyed by path and time, and would return old images for new content.
-    with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch, quiet("datasets"):
+    with tempfile.TemporaryDirectory(prefix="ldpfl-") as scratch, silence_loggers("datasets"):
         try:
             loaded = datasets.load_dataset(str(folder), cache_dir=scratch)
         except Exception as error:
@@ -182,8 +182,8 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
 
 
 @contextmanager
-def quiet(*libraries: str) -> Iterator[None]:
-    """Silence the loggers of ``libraries``, whose errors are raised anyway."""
+def silence_loggers(*libraries: str) -> Iterator[None]:
+    """Silence the loggers of ``libraries`` within the ``with`` block. Their errors are raised anyway."""
     loggers = [logging.getLogger(name) for name in libraries]
     previous_levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -257,7 +257,7 @@ def _to_images(split: Any, source: _Source, origin: str) -> Samples:
 def _through_cache(
     name: str, fingerprint: str, decode: Callable[[], tuple[Samples, Samples]], warn: Warn, write_cache: bool
 ) -> tuple[Samples, Samples]:
-    """Return train and test samples from the cache, or else from ``decode``. Then they are written to the cache if ``write_cache``."""
+    """Return train and test samples from the cache. If it lacks them, call ``decode``, and with ``write_cache`` store them for later."""
     path = cache_dir() / "images" / f"{name}-{fingerprint}.safetensors"
     tensors = read_cached(path, "data") or {}
     if {"train.pixels", "train.labels", "test.pixels", "test.labels"} <= tensors.keys():

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.columns import features_of, texts_of, words_of
+from ldpfl.data.columns import column_words, read_features, read_texts
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.inputs import TOKENS, Inputs
-from ldpfl.data.tables import Table, read_table, table_of
+from ldpfl.data.tables import Table, read_table, table_from_frame
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.models.layout import answers_of
 from ldpfl.util.suggestions import did_you_mean
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def answered(
+def predict_rows(
     encoder: Encoder,
     module: nn.Module,
     rows: pandas.DataFrame | str | Path,
@@ -43,10 +43,10 @@ def answered(
     """
     encoder.check_threshold(threshold)
     table = _table(encoder, rows)
-    # Without words for no value: an identifier may read "None".
-    identifiers = None if id_column is None else words_of(replace(table, missing=()), _checked_id(table, id_column))
+    # missing=() keeps an identifier that reads "None", which would otherwise mean "no value".
+    identifiers = None if id_column is None else column_words(replace(table, missing=()), _require_id_column(table, id_column))
     with torch.no_grad():
-        predictions = encoder.answers(_outputs(module.eval(), _inputs(encoder, table)), threshold)
+        predictions = encoder.predictions(_outputs(module.eval(), _inputs(encoder, table)), threshold)
     if id_column is not None:
         if (name := printable(id_column)) in predictions:
             raise ConfigError(f"id_column (--id) is {id_column!r}, the target that the model predicts: name a column that identifies rows")
@@ -66,7 +66,7 @@ _BATCH_SIZE = 64
 """Number of texts that go through a pretrained model together."""
 
 
-def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
+def encode_rows(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
     """Return the model's inputs (N, ...) for ``rows``, a data frame, a file or a folder. The target column may be missing.
 
     Raises:
@@ -77,12 +77,12 @@ def encoded(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
 
 def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
     """Read ``rows`` as a table with the encoder's words for no value, and with advice for messages about cells of new rows."""
-    table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_of(rows, "the rows")
+    table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_from_frame(rows, "the rows")
     remedy = "correct the cell" + ("" if encoder.data.missing == "refuse" else ", or leave it empty where there is no value")
     return replace(table.with_missing(encoder.data.missing_words), remedy=remedy)
 
 
-def _checked_id(table: Table, name: str) -> str:
+def _require_id_column(table: Table, name: str) -> str:
     """Return ``name``, or raise a :class:`DataError` if the table has no such column."""
     if name not in table.columns:
         raise DataError(f"the rows have no column {name!r}, which id_column (--id) names: {did_you_mean(name, table.columns)}")
@@ -92,5 +92,5 @@ def _checked_id(table: Table, name: str) -> str:
 def _inputs(encoder: Encoder, table: Table) -> Inputs:
     """Return the model's inputs (N, ...) for the rows of ``table``: tokens of texts, or scaled columns."""
     if encoder.data.text:
-        return texts_of(table, encoder.data, encoder.targets)
-    return encoder.scaled(torch.from_numpy(features_of(table, encoder.data).values))
+        return read_texts(table, encoder.data, encoder.targets)
+    return encoder.scaled(torch.from_numpy(read_features(table, encoder.data).values))

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ldpfl.data.encoder import likeliest, predicted_classes
+from ldpfl.data.encoder import class_predictions, most_likely_class
 from ldpfl.data.folders import visible_files
 from ldpfl.data.samples import normalise
-from ldpfl.data.user_data import tensor_of
-from ldpfl.data.user_hub import new_images
-from ldpfl.data.user_images import IMAGES
+from ldpfl.data.user_data import sample_tensor
+from ldpfl.data.user_hub import read_new_images
+from ldpfl.data.user_images import IMAGE_SUFFIXES
 from ldpfl.errors import DataError, printable
 from ldpfl.models.layout import answers_of
 
@@ -40,15 +40,15 @@ def read_samples(rows: Rows, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]
     """
     files: list[str] = []
     if not isinstance(rows, str | Path):
-        samples = tensor_of(rows, "the samples")
+        samples = sample_tensor(rows, "the samples")
     elif Path(rows).suffix.lower() == ".npy":
-        samples = tensor_of(_array_in(Path(rows)), f"{rows}")
+        samples = sample_tensor(_array_in(Path(rows)), f"{rows}")
     else:
         path = Path(rows)
-        images = [file for file in visible_files(path) if file.suffix.lower() in IMAGES] if path.is_dir() else [path]
+        images = [file for file in visible_files(path) if file.suffix.lower() in IMAGE_SUFFIXES] if path.is_dir() else [path]
         is_table = not images or path.suffix.lower() == ".parquet"
         files = [] if is_table else [str(file.relative_to(path) if path.is_dir() else file.name) for file in images]
-        samples = new_images(path, None if is_table else images, "L" if shape[:1] == (1,) else "RGB")
+        samples = read_new_images(path, None if is_table else images, "L" if shape[:1] == (1,) else "RGB")
     if tuple(samples.shape[1:]) != shape:
         raise DataError(
             f"each of the {len(samples):,} samples has the shape {tuple(samples.shape[1:])}, but the model takes {shape}: convert them to "
@@ -67,7 +67,7 @@ def _array_in(path: Path) -> NDArray[Any]:
     return array
 
 
-def classified(
+def classify_samples(
     module: nn.Module,
     samples: tuple[Tensor, list[str]],
     scale: tuple[tuple[float, ...], tuple[float, ...]],
@@ -95,7 +95,7 @@ def classified(
             "use the model of this run"
         )
     chances = outputs.softmax(dim=1)
-    predictions = predicted_classes("class", classes, chances, likeliest(chances, threshold))
+    predictions = class_predictions("class", classes, chances, most_likely_class(chances, threshold))
     if files:
         predictions.insert(0, "file", [printable(name) for name in files])
     return predictions

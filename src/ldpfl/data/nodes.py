@@ -10,30 +10,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import persons_in, same_word, words_of
-from ldpfl.data.from_table import dataset_of
+from ldpfl.data.columns import canonical_word, column_words, person_names
+from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.samples import Dataset
-from ldpfl.data.scaling import by_bounds
+from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Column, Table, read_table
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.tasks import ABSENT, Targets
 
 
-def described_at_nodes(config: DataConfig, targets: Targets) -> Dataset:
-    """Return the server's view of its clients' tables: one made-up training row, and the rows of ``data.test_path`` if it is set.
+def server_view_of_node_tables(config: DataConfig, targets: Targets) -> Dataset:
+    """Return the data set that the server has instead of the nodes' tables: one made-up training row, and the rows of ``data.test_path``.
 
     Raises:
         ConfigError: a setting that describes the tables is missing, or does not fit.
         DataError: the test rows cannot be read.
     """
-    stand_in = _stand_in(config, targets)
-    test = read_table(Path(config.test_path)) if config.test_path else stand_in
-    dataset = _on_scale(dataset_of("node", stand_in, test, config, targets), config)
+    made_up = _made_up_table(config, targets)
+    test = read_table(Path(config.test_path)) if config.test_path else made_up
+    dataset = _scaled_unless_measured(dataset_from_table("node", made_up, test, config, targets), config)
     return dataset if config.test_path else replace(dataset, test=dataset.test.take(torch.arange(0)))
 
 
-def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
+def read_node_table(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     """Read a node's own table, such that no row affects how another row is read.
 
     The server chooses the rules in ``config`` and may change them in each round. So a row that does not fit must not be an error: a
@@ -42,27 +42,28 @@ def read_at_node(config: DataConfig, targets: Targets, path: Path) -> Dataset:
     left out.
 
     Raises:
-        ConfigError: as :func:`described_at_nodes`.
+        ConfigError: as :func:`server_view_of_node_tables`.
         DataError: the table cannot be read at all, or lacks a column.
     """
-    stand_in = _stand_in(config, targets)
-    names = {*stand_in.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
+    made_up = _made_up_table(config, targets)
+    names = {*made_up.columns, *config.numbers, *config.words, *config.dates, *config.bounds, *config.categories}
     table = _rows_with_person(read_table(path, names, names_shown=False).with_missing(config.missing_words), config, path)
-    readable, usable = _replace_invalid_cells(table, stand_in, config, targets)
-    dataset = _on_scale(dataset_of(path.stem, readable, stand_in, config, targets), config)
+    readable, usable = _replace_invalid_cells(table, made_up, config, targets)
+    # The made-up row serves as the test rows, so no row of the node's table is taken for the test.
+    dataset = _scaled_unless_measured(dataset_from_table(path.stem, readable, made_up, config, targets), config)
     train_targets = dataset.train.targets
     train_targets[torch.from_numpy(~usable)] = torch.tensor(ABSENT[targets], dtype=train_targets.dtype)
     return dataset
 
 
-def check_at_node(config: DataConfig, targets: Targets, path: Path) -> None:
+def check_node_table(config: DataConfig, targets: Targets, path: Path) -> None:
     """Raise if a row of a node's own table does not fit. The node's operator runs this check before training.
 
     Raises:
-        ConfigError: as :func:`described_at_nodes`.
+        ConfigError: as :func:`server_view_of_node_tables`.
         DataError: a row does not fit. The message names its line.
     """
-    dataset_of(path.stem, read_table(path, names_shown=False), _stand_in(config, targets), config, targets)
+    dataset_from_table(path.stem, read_table(path, names_shown=False), _made_up_table(config, targets), config, targets)
 
 
 def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
@@ -83,53 +84,53 @@ def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _on_scale(dataset: Dataset, config: DataConfig) -> Dataset:
-    """Return ``dataset`` scaled by its bounds, or unchanged if its columns will be measured."""
-    return dataset if config.scaling == "measured" else by_bounds(dataset)
+def _scaled_unless_measured(dataset: Dataset, config: DataConfig) -> Dataset:
+    """Return ``dataset`` scaled by its bounds, or unchanged if the federation measures its columns before training."""
+    return dataset if config.scaling == "measured" else scaled_by_bounds(dataset)
 
 
 def _rows_with_person(table: Table, config: DataConfig, path: Path) -> Table:
     """Return the rows of ``table`` that name a person, or all rows if ``data.person`` is not set."""
     if not config.person:
         return table
-    named = np.array(persons_in(table, config), dtype=object) != ""
+    named = np.array(person_names(table, config), dtype=object) != ""
     if not named.any():
         raise DataError(f"the column {config.person!r} (data.person) is empty in all rows of {path}: fill it in, or use another table")
     return table.take(np.flatnonzero(named))
 
 
-def _replace_invalid_cells(table: Table, stand_in: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
+def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, targets: Targets) -> tuple[Table, NDArray[np.bool_]]:
     """Return ``table`` with each cell that the settings do not allow replaced, and a mask of the rows that can still be trained on.
 
-    An input cell becomes empty, or the cell of ``stand_in`` if ``data.missing`` refuses empty cells. Then the row is not trained on, and
-    neither is a row without a valid target. Each row is treated independently of the others.
+    An input cell becomes empty, or the cell of the row ``made_up`` if ``data.missing`` refuses empty cells. In the second case the row is
+    not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
     columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
-    for name in (column for column in stand_in.columns if column != config.person):
+    for name in (column for column in made_up.columns if column != config.person):
         cells = table.column(name, "data.target" if name in target_names else "data.columns")
         if name in target_names and targets in ("class", "ordered"):
-            words = words_of(table, name, values=config.classes)
+            words = column_words(table, name, values=config.classes)
             fits = np.array([word in config.classes for word in words])
             columns[name] = np.where(fits, np.array(words, dtype=object), config.classes[0])
         elif name in target_names and targets != "tokens":
             numbers = table.numbers(name, strict=False)
             fits = _is_valid_target(numbers, targets, is_event=targets == "survival" and name == config.target_names[1])
-            columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+            columns[name] = np.where(fits, numbers, made_up.columns[name][0])
         elif name in config.dates:
             is_date = ~np.isnan(table.numbers(name, kind="dates", strict=False))
             fits = is_date if config.missing == "refuse" else usable
-            columns[name] = np.where(is_date, cells, stand_in.columns[name][0] if config.missing == "refuse" else "").astype(object)
+            columns[name] = np.where(is_date, cells, made_up.columns[name][0] if config.missing == "refuse" else "").astype(object)
         elif name in config.bounds:
             numbers = table.numbers(name, strict=False)
             fits = ~np.isnan(numbers) if config.missing == "refuse" else usable
-            columns[name] = np.where(fits, numbers, stand_in.columns[name][0])
+            columns[name] = np.where(fits, numbers, made_up.columns[name][0])
         elif name == config.text:
-            columns[name] = cells if cells.dtype == object else np.array(words_of(table, name), dtype=object)
+            columns[name] = cells if cells.dtype == object else np.array(column_words(table, name), dtype=object)
             fits = usable
         elif name in config.categories:
-            categories, words = set(map(same_word, config.categories[name])), words_of(table, name, values=config.categories[name])
-            columns[name] = np.array([word if same_word(word) in categories else "" for word in words], dtype=object)
+            categories, words = set(map(canonical_word, config.categories[name])), column_words(table, name, values=config.categories[name])
+            columns[name] = np.array([word if canonical_word(word) in categories else "" for word in words], dtype=object)
             fits = usable
         else:
             fits = usable
@@ -144,7 +145,7 @@ def _is_valid_target(numbers: NDArray[np.float64], targets: Targets, *, is_event
     return ~np.isnan(numbers) if targets == "number" else numbers >= 0
 
 
-def _stand_in(config: DataConfig, targets: Targets) -> Table:
+def _made_up_table(config: DataConfig, targets: Targets) -> Table:
     """Return a made-up table of one row that the settings allow."""
     return Table(dict(_made_up_columns(config, targets)), lambda row: "the settings of data", "made up")
 
@@ -194,14 +195,14 @@ def _made_up_target(name: str, config: DataConfig, targets: Targets) -> Column:
     return np.array([config.bounds[name][0] if name in config.bounds else 0.0])
 
 
-def table_path(named: str | None, partition: object) -> Path:
-    """Return the path of the node's table: ``named``, which its operator set, with the number ``partition`` in place of ``{partition}``.
+def node_table_path(setting: str | None, partition: object) -> Path:
+    """Return the path of the node's table: the operator's ``setting``, with the number ``partition`` in place of ``{partition}``.
 
     Raises:
-        DataError: ``named`` is not set, or needs a number and the node's ``partition`` is not one.
+        DataError: ``setting`` is missing, or it contains ``{partition}`` and the node's ``partition`` is no number.
     """
-    if not named:
+    if not setting:
         raise DataError("this node's table is not set: name its file in LDPFL_DATA, in the environment of the SuperNode")
-    if "{partition}" in named and not isinstance(partition, int):  # other than a number, it could lead to another folder
+    if "{partition}" in setting and not isinstance(partition, int):  # a text could lead to another folder
         raise DataError("LDPFL_DATA contains {partition}, but the node's config has no number as partition-id: add it to --node-config")
-    return Path(named.replace("{partition}", str(partition)))
+    return Path(setting.replace("{partition}", str(partition)))

@@ -95,21 +95,21 @@ def partition(
     if isolated is not None:
         _check_isolation(labels, clients, isolated)
         shares = _shares_with_isolation(labels, clients, generator, scheme, alpha, labels_per_client, isolated)
-        _fill_curious(shares, labels != isolated.label)
-        return _fill_empty(shares)
+        _give_curious_client_a_sample(shares, labels != isolated.label)
+        return _give_empty_clients_a_sample(shares)
     match scheme:
         case "iid":
             return Division.equal(generator.permutation(labels.size), clients)
         case "quantity":
             shares = _split_by_shares(generator.permutation(labels.size), _dirichlet(generator, alpha, clients))
         case "dirichlet":
-            shares = _by_label(labels, clients, generator, lambda _: _dirichlet(generator, alpha, clients))
+            shares = _divide_by_label(labels, clients, generator, lambda _: _dirichlet(generator, alpha, clients))
         case "labels":
             holders = _label_holders(labels, clients, labels_per_client, generator)
-            shares = _by_label(labels, clients, generator, lambda label: holders[label])
+            shares = _divide_by_label(labels, clients, generator, lambda label: holders[label])
         case _:
             assert_never(scheme)
-    return _fill_empty([share.astype(np.int64) for share in shares])
+    return _give_empty_clients_a_sample([share.astype(np.int64) for share in shares])
 
 
 def partition_by_name(
@@ -173,6 +173,7 @@ def partition_by_code(path: str, samples: int, clients: int, seed: int) -> Divis
 
 
 def _check_alpha(name: str, alpha: float) -> None:
+    """Raise a :class:`ConfigError` if ``alpha``, which messages call ``name``, cannot be a concentration of a Dirichlet distribution."""
     if not (np.isfinite(alpha) and alpha > 0):
         raise ConfigError(f"{name} must be a positive finite number, got {alpha}")
 
@@ -207,8 +208,8 @@ def _shares_with_isolation(
             return _equal_shares(private, clients, generator)
         case "quantity":
             drawn = _dirichlet(generator, alpha, clients)
-            proportions = {0: drawn, 1: _without_curious(drawn, generator)}
-            return _by_label(private.astype(np.int64), clients, generator, lambda is_private: proportions[is_private])
+            proportions = {0: drawn, 1: _proportions_without_curious(drawn, generator)}
+            return _divide_by_label(private.astype(np.int64), clients, generator, lambda is_private: proportions[is_private])
         case "dirichlet":
 
             def proportions_of(label: int) -> NDArray[np.float64]:
@@ -216,7 +217,7 @@ def _shares_with_isolation(
                     return _dirichlet(generator, alpha, clients)
                 return np.concatenate([[0.0], _dirichlet(generator, isolated.alpha, clients - 1)])
 
-            return _by_label(labels, clients, generator, proportions_of)
+            return _divide_by_label(labels, clients, generator, proportions_of)
         case "labels":
             return _equal_parts_by_label(labels, clients, generator, labels_per_client, isolated.label)
         case _:
@@ -224,7 +225,7 @@ def _shares_with_isolation(
 
 
 def _equal_shares(private: NDArray[np.bool_], clients: int, generator: np.random.Generator) -> list[Indices]:
-    """Divide samples at random into equal shares, none of the ``private`` ones to the curious client."""
+    """Divide samples at random into equal shares. The curious client gets no sample that the mask ``private`` (N,) marks."""
     size = min(private.size // clients, int(np.count_nonzero(~private)))
     order = generator.permutation(private.size)
     # The curious client is served first. Otherwise too few samples of other labels could be left for it.
@@ -234,11 +235,11 @@ def _equal_shares(private: NDArray[np.bool_], clients: int, generator: np.random
     return [order[goes_to_curious], *np.split(others_samples, clients - 1)]
 
 
-def _without_curious(proportions: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return ``proportions`` with 0 for the curious client. They need not sum to 1."""
+def _proportions_without_curious(proportions: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return ``proportions`` with 0 for the curious client. Those that remain need not sum to 1."""
     remaining = proportions.copy()
     remaining[CURIOUS_CLIENT] = 0.0
-    if remaining.sum() == 0:  # the curious client had the whole mass
+    if remaining.sum() == 0:  # the curious client had all: one other client gets all instead
         remaining[generator.integers(1, remaining.size)] = 1.0
     return remaining
 
@@ -260,7 +261,7 @@ def _equal_parts_by_label(
     stock = {int(label): generator.permutation(np.flatnonzero(labels == label)).tolist() for label in present}
     parts = _take_turns(stock, labels_by_client, generator.permutation(clients).tolist())
     size = min(len(part) for part in parts)
-    # If some client got no sample, nothing is cut off: _fill_empty gives that client a sample of another one.
+    # If some client got no sample, nothing is cut off: _give_empty_clients_a_sample gives that client a sample of another one.
     return [np.array(part[:size] if size else part, dtype=np.int64) for part in parts]
 
 
@@ -274,22 +275,22 @@ def _take_turns(stock: dict[int, list[int]], labels_by_client: Sequence[Sequence
     it has. So scarce labels are spared, all run out at about the same time, and no client is left with one label only.
     """
     parts: list[list[int]] = [[] for _ in labels_by_client]
-    counts = [dict.fromkeys(client_labels, 0) for client_labels in labels_by_client]
+    counts_by_client = [dict.fromkeys(client_labels, 0) for client_labels in labels_by_client]
     while True:
         clients_served = 0
         for client in order:
-            count_by_label = counts[client]
-            available = [label for label in count_by_label if stock[label]]
+            counts = counts_by_client[client]  # number of samples of each label that the client has taken
+            available = [label for label in counts if stock[label]]
             if available:
-                label = max(available, key=lambda name: (count_by_label[name] == 0, len(stock[name]) / (1 + count_by_label[name])))
+                label = max(available, key=lambda name: (counts[name] == 0, len(stock[name]) / (1 + counts[name])))
                 parts[client].append(stock[label].pop())
-                count_by_label[label] += 1
+                counts[label] += 1
                 clients_served += 1
         if clients_served == 0 or (clients_served < len(order) and all(parts)):
             return parts
 
 
-def _fill_curious(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
+def _give_curious_client_a_sample(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
     """Give the curious client, if it has no sample, one of the ``allowed`` samples from the client that has most of them."""
     if shares[CURIOUS_CLIENT].size == 0:
         donor = max(range(len(shares)), key=lambda other: np.count_nonzero(allowed[shares[other]]))
@@ -313,7 +314,7 @@ def _split_by_shares(order: Indices, proportions: NDArray[np.float64]) -> list[I
     return np.split(order, cuts)
 
 
-def _by_label(
+def _divide_by_label(
     labels: NDArray[np.int64], clients: int, generator: np.random.Generator, proportions_of: Callable[[int], NDArray[np.float64]]
 ) -> list[Indices]:
     """Divide each label's samples over the clients, in the proportions (clients,) that ``proportions_of`` returns for the label."""
@@ -349,7 +350,7 @@ def _label_holders(
     return holders
 
 
-def _fill_empty(shares: list[Indices]) -> Division:
+def _give_empty_clients_a_sample(shares: list[Indices]) -> Division:
     """Give each client without samples one sample of the client that holds most, and return the division."""
     for client, share in enumerate(shares):
         if share.size == 0:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.cells import MISSING_WORDS, no_value
+from ldpfl.data.cells import MISSING_WORDS, means_no_value
 from ldpfl.errors import ConfigError
 
 Numbers = NDArray[np.int64]
@@ -32,7 +32,7 @@ DEFAULT_ROWS = 8
 """Default maximum number of a person's rows that count in a round."""
 
 
-def numbered(names: Iterable[str | tuple[int, str]]) -> Numbers:
+def number_names(names: Iterable[str | tuple[int, str]]) -> Numbers:
     """Return a number for each of ``names``: equal for equal names, from 0 in ascending order of the names.
 
     The order of ``names`` does not matter. It is the order of rows, and otherwise one person's rows would change all others' numbers.
@@ -42,18 +42,18 @@ def numbered(names: Iterable[str | tuple[int, str]]) -> Numbers:
     return np.array([number_of[name] for name in all_names], dtype=np.int64)
 
 
-def names_of(given: Iterable[object]) -> list[str]:
+def normalise_names(given: Iterable[object]) -> list[str]:
     """Normalise the names of persons as in a table. The result is "" for a value that names nobody.
 
     Whole numbers become text. Texts are stripped and normalised to one Unicode form (NFC). Any other value names nobody.
     """
-    return [_name_of(value) for value in given]
+    return [_normalise_name(value) for value in given]
 
 
-def _name_of(value: object) -> str:
-    """Return the name in one cell, by the rules of :func:`names_of`. A float is a whole number where pandas has turned one into a float."""
+def _normalise_name(value: object) -> str:
+    """Return the name in one cell, by the rules of :func:`normalise_names`. A float such as 7.0 is a number that pandas has converted."""
     if isinstance(value, str):
-        return "" if no_value(value, MISSING_WORDS) else normalize("NFC", value.strip())
+        return "" if means_no_value(value, MISSING_WORDS) else normalize("NFC", value.strip())
     if isinstance(value, bool):
         return ""
     if isinstance(value, Integral):
@@ -66,15 +66,15 @@ def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:
 
     The number is made of 53 bits of a SHA-256. Numbers of one name under different labels are independent of each other.
     """
-    known: dict[str, float] = {}
+    number_by_name: dict[str, float] = {}
 
-    def number(name: str) -> float:
-        if name not in known:
+    def number_of(name: str) -> float:
+        if name not in number_by_name:
             digest = hashlib.sha256(f"{label}\0{name}".encode(errors="surrogatepass")).digest()
-            known[name] = (int.from_bytes(digest[:8]) >> 11) * 2.0**-53
-        return known[name]
+            number_by_name[name] = (int.from_bytes(digest[:8]) >> 11) * 2.0**-53
+        return number_by_name[name]
 
-    return np.array([number(name) for name in names], dtype=np.float64)
+    return np.array([number_of(name) for name in names], dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class Persons:
         if not named_rows.size:
             raise ConfigError("the column of data.person is empty in all rows: name another column, or leave data.person out")
         owners = np.zeros(named_rows.size, dtype=np.int64) if clients is None else clients[named_rows]
-        numbers = numbered(zip(owners.tolist(), (names[row] for row in named_rows.tolist()), strict=True))
+        numbers = number_names(zip(owners.tolist(), (names[row] for row in named_rows.tolist()), strict=True))
         has_target = np.ones(named_rows.size, dtype=bool) if answered is None else answered[named_rows]
         targets_by_person = np.bincount(numbers[has_target], minlength=int(numbers.max()) + 1)
         counting = np.flatnonzero(has_target | (targets_by_person[numbers] == 0))  # indices into named_rows
@@ -128,14 +128,14 @@ class Persons:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def rows_of(self, persons: Numbers) -> tuple[Numbers, Numbers]:
+    def all_rows_of(self, persons: Numbers) -> tuple[Numbers, Numbers]:
         """Return all rows (N,) of ``persons`` (P,), person by person, and for each row the number of its person's rows (N,)."""
         counts = self.counts[persons]
         starts = np.repeat(np.cumsum(counts) - counts, counts)  # for each row, where its person's rows start in the result
         places = np.repeat(self.first[persons], counts) + np.arange(counts.sum()) - starts
         return self.rows[places], np.repeat(counts, counts)
 
-    def turn(self, persons: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
+    def rows_in_round(self, persons: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
         """Return the rows (P, most) of ``persons`` (P,) that count in the round ``round_number``, and a mask (P, most) of real rows.
 
         Rounds are counted from 1. The rows of a person with more than ``most`` take turns from round to round. A person with fewer rows
@@ -143,8 +143,9 @@ class Persons:
         """
         numbers = persons.cpu().numpy()
         counts, places = self.counts[numbers][:, None], np.arange(self.most)
-        offset = np.where(counts > self.most, (round_number - 1) * self.most, 0)
+        rows_used_before = np.where(counts > self.most, (round_number - 1) * self.most, 0)
         is_real = places < counts
-        index = self.rows[self.first[numbers][:, None] + np.where(is_real, (offset + places) % counts, 0)]
+        place_in_person = np.where(is_real, (rows_used_before + places) % counts, 0)
+        rows = self.rows[self.first[numbers][:, None] + place_in_person]
         mask = torch.from_numpy(is_real.astype(np.float32))
-        return torch.from_numpy(index).to(persons.device), mask.to(persons.device)
+        return torch.from_numpy(rows).to(persons.device), mask.to(persons.device)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.inputs import Inputs, by_name, each
+from ldpfl.data.inputs import Inputs, map_tensors, tensors_by_name
 from ldpfl.data.persons import Names
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError, printable
@@ -43,24 +43,24 @@ class Samples:
 
     def take(self, index: Tensor | slice) -> Samples:
         """Return the samples at ``index``."""
-        return Samples(each(lambda part: part[index], self.inputs), self.targets[index])
+        return Samples(map_tensors(lambda part: part[index], self.inputs), self.targets[index])
 
     def at(self, index: Tensor) -> Samples:
-        """Return the samples at ``index`` (...). It copies whole samples, which for images is ten times as fast as :meth:`take`."""
-        places = index.flatten()
+        """Return the samples at ``index`` (...), by copying whole samples. For images this is ten times as fast as :meth:`take`."""
+        flat_index = index.flatten()
 
-        def rows(part: Tensor) -> Tensor:
-            return part.index_select(0, places).view(*index.shape, *part.shape[1:])
+        def selected(part: Tensor) -> Tensor:
+            return part.index_select(0, flat_index).view(*index.shape, *part.shape[1:])
 
-        return Samples(each(rows, self.inputs), rows(self.targets))
+        return Samples(map_tensors(selected, self.inputs), selected(self.targets))
 
     def to(self, device: torch.device) -> Samples:
         """Return a copy on ``device``."""
-        return Samples(each(lambda part: part.to(device), self.inputs), self.targets.to(device))
+        return Samples(map_tensors(lambda part: part.to(device), self.inputs), self.targets.to(device))
 
     def content(self) -> Iterator[bytes]:
         """Yield bytes that identify the content, for hashing: all values, and the name, type and shape of each tensor that has a name."""
-        for name, part in by_name(self.inputs).items():
+        for name, part in tensors_by_name(self.inputs).items():
             yield f"{name} {part.dtype} {tuple(part.shape)} ".encode() if name else b""
             yield part.contiguous().numpy().tobytes()
         yield self.targets.contiguous().numpy().tobytes()
@@ -87,11 +87,14 @@ class Owners(NamedTuple):
     test_persons: Names | None = None
 
 
-def owners_of(train: Sequence[str], test: Sequence[str] | None) -> Owners:
-    """Return the client's number of each sample, from the client's name of each ``train`` and ``test`` sample.
+def number_clients(train: Sequence[str], test: Sequence[str] | None) -> Owners:
+    """Number the clients of train and test samples.
 
-    Without ``test``, the test samples have no clients. Clients are numbered in the order of their names.
-    Clients with test samples alone come last.
+    Clients are numbered in the order of their names, those that have only test samples after all others.
+
+    Args:
+        train: name of each train sample's client.
+        test: name of each test sample's client; None if the test samples have no clients.
     """
     clients = sorted(set(train))
     clients += sorted(set(test or ()).difference(clients))
@@ -125,7 +128,7 @@ class Dataset:
         unit: size of one unit of the scaled targets, in the targets' original unit.
         unclipped: scaled numeric targets of the train samples without clipping, for rows that are held back; None for other targets.
         notes: assumptions about the data that the guarantee relies on.
-        leaks: columns of a user's own table that give the target away, see :func:`ldpfl.data.leaks.leaks_in`.
+        leaks: columns of a user's own table that give the target away, see :func:`ldpfl.data.leaks.find_leaks`.
         encoder: encodes new rows, if the samples are rows of a table.
     """
 
@@ -161,7 +164,7 @@ class Dataset:
         """Whether no column is left to be measured before training."""
         return not self.unscaled
 
-    def noted(self, *notes: str) -> Dataset:
+    def with_notes(self, *notes: str) -> Dataset:
         """Return a copy with further ``notes``."""
         return replace(self, notes=(*self.notes, *map(printable, notes)))
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from ldpfl.data.encoder import Encoder, Knots, scaled_by
+from ldpfl.data.encoder import Encoder, Knots, scale_columns
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
@@ -97,7 +97,7 @@ class Histogram:
         below /= below[-1]
         return below
 
-    def standing_out(self, bins: int, *, together: bool) -> Histogram | None:
+    def without_insignificant_bins(self, bins: int, *, together: bool) -> Histogram | None:
         """Return the histogram with 0 in all bins that may be empty, or None if all may be.
 
         A bin is kept if its count stands out from the noise, or if a neighbour's does.
@@ -105,31 +105,32 @@ class Histogram:
         Args:
             bins: number of bins in all histograms of the table. The threshold is such that in all of them hardly ever an empty bin
                 stands out.
-            together: whether all bins between the first and the last that stand out are kept too.
+            together: whether the bins between the first and the last bin that stand out are kept too.
         """
         # A normal quantile of the noise. Without noise, a count of at least 1 stands out.
         threshold = max(-float(ndtri(_FALSE_ALARM / bins)) * self.noise, 0.5)
-        certain = np.flatnonzero(self.counts > threshold)
-        if not certain.size:
+        above_noise = np.flatnonzero(self.counts > threshold)
+        if not above_noise.size:
             return None
         is_kept = np.zeros(self.counts.size, dtype=bool)
-        for first, last in [(certain[0], certain[-1])] if together else [(bin_, bin_) for bin_ in certain]:
-            is_kept[max(0, first - 1) : last + 2] = True
+        for first, last in [(above_noise[0], above_noise[-1])] if together else [(bin_, bin_) for bin_ in above_noise]:
+            is_kept[max(0, first - 1) : last + 2] = True  # with a neighbour on either side
         return replace(self, counts=np.where(is_kept, np.maximum(self.counts, 0.0), 0.0))
 
 
 def first_edges(column: Unscaled) -> Floats:
-    """Return the edges of a column's first histogram: one bin for each class, or as this module's text says for numbers."""
+    """Return the edges of a column's first histogram: one bin for each class, or for numbers the bins that the module's docstring names."""
     if column.classes:
         return np.arange(column.classes + 1, dtype=np.float64) - 0.5
     if column.bounds is None:
         return np.concatenate([-_POWERS[::-1], _POWERS])
     low, high = column.bounds
-    width = (high - low) / _MAX_BINS
+    width = (high - low) / _MAX_BINS  # of a bin within the bounds
     near_zero = width / 16.0 ** np.arange(1, _EXTRA_BINS_NEAR_ZERO + 1)
     near_zero = np.concatenate([-near_zero, near_zero])
     near_zero = near_zero[(near_zero > low) & (near_zero < high)]
     beyond = np.concatenate([-_POWERS[::-4], _POWERS[::4]])
+    # A target has no bins beyond its bounds.
     beyond = beyond[(beyond < low - width) | (beyond > high + width)] if column.place is not None else beyond[:0]
     return np.unique(np.concatenate([np.linspace(low, high, _MAX_BINS + 1), near_zero, beyond]))
 
@@ -150,7 +151,7 @@ def next_edges(histogram: Histogram) -> Floats:
     return edges if edges.size > 2 else histogram.edges
 
 
-def knots_of(histogram: Histogram) -> Knots | None:
+def quantile_knots(histogram: Histogram) -> Knots | None:
     """Return the knots that map a column's values to normal deviates of mean 0, or None if the histogram shows no rows.
 
     The knots are the middles of the bins, each with the deviate of its middle quantile. So many equal values get the deviate of their
@@ -181,7 +182,7 @@ def _straight_line(knots: Knots) -> Knots | None:
     return (float(center - reach), float(center + reach)), (-_FARTHEST, _FARTHEST)
 
 
-def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
+def is_scale_unreliable(histograms: Sequence[Histogram], knots: Knots) -> bool:
     """Return whether a column's scale by ``knots`` is unreliable: its deviates may be much narrower than they should be.
 
     It is unreliable if the ``histograms`` hold hardly more rows than noise, or do not show enough variance. Each histogram gives a lower
@@ -193,7 +194,7 @@ def is_rough(histograms: Sequence[Histogram], knots: Knots) -> bool:
     return bool(rows < _MIN_COLUMN_SIGNAL * noise) or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
 
 
-def is_small(histograms: Sequence[Histogram]) -> bool:
+def has_too_few_rows(histograms: Sequence[Histogram]) -> bool:
     """Return whether a table has so few rows, relative to the noise of its last ``histograms``, that some scale is probably wrong."""
     return all(np.maximum(histogram.counts, 0.0).sum() < _MIN_TABLE_SIGNAL * histogram.noise for histogram in histograms)
 
@@ -212,7 +213,7 @@ def _least_variance(histogram: Histogram, knots: Knots) -> float:
     return float(((squares @ rows - margin) / rows.sum()).min())
 
 
-def within(bounds: tuple[float, float]) -> Knots:
+def bounds_knots(bounds: tuple[float, float]) -> Knots:
     """Return the knots that map a column linearly from its public ``bounds`` to [-1, 1]."""
     return bounds, (-1.0, 1.0)
 
@@ -220,14 +221,16 @@ def within(bounds: tuple[float, float]) -> Knots:
 def center_and_spread(histogram: Histogram, *, whole: bool = False) -> tuple[float, float]:
     """Estimate the mean and the standard deviation of a column, as if its values were uniform within each bin; NaN if it is empty.
 
-    With ``whole``, values are uniform on the whole numbers of each bin. Many counts are 0 or 1, at the low end of their bin.
+    Args:
+        whole: whether values are taken to be uniform on the whole numbers of each bin. This suits counts, many of which are 0 or 1: they
+            lie at the low end of their bin.
     """
     rows = np.maximum(histogram.counts, 0.0)
     if not rows.sum() > 0:
         return np.nan, np.nan
     share = rows / rows.sum()
     low, high = histogram.edges[:-1], histogram.edges[1:]
-    middles, variances = (low + high) / 2, (high - low) ** 2 / 12  # of the uniform distribution
+    middles, variances = (low + high) / 2, (high - low) ** 2 / 12  # mean and variance of the uniform distribution on a bin
     if whole:
         first, last = np.ceil(low), np.ceil(high) - 1
         has_whole = last >= first
@@ -270,7 +273,9 @@ class TargetScale:
         return ((targets.double() - self.center) / self.spread).clamp(-reach, reach).float()
 
 
-def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None) -> tuple[TargetScale, float]:
+def target_scale_from_histogram(
+    histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None
+) -> tuple[TargetScale, float]:
     """Return the scale of a number or a count, by its histogram or else its ``bounds``, and the mean of a count in units of spread.
 
     Raises:
@@ -278,21 +283,22 @@ def measured_target(histogram: Histogram | None, targets: Targets, bounds: tuple
     """
     center, spread = (np.nan, np.nan) if histogram is None else center_and_spread(histogram, whole=targets == "count")
     if not spread > 0 and bounds is not None:
-        return public_target(targets, bounds, _REACH)
+        return target_scale_from_bounds(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):
         if isfinite(center):
             raise DataError(f"all targets were measured to be {center:.6g}: expected targets that vary; set data.target to another column")
         raise DataError("the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon")
     if targets != "count":
         return TargetScale(center, spread), 1.0
-    spread = max(spread, center / _MAX_MEAN)  # else all counts would be clipped far below their mean
+    spread = max(spread, center / _MAX_MEAN)  # with a smaller spread, all counts would be clipped far below their mean
     return TargetScale(0.0, spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
 
 
-def one_value(histogram: Histogram) -> tuple[float, float] | None:
-    """Return the ends of a bin that holds nearly all rows of a last ``histogram``, or None if no bin does.
+def bin_with_nearly_all_rows(histogram: Histogram) -> tuple[float, float] | None:
+    """Return the ends of the bin that holds nearly all rows of a column's last ``histogram``, or None if no bin does.
 
-    Its bins should hold about equally many rows. So these rows have one value, or the stages did not resolve how they differ.
+    The bins of a last histogram should hold about equally many rows. So rows that fill a single bin have one value, or the histograms did
+    not resolve how they differ.
     """
     rows = np.maximum(histogram.counts, 0.0)
     fullest = int(rows.argmax())
@@ -300,28 +306,30 @@ def one_value(histogram: Histogram) -> tuple[float, float] | None:
     return ends if rows[fullest] > _MAX_BIN_SHARE * rows.sum() else None
 
 
-def is_beyond(histogram: Histogram) -> bool:
-    """Return whether a last ``histogram`` reaches the largest value that is measured without bounds. Larger values are counted there."""
+def reaches_largest_value(histogram: Histogram) -> bool:
+    """Return whether a last ``histogram`` reaches :data:`LARGEST`, where all larger values of a column without bounds are counted."""
     return max(-float(histogram.edges[0]), float(histogram.edges[-1])) >= LARGEST
 
 
-def _reach_of(targets: Targets) -> float:
-    """Return how many spreads from the center a target for training may lie. The center of a count is 0, far below most counts."""
+def _target_reach(targets: Targets) -> float:
+    """Return how many spreads from the center a target for training may lie. Counts may lie further, since their center is 0."""
     return _MAX_COUNT if targets == "count" else _REACH
 
 
-def public_target(targets: Targets, bounds: tuple[float, float], reach: float) -> tuple[TargetScale, float]:
-    """Return the same as :func:`measured_target` by public ``bounds`` alone.
+def target_scale_from_bounds(targets: Targets, bounds: tuple[float, float], reach: float) -> tuple[TargetScale, float]:
+    """Return the same as :func:`target_scale_from_histogram`, from public ``bounds`` alone.
 
-    ``reach`` limits scaled targets, see :class:`TargetScale`. Mean and spread of a count are assumed to be a quarter of its upper bound,
-    which is then 4 on the scale. So a count may reach 4 at least.
+    ``reach`` limits scaled targets, see :class:`TargetScale`. The mean and the spread of a count are assumed to be a quarter of its upper
+    bound. The upper bound is then 4 on the scale, so scaled counts are never clipped below 4.
     """
     if targets == "count":
         return TargetScale(0.0, bounds[1] / 4, reach=max(reach, 4.0)), 1.0
     return TargetScale((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2, reach=reach), 1.0
 
 
-def measured_cuts(histogram: Histogram | None, dataset: Dataset, bounds: tuple[float, float] | None) -> tuple[TargetScale, list[float]]:
+def cuts_from_histogram(
+    histogram: Histogram | None, dataset: Dataset, bounds: tuple[float, float] | None
+) -> tuple[TargetScale, list[float]]:
     """Return the intervals of a time to an event, and the share of all times in each interval.
 
     Intervals end at ``data.cut_points``, or else at quantiles. Where noise hides the quantiles, they have equal lengths within ``bounds``.
@@ -329,29 +337,29 @@ def measured_cuts(histogram: Histogram | None, dataset: Dataset, bounds: tuple[f
     Raises:
         DataError: there are neither cut points nor bounds, and noise hides the quantiles.
     """
-    cuts, below = public_cuts(dataset, bounds), None if histogram is None else histogram.cumulative()
+    cuts, below = cuts_from_settings(dataset, bounds), None if histogram is None else histogram.cumulative()
     if histogram is None or below is None:
         if not cuts:
             raise DataError("the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon")
         return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)
-    if not cut_points(dataset):
-        # Interpolation needs rising shares. Without times between two edges, the quantile is the upper edge.
+    if not configured_cut_points(dataset):
+        # Interpolation needs strictly rising shares, so each edge adds a tiny one. Without times between two edges, shares would be equal.
         rising = below + np.linspace(0, 1e-9, below.size)
         cuts = np.interp(np.arange(1, dataset.outputs + 1) / (dataset.outputs + 1), rising, histogram.edges).tolist()
     return TargetScale(cuts=tuple(cuts)), np.diff(np.interp(cuts, histogram.edges, below), prepend=0.0).tolist()
 
 
-def cut_points(dataset: Dataset) -> list[float]:
+def configured_cut_points(dataset: Dataset) -> list[float]:
     """Return the ends of intervals from ``data.cut_points``; empty if they are measured."""
     return [] if dataset.encoder is None else dataset.encoder.data.cut_points
 
 
-def public_cuts(dataset: Dataset, bounds: tuple[float, float] | None) -> list[float]:
+def cuts_from_settings(dataset: Dataset, bounds: tuple[float, float] | None) -> list[float]:
     """Return the ends of intervals by public settings alone: ``data.cut_points``, or ``bounds``; empty if neither is set."""
-    return cut_points(dataset) or ([] if bounds is None else np.linspace(0, bounds[1], dataset.outputs + 1)[1:].tolist())
+    return configured_cut_points(dataset) or ([] if bounds is None else np.linspace(0, bounds[1], dataset.outputs + 1)[1:].tolist())
 
 
-def hazards(ended: Sequence[float], events: float) -> tuple[float, ...]:
+def estimate_hazards(ended: Sequence[float], events: float) -> tuple[float, ...]:
     """Estimate the hazard of each interval.
 
     Args:
@@ -364,7 +372,7 @@ def hazards(ended: Sequence[float], events: float) -> tuple[float, ...]:
     return tuple(estimates.tolist())
 
 
-def place(values: Floats, edges: Floats) -> NDArray[np.int64]:
+def bin_indices(values: Floats, edges: Floats) -> NDArray[np.int64]:
     """Return the index of the bin of each value (N,). Values beyond the edges get the outer bins, and NaN gets -1."""
     bins = np.searchsorted(edges, values, side="right") - 1
     return np.where(np.isnan(values), -1, np.clip(bins, 0, edges.size - 2)).astype(np.int64)
@@ -376,14 +384,14 @@ def unscaled_values(dataset: Dataset) -> list[Floats]:
 
 
 def _values(samples: Samples, column: Unscaled) -> Floats:
-    """Return the values (N,) of an input or a target; NaN for a target of a row that has none."""
+    """Return the values (N,) of a ``column`` of inputs or targets. A row without a target has the value NaN."""
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
     return targets.double().where(~absent_targets(samples.targets), torch.nan).numpy()
 
 
-def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:
+def scaled_like_run(dataset: Dataset, measured: Encoder) -> Dataset:
     """Return ``dataset`` scaled by the encoding that a finished run ``measured``. Nothing is measured again.
 
     Raises:
@@ -396,37 +404,37 @@ def scaled_as(dataset: Dataset, measured: Encoder) -> Dataset:
             "restore its encoding.json"
         )
     is_number = any(column.place is None and not column.classes for column in dataset.unscaled)
-    reach = _reach_of(targets_in(dataset))
+    reach = _target_reach(target_kind(dataset))
     target = TargetScale(measured.target_center, measured.target_spread, measured.cuts, reach) if is_number else None
-    return scaled(dataset, measured.knots, target, measured.shares)
+    return apply_scale(dataset, measured.knots, target, measured.shares)
 
 
-def by_bounds(dataset: Dataset) -> Dataset:
+def scaled_by_bounds(dataset: Dataset) -> Dataset:
     """Return ``dataset`` with each column scaled from its public bounds to [-1, 1]. Nothing is measured.
 
     Raises:
         DataError: a column of numbers has no bounds.
     """
     numbers = [column for column in dataset.unscaled if not column.classes]
-    is_survival = targets_in(dataset) == "survival"
+    is_survival = target_kind(dataset) == "survival"
     for column in numbers:
-        if column.bounds is None and not (is_survival and column.place is None and cut_points(dataset)):
+        if column.bounds is None and not (is_survival and column.place is None and configured_cut_points(dataset)):
             raise DataError(f"the column {column.name!r} has no bounds, and this run does not measure them: add it to data.bounds")
-    knots = [within(column.bounds) for column in numbers if column.place is not None and column.bounds is not None]
+    knots = [bounds_knots(column.bounds) for column in numbers if column.place is not None and column.bounds is not None]
     target_bounds = next((column.bounds for column in numbers if column.place is None), None)
     if is_survival:
-        return scaled(dataset, knots, TargetScale(cuts=tuple(public_cuts(dataset, target_bounds))), ())
+        return apply_scale(dataset, knots, TargetScale(cuts=tuple(cuts_from_settings(dataset, target_bounds))), ())
     if target_bounds is None:
-        return scaled(dataset, knots, None, ())
-    return scaled(dataset, knots, public_target(targets_in(dataset), target_bounds, 1.0)[0], ())
+        return apply_scale(dataset, knots, None, ())
+    return apply_scale(dataset, knots, target_scale_from_bounds(target_kind(dataset), target_bounds, 1.0)[0], ())
 
 
-def targets_in(dataset: Dataset) -> Targets:
+def target_kind(dataset: Dataset) -> Targets:
     """Return the kind of the target; a number if the data set has no encoder."""
     return "number" if dataset.encoder is None else dataset.encoder.targets
 
 
-def scaled(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale | None, shares: tuple[float, ...]) -> Dataset:
+def apply_scale(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale | None, shares: tuple[float, ...]) -> Dataset:
     """Return ``dataset`` with its unscaled inputs and its target scaled.
 
     Args:
@@ -439,7 +447,7 @@ def scaled(dataset: Dataset, knots: Sequence[Knots | None], target: TargetScale 
     def scaled_samples(samples: Samples, *, for_evaluation: bool) -> Samples:
         inputs, targets = samples.inputs, samples.targets
         if places:  # tokens of texts have no scale
-            inputs = scaled_by(samples.tensor, places, knots)
+            inputs = scale_columns(samples.tensor, places, knots)
         if target is not None:
             targets = target.scaled(targets, for_evaluation=for_evaluation)
         return Samples(inputs, targets)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
-from ldpfl.data.cells import MISSING_WORDS, day_in
+from ldpfl.data.cells import MISSING_WORDS, parse_day
 from ldpfl.data.partition import BY_LABEL, Isolation, Scheme
 from ldpfl.data.persons import DEFAULT_ROWS
 from ldpfl.errors import ConfigError
@@ -23,13 +23,13 @@ def _day(value: Any) -> Any:
     if not isinstance(value, str | date):
         return value
     try:
-        return day_in(value if isinstance(value, str) else value.isoformat())
+        return parse_day(value if isinstance(value, str) else value.isoformat())
     except ValueError:
         return value
 
 
 def _check_code(name: str) -> str:
-    """Return the user's own partition ``name``, or raise if it is not an import path."""
+    """Return ``name``, the import path of a user's own partition, or raise if it is not an import path."""
     if not is_code(name):
         raise ValueError(f"got {name!r}, expected a built-in partition, or your own as package.module:function or file.py:function")
     return name
@@ -140,7 +140,7 @@ class DataConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _days_of_dates(cls, given: Any) -> Any:
-        """Convert bounds that are dates to day numbers, and add their columns to ``dates``."""
+        """Convert bounds that are dates to day numbers, and add their columns to ``dates``. Invalid values are left for pydantic."""
         bounds = given.get("bounds") if isinstance(given, dict) else None
         if not isinstance(bounds, dict):
             return given

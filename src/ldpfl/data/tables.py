@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.data.cells import MISSING_WORDS, READERS, Kind, are_codes, kind_of, no_value, numbers_among, reads, unclear
+from ldpfl.data.cells import (
+    MISSING_WORDS,
+    READERS,
+    Kind,
+    are_codes,
+    can_parse,
+    describe_ambiguity,
+    majority_kind,
+    means_no_value,
+    numeric_words,
+)
 from ldpfl.data.folders import check_one_split, visible_files
 from ldpfl.errors import DataError, shown
 from ldpfl.util.suggestions import did_you_mean
@@ -120,7 +130,7 @@ class Table:
         else:
             self._check_all_missing(name, column, strict=strict)
             numbers = np.full(len(column), np.nan)
-        missing_numbers = numbers_among(self.missing) if kind == "numbers" else []
+        missing_numbers = numeric_words(self.missing) if kind == "numbers" else []
         return np.where(np.isin(numbers, missing_numbers), np.nan, numbers) if missing_numbers else numbers
 
     def _check_all_missing(self, name: str, column: Column, *, strict: bool) -> None:
@@ -151,15 +161,15 @@ class Table:
 
     def is_absent(self, text: str) -> bool:
         """Return whether the cell ``text`` means "no value"."""
-        return no_value(text, self.missing)
+        return means_no_value(text, self.missing)
 
     def is_numeric(self, name: str) -> bool:
         """Return whether most values in the column ``name`` are plain numbers. A limit such as ``<0.5`` is not one, nor is a code."""
         column = self.columns[name]
         if column.dtype == np.float64:
             return True
-        present = self._present(column)
-        return bool(present) and 2 * sum(reads(float, text) for text in present) > len(present) and not are_codes(present)
+        present = self._cells_with_value(column)
+        return bool(present) and 2 * sum(can_parse(float, text) for text in present) > len(present) and not are_codes(present)
 
     def kind(self, name: str) -> Kind:
         """Return whether most values in the column ``name`` are numbers, dates or words.
@@ -170,19 +180,19 @@ class Table:
         column = self.columns[name]
         if column.dtype == np.float64:
             return "numbers"
-        present = self._present(column)
-        kind = kind_of(present)
-        if kind == "words" and (problem := unclear(present)):
+        present = self._cells_with_value(column)
+        kind = majority_kind(present)
+        if kind == "words" and (problem := describe_ambiguity(present)):
             raise DataError(f"the column {name!r} holds {problem}; or list it in data.words to use it as words")
         return kind
 
     def is_text(self, name: str) -> bool:
         """Return whether most values in the column ``name`` are texts of several words."""
         column = self.columns[name]
-        present = [] if column.dtype == np.float64 else self._present(column)
+        present = [] if column.dtype == np.float64 else self._cells_with_value(column)
         return 2 * sum(len(text.split()) >= _WORDS_OF_A_TEXT for text in present) > len(present)
 
-    def _present(self, column: Column) -> list[str]:
+    def _cells_with_value(self, column: Column) -> list[str]:
         """Return the cells of a ``column`` of texts that have a value."""
         return [text for text in column if not self.is_absent(text)]
 
@@ -209,19 +219,19 @@ def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: 
     Raises:
         DataError: there is no file, a file cannot be read, or the files have different columns. The message names the file and line.
     """
-    files = _files(path)
-    tables = [(_parquet if file.suffix.lower() == ".parquet" else _csv)(file, only, names_shown) for file in files]
+    files = _table_files(path)
+    tables = [(_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, only, names_shown) for file in files]
     for file, other in zip(files[1:], tables[1:], strict=True):
         if list(other.columns) != list(tables[0].columns):
             difference = ", ".join(sorted(set(other.columns) ^ set(tables[0].columns))) or "in another order"
             raise DataError(f"{file} and {files[0]} have different columns{f': {difference}' if names_shown else f' {_HEADER_HINT}'}")
-    table = tables[0] if len(tables) == 1 else _joined(tables)
+    table = tables[0] if len(tables) == 1 else _join_tables(tables)
     if not len(table):
         raise DataError(f"{path} has columns but no rows: add rows, or name another file")
     return table
 
 
-def _files(path: Path) -> list[Path]:
+def _table_files(path: Path) -> list[Path]:
     """Return the table files at ``path``, or raise a :class:`DataError` if there are none."""
     if path.is_dir():
         files = [file for file in visible_files(path) if file.suffix.lower() in SUFFIXES]
@@ -242,7 +252,7 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
+def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
     """Read one CSV file; see :func:`read_table`. The delimiter is the one that occurs most often in its first line."""
     try:
         data = path.read_bytes()
@@ -258,11 +268,11 @@ def _csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
     first_line = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in a carriage return alone
     delimiter = max(_DELIMITERS, key=first_line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    header, cells, lines = _rows(path, reader, names_shown, strict=only is None)
+    header, cells, lines = _read_rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
     if delimiter != ",":
         columns = {name: _with_decimal_points(column, always=only is not None) for name, column in columns.items()}
-    where = partial(_line_of, path, np.array(lines, dtype=np.int64))
+    where = partial(_line_place, path, np.array(lines, dtype=np.int64))
     return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown)
 
 
@@ -274,14 +284,14 @@ def _with_decimal_points(column: Column, *, always: bool) -> Column:
     Args:
         always: whether to convert every number, whatever most cells are. A node does so, since the majority of its cells is private.
     """
-    present = [text for text in column if not no_value(text, MISSING_WORDS)]
+    present = [text for text in column if not means_no_value(text, MISSING_WORDS)]
     numbers = sum(bool(_NUMBER_WITH_COMMA.fullmatch(text.strip())) for text in present)
     if 2 * numbers <= len(present) and not always:
         return column
     return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
 
 
-def _rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
+def _read_rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
     """Return the header, the cells of each row, and the number of each row's last line.
 
     Args:
@@ -322,12 +332,12 @@ def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
         raise DataError(f"{path}: two columns are called {name}: rename one, or leave it out")
 
 
-def _line_of(path: Path, lines: NDArray[np.int64], row: int) -> str:
+def _line_place(path: Path, lines: NDArray[np.int64], row: int) -> str:
     """Return the place of a ``row`` of a CSV file, for messages. ``lines`` (N,) holds the line of each row."""
     return f"{path}, line {lines[row]}"
 
 
-def _parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
+def _read_parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
     """Read one Parquet file; see :func:`read_table`."""
     from ldpfl.data.parquet import read_parquet  # slow to import
 
@@ -336,16 +346,16 @@ def _parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Tab
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     frame = read_parquet(path, data, only, names_shown=names_shown)
-    where = partial(_row_of, str(path))
+    where = partial(_row_place, str(path))
     return _table_of_frame(frame, where, hashlib.sha256(data).hexdigest(), strict=only is None, names_shown=names_shown)
 
 
-def _row_of(origin: str, row: int) -> str:
+def _row_place(origin: str, row: int) -> str:
     """Return the place of a ``row``, counted from 1, in the file or data frame ``origin``, for messages."""
     return f"{origin}, row {row + 1}"
 
 
-def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
+def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
     """Return a data frame as a table. Messages call it ``origin``.
 
     Raises:
@@ -355,7 +365,7 @@ def table_of(frame: pandas.DataFrame, origin: str = "the data frame") -> Table:
 
     if not isinstance(frame, pandas.DataFrame):
         raise DataError(f"expected {origin} as a data frame, or as a file or folder of tables, got a {type(frame).__name__}")
-    table = _table_of_frame(frame, partial(_row_of, origin), "")
+    table = _table_of_frame(frame, partial(_row_place, origin), "")
     if not len(frame):
         raise DataError(f"there are no rows in {origin}, only columns: add rows")
     digest = hashlib.sha256()
@@ -399,10 +409,10 @@ def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, s
         if infinite.size:
             raise DataError(f"{where(int(infinite[0]))}: the value in {label} is infinite, expected a finite number")
         return np.asarray(numbers)
-    return np.array(list(_texts(series, label, where, strict=strict)), dtype=object)
+    return np.array(list(_series_texts(series, label, where, strict=strict)), dtype=object)
 
 
-def _texts(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
+def _series_texts(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Iterator[str]:
     """Yield the cells of a pandas series as text: "" for a missing value, and for one of an unsupported type unless ``strict``."""
     values, is_missing = series.to_numpy(dtype=object), series.isna().to_numpy()
     for row, (value, missing) in enumerate(zip(values, is_missing, strict=True)):
@@ -410,10 +420,10 @@ def _texts(series: Any, label: str, where: Callable[[int], str], *, strict: bool
         if not missing and not supported and strict:
             kind = type(value).__name__
             raise DataError(f"{where(row)}: {label} holds values of the type {kind}, expected numbers or words: convert them")
-        yield "" if missing or not supported else as_text(value)
+        yield "" if missing or not supported else cell_text(value)
 
 
-def as_text(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """Return the value of a cell as text. Numbers are written as Python writes floats, whole numbers without a point.
 
     So a number becomes the same text whether or not pandas has turned its column into floats.
@@ -428,22 +438,23 @@ def as_text(value: Any) -> str:
         return str(value)
 
 
-def _joined(parts: Sequence[Table]) -> Table:
+def _join_tables(parts: Sequence[Table]) -> Table:
     """Return the rows of all ``parts`` as one table. Error messages still name each row's own file."""
     ends = np.cumsum([len(part) for part in parts])
 
     def where(row: int) -> str:
-        index = int(np.searchsorted(ends, row, side="right"))  # of the part that holds the row
-        return parts[index].where(row - int(ends[index - 1]) if index else row)
+        part_index = int(np.searchsorted(ends, row, side="right"))
+        row_in_part = row - int(ends[part_index - 1]) if part_index else row
+        return parts[part_index].where(row_in_part)
 
-    columns = {name: _concatenated([part.columns[name] for part in parts]) for name in parts[0].columns}
+    columns = {name: _concatenate_columns([part.columns[name] for part in parts]) for name in parts[0].columns}
     digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
     return Table(columns, where, digest, names_shown=parts[0].names_shown, in_several_files=True)
 
 
-def _concatenated(columns: Sequence[Column]) -> Column:
+def _concatenate_columns(columns: Sequence[Column]) -> Column:
     """Return the cells of ``columns``, one after another: as numbers if all columns hold numbers, and else as texts."""
     if len({column.dtype for column in columns}) == 1:
         return np.concatenate(columns)
     cells = (cell for column in columns for cell in column)
-    return np.array([cell if isinstance(cell, str) else "" if np.isnan(cell) else as_text(cell) for cell in cells], dtype=object)
+    return np.array([cell if isinstance(cell, str) else "" if np.isnan(cell) else cell_text(cell) for cell in cells], dtype=object)

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.cells import READERS, reads, unclear
-from ldpfl.data.columns import BYTES, bytes_of, words_of
+from ldpfl.data.cells import READERS, can_parse, describe_ambiguity
+from ldpfl.data.columns import BYTES, column_words, texts_as_bytes
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.errors import ConfigError, DataError
@@ -41,7 +41,7 @@ class ReadTargets(NamedTuple):
     classes: tuple[str, ...] = ()
 
 
-def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) -> ReadTargets:
+def read_targets(tables: Sequence[Table], config: DataConfig, targets: Targets) -> ReadTargets:
     """Return the targets of each row of ``tables``, which share one list of classes.
 
     Raises:
@@ -70,7 +70,7 @@ def targets_of(tables: Sequence[Table], config: DataConfig, targets: Targets) ->
     if targets == "classes":
         return ReadTargets([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
     class_targets = _class_targets(tables, names[0], config)
-    return _as_ordered(class_targets, names[0], config) if targets == "ordered" else class_targets
+    return _as_ordered_targets(class_targets, names[0], config) if targets == "ordered" else class_targets
 
 
 _TASK_OF_SEVERAL = (
@@ -78,8 +78,8 @@ _TASK_OF_SEVERAL = (
 )
 
 
-def _as_ordered(class_targets: ReadTargets, name: str, config: DataConfig) -> ReadTargets:
-    """Return ``class_targets`` as ordered classes, with one output for each threshold between two neighbouring classes.
+def _as_ordered_targets(class_targets: ReadTargets, name: str, config: DataConfig) -> ReadTargets:
+    """Return ``class_targets`` with one output less: ordered classes have one for each threshold between two neighbouring classes.
 
     Raises:
         ConfigError: the classes are not numbers, and the settings do not give their order.
@@ -126,11 +126,11 @@ def _is_event(table: Table, name: str) -> bool:
 
 
 def _count_targets(table: Table, name: str) -> Tensor:
-    """Return the counts, or times, in the column ``name`` (N,). A negative one raises a :class:`DataError`."""
+    """Return the counts, or times, in the column ``name`` (N,). A negative number raises a :class:`DataError`."""
     values = _number_targets(table, name)
-    negative = np.flatnonzero(values.numpy() < 0)
-    if negative.size:
-        where = _listed_rows(table, negative)
+    negative_rows = np.flatnonzero(values.numpy() < 0)
+    if negative_rows.size:
+        where = _describe_rows(table, negative_rows)
         raise DataError(f"{where}: the target {name!r} is below 0, and this task expects 0 or more: correct the row")
     return values
 
@@ -149,7 +149,7 @@ def _label_targets(table: Table, name: str) -> Tensor:
     values = table.numbers(name)
     wrong_rows = np.flatnonzero((values != 0) & (values != 1))
     if wrong_rows.size:
-        raise DataError(f"{_listed_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1")
+        raise DataError(f"{_describe_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1")
     return torch.from_numpy(values.astype(np.float32))
 
 
@@ -161,8 +161,8 @@ def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
     """
     column = table.columns[name]
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
-    if 2 * sum(reads(READERS["numbers"], text) for text in cells) < len(cells):
-        if problem := unclear(cells):
+    if 2 * sum(can_parse(READERS["numbers"], text) for text in cells) < len(cells):
+        if problem := describe_ambiguity(cells):
             raise DataError(f"the target {name!r} holds {problem}")
         raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
     _check_only_numbers(table, name, READERS["numbers"], "correct the row, or leave it out")
@@ -173,13 +173,13 @@ def _check_only_numbers(table: Table, name: str, reader: Callable[[str], float],
     column = table.columns[name]
     if column.dtype == np.float64:
         return
-    other_rows = np.flatnonzero([not (table.is_absent(text) or reads(reader, text)) for text in column])
+    other_rows = np.flatnonzero([not (table.is_absent(text) or can_parse(reader, text)) for text in column])
     if other_rows.size:
-        where = _listed_rows(table, other_rows)
+        where = _describe_rows(table, other_rows)
         raise DataError(f"{where}: the target {name!r} is not a number, unlike others in this column: {remedy}")
 
 
-def _listed_rows(table: Table, rows: NDArray[np.int64]) -> str:
+def _describe_rows(table: Table, rows: NDArray[np.int64]) -> str:
     """Return the places of the first few ``rows``, such as "a.csv, line 2, line 7", and how many others there are, for a message."""
     first, *further = (table.where(int(row)) for row in rows[:_MAX_NAMED])
     file = first.rpartition(", ")[0]
@@ -196,7 +196,7 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes
     for table in tables if numeric else ():
         _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
-    words = [words_of(table, name, numeric=numeric, values=config.classes) for table in tables]
+    words = [column_words(table, name, numeric=numeric, values=config.classes) for table in tables]
     for table, table_words in zip(tables, words, strict=True):
         remedy = "leave such rows out; or, if the word is a class, name all classes, --set 'data.classes=[\"none\", ...]'"
         _check_none_missing(table, name, np.array([not word for word in table_words]), remedy)
@@ -223,7 +223,7 @@ _NOTE_ON_CLASSES = (
 
 
 def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on classes of the target ``name`` that differ in upper and lower case alone; nothing if all differ otherwise."""
+    """Return a note if some classes of the target ``name`` differ in upper and lower case alone; an empty tuple if none do."""
     spellings: dict[str, list[str]] = {}
     for word in classes:
         spellings.setdefault(word.casefold(), []).append(word)
@@ -259,7 +259,7 @@ def natural_key(word: str) -> tuple[int, float, str]:
 def _check_none_missing(table: Table, name: str, absent: NDArray[np.bool_], remedy: str) -> None:
     """Raise a :class:`DataError` if a row has no target, which the mask ``absent`` (N,) marks."""
     if absent.any():
-        where = _listed_rows(table, np.flatnonzero(absent))
+        where = _describe_rows(table, np.flatnonzero(absent))
         missing = "an empty cell, or a word for a missing value, such as NA or None"
         raise DataError(f"{where}: the target {name!r} has no value ({missing}): {remedy}")
 
@@ -268,5 +268,5 @@ def _token_targets(table: Table, config: DataConfig) -> Tensor:
     """Return the next byte at each position of each text as a token (N, length), and ``NO_TOKEN`` after the end."""
     if not config.text:
         raise ConfigError("a language model is trained on texts: name their column in data.text")
-    next_bytes = bytes_of(table.column(config.text, "data.text"), config.length)[:, 1:]
+    next_bytes = texts_as_bytes(table.column(config.text, "data.text"), config.length)[:, 1:]
     return torch.where(next_bytes == 0, NO_TOKEN, next_bytes)

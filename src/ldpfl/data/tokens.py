@@ -21,8 +21,8 @@ _MAX_CHARACTERS_PER_TOKEN = 100
 """Characters of a text that are read for each token that is kept. Without a limit, the run time would reveal one long text."""
 
 
-def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Tensor]:
-    """Return ``texts`` as tokens (N, ``length``) and their mask, by the argument names of the models of ``transformers``.
+def tokenize(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Tensor]:
+    """Return the tokens (N, ``length``) of ``texts`` and their padding mask, under the names that models of ``transformers`` use.
 
     Raises:
         ConfigError: the tokenizer cannot be loaded, or has no token for padding.
@@ -34,11 +34,11 @@ def tokens_of(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Te
     return {TOKENS: encoded[TOKENS], MASK: encoded[MASK]}
 
 
-def vocabulary_of(tokenizer: str) -> int:
+def vocabulary_size(tokenizer: str) -> int:
     """Return the number of tokens: the largest token's number plus one.
 
     Raises:
-        ConfigError: as :func:`tokens_of`.
+        ConfigError: as :func:`tokenize`.
     """
     return 1 + max(map(int, _tokenizer(tokenizer).get_vocab().values()))
 
@@ -48,7 +48,7 @@ def vocabulary_digest(tokenizer: str) -> str:
     """Return the SHA-256, in hex, of all tokens and their numbers.
 
     Raises:
-        ConfigError: as :func:`tokens_of`.
+        ConfigError: as :func:`tokenize`.
     """
     return hashlib.sha256(json.dumps(sorted(_tokenizer(tokenizer).get_vocab().items())).encode()).hexdigest()
 
@@ -66,11 +66,11 @@ def check_vocabulary(tokenizer: str, digest: str) -> None:
         )
 
 
-def padding_of(tokenizer: str) -> int:
+def padding_token_number(tokenizer: str) -> int:
     """Return the number of the padding token.
 
     Raises:
-        ConfigError: as :func:`tokens_of`.
+        ConfigError: as :func:`tokenize`.
     """
     return int(_tokenizer(tokenizer).pad_token_id)
 
@@ -81,7 +81,7 @@ _VOCABULARY_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 
 @lru_cache(maxsize=2)
 def _tokenizer(name: str) -> Any:
-    """Load the tokenizer ``name``, set to pad short texts on the right, or raise as :func:`tokens_of`."""
+    """Load the tokenizer ``name``, set to pad short texts on the right. It raises the same errors as :func:`tokenize`."""
     folder_or_hub_name = name.removeprefix(PRETRAINED)
     folder = Path(folder_or_hub_name)
     # Without this check, transformers would return a tokenizer with an empty vocabulary.
@@ -102,13 +102,13 @@ def _tokenizer(name: str) -> Any:
     return tokenizer
 
 
-def following(inputs: Inputs) -> Tensor:
+def next_token_targets(inputs: Inputs) -> Tensor:
     """Return the targets (N, T) of a language model: each position's next token, or ``NO_TOKEN`` at the end of a text and in padding.
 
     Raises:
         DataError: the inputs are not tokens.
     """
-    tokens = inputs if isinstance(inputs, Tensor) else inputs.get(TOKENS, torch.empty(0))
+    tokens = inputs if isinstance(inputs, Tensor) else inputs.get(TOKENS, torch.empty(0))  # an empty tensor is refused below
     if tokens.dim() != 2 or tokens.is_floating_point():
         raise DataError(f"inputs are not tokens (N, T), whole numbers, alone or as {TOKENS!r} of a dict: correct them, or give targets too")
     is_token = torch.ones_like(tokens, dtype=torch.bool) if isinstance(inputs, Tensor) or MASK not in inputs else inputs[MASK].bool()

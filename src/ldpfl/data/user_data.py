@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.from_table import dataset_of
-from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_name
-from ldpfl.data.inputs import TOKENS, Inputs, by_name, each, not_dense
-from ldpfl.data.leaks import leaks_in
-from ldpfl.data.samples import Dataset, Owners, Samples, owners_of
+from ldpfl.data.from_table import dataset_from_table
+from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_file_name
+from ldpfl.data.inputs import TOKENS, Inputs, density_problem, map_tensors, tensors_by_name
+from ldpfl.data.leaks import find_leaks
+from ldpfl.data.samples import Dataset, Owners, Samples, number_clients
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, read_table, table_of
+from ldpfl.data.tables import Table, read_table, table_from_frame
 from ldpfl.data.targets import MOST_CLASSES
-from ldpfl.data.tokens import following
-from ldpfl.data.user_hub import fetched
+from ldpfl.data.tokens import next_token_targets
+from ldpfl.data.user_hub import fetch_data
 from ldpfl.data.user_images import Pictures, holds_images
 from ldpfl.errors import ConfigError, DataError, in_short, printable
 from ldpfl.tasks import PARALLEL, Targets
@@ -33,40 +33,40 @@ _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
 """Fixed constants for normalising a user's images. They are near enough to centre and scale pixels, and depend on no data."""
 
 
-def load_brought(config: DataConfig, targets: Targets, given: object = None) -> Dataset:
-    """Return a user's own data by ``config``, or from ``given``, the data that a caller passes from Python.
+def load_user_data(config: DataConfig, targets: Targets, data: object = None) -> Dataset:
+    """Return a user's own data by ``config``, or from ``data``, the data that a caller passes from Python.
 
-    ``given`` may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays; inputs may be a dict of several),
+    ``data`` may be a data frame, a :class:`Dataset`, a pair of inputs and targets (tensors or arrays; inputs may be a dict of several),
     or a PyTorch data set of such pairs.
 
     Raises:
-        ConfigError: the settings contradict each other, or ``given`` is needed and None.
+        ConfigError: the settings contradict each other, or ``data`` is needed and None.
         DataError: the data cannot be read, or do not fit. The message names the place.
     """
     if config.path:
         paths = tuple(Path(path) for path in (config.path, config.test_path) if path)
-        return _from_files(config.model_dump_json(), targets, paths, tuple(map(_stamp, paths)))
+        return _load_files(config.model_dump_json(), targets, paths, tuple(map(_file_states, paths)))
     if config.name != GIVEN:
-        given = called("data", config.name) if is_code(config.name) else fetched(config)
-    if given is None:
+        data = called("data", config.name) if is_code(config.name) else fetch_data(config)
+    if data is None:
         raise ConfigError("the data of this run were passed from Python, so no file has them: pass them again with data=...")
-    return _as_dataset(given, config, targets)
+    return _as_dataset(data, config, targets)
 
 
 @lru_cache(maxsize=2)
-def _from_files(config_json: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
+def _load_files(config_json: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
     """Read and encode the files at ``paths``. A second file, if there is one, holds test data.
 
     A run reads its data twice, for its checks and for training. ``stamps`` only serve the cache: changed files are read again.
     """
     config = DataConfig.model_validate_json(config_json)
     if holds_images(paths[0]):
-        return _as_dataset(fetched(config), config, targets)
+        return _as_dataset(fetch_data(config), config, targets)
     tables = [read_table(path) for path in paths]
     return _dataset_of_tables(paths[0].stem, tables[0], tables[1] if len(tables) > 1 else None, config, targets)
 
 
-def _stamp(path: Path) -> object:
+def _file_states(path: Path) -> object:
     """Return a value that changes when the files at ``path`` change: their names, times and sizes."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     try:
@@ -75,8 +75,8 @@ def _stamp(path: Path) -> object:
         return ()  # reading the file raises the error with its message
 
 
-def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
-    """Turn ``given``, data in any form that :func:`load_brought` supports, into a data set.
+def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
+    """Return the data set of ``data``, which is data in any form that :func:`load_user_data` supports.
 
     Raises:
         ConfigError: the form is not supported, or a setting does not apply to it.
@@ -84,58 +84,60 @@ def _as_dataset(given: object, config: DataConfig, targets: Targets) -> Dataset:
     """
     import pandas
 
-    if isinstance(given, pandas.DataFrame):
-        given = (given,)
-    if isinstance(given, Sequence) and len(given) in (1, 2) and all(isinstance(part, pandas.DataFrame) for part in given):
-        if len(given) > 1 and config.test_path:
+    if isinstance(data, pandas.DataFrame):
+        data = (data,)
+    if isinstance(data, Sequence) and len(data) in (1, 2) and all(isinstance(part, pandas.DataFrame) for part in data):
+        if len(data) > 1 and config.test_path:
             raise ConfigError("data is a pair of training and test rows, but data.test_path is set too: leave data.test_path out")
-        named = ("the train rows", "the test rows") if len(given) > 1 else ("the data frame",)
-        train, *test = (table_of(part, name) for part, name in zip(given, named, strict=True))
+        origins = ("the train rows", "the test rows") if len(data) > 1 else ("the data frame",)
+        train, *test = (table_from_frame(part, origin) for part, origin in zip(data, origins, strict=True))
         return _dataset_of_tables(config.name, train, test[0] if test else _test_table(config), config, targets)
-    if isinstance(given, Pictures):
+    if isinstance(data, Pictures):
         if targets != "class":
             raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
         _check_unused(config, "images", _TABLE_SETTINGS)
-        return _dataset_of_images(given, config)
+        return _dataset_of_images(data, config)
     unused_settings = (*_TABLE_SETTINGS, *_FILE_SETTINGS)
-    if isinstance(given, Dataset):
+    if isinstance(data, Dataset):
         _check_unused(config, "an ldpfl.data.Dataset", unused_settings)
-        return given
-    if isinstance(given, torch.utils.data.Dataset):
-        if _is_sorted_by_class(given):
+        return data
+    if isinstance(data, torch.utils.data.Dataset):
+        if _is_sorted_by_class(data):
             raise ConfigError("data is a torchvision ImageFolder, which is sorted by class: give the path of its folder instead")
         _check_unused(config, "a PyTorch data set", unused_settings)
-        return _dataset_of_pairs(given, targets)
-    if targets == "tokens" and _are_tokens(given):
-        given = (given, None)
-    if isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) == 2:
-        given_inputs, given_targets = given
+        return _dataset_of_pairs(data, targets)
+    if targets == "tokens" and _are_tokens(data):
+        data = (data, None)
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2:
+        given_inputs, given_targets = data
         _check_unused(config, "a pair of inputs and targets", unused_settings)
         is_named = isinstance(given_inputs, Mapping)
-        named_inputs = {name: _numbers(part, "inputs") for name, part in (given_inputs if is_named else {"": given_inputs}).items()}
+        named_inputs = {name: _number_tensor(part, "inputs") for name, part in (given_inputs if is_named else {"": given_inputs}).items()}
         inputs: Inputs = named_inputs if is_named else named_inputs[""]
         are_next_tokens = given_targets is None and targets == "tokens"
-        return _dataset_of_tensors(inputs, following(inputs) if are_next_tokens else _numbers(given_targets, "targets"), targets)
+        return _dataset_of_tensors(
+            inputs, next_token_targets(inputs) if are_next_tokens else _number_tensor(given_targets, "targets"), targets
+        )
     raise ConfigError(
-        f"data are {_kind_of(given)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
-        f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(given)}"
+        f"data are {_kind_of(data)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
+        f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(data)}"
     )
 
 
 def _dataset_of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
     """Return the data set of a user's own tables, with the columns that give the target away as its ``leaks``."""
-    dataset = dataset_of(name, train, test, config, targets)
+    dataset = dataset_from_table(name, train, test, config, targets)
     if dataset.encoder is None:  # texts for a language model
         return dataset
-    return replace(dataset, leaks=leaks_in(train.with_missing(config.missing_words), dataset.encoder.data, targets))
+    return replace(dataset, leaks=find_leaks(train.with_missing(config.missing_words), dataset.encoder.data, targets))
 
 
-def _are_tokens(given: object) -> bool:
-    """Return whether ``given`` are tokens without targets: one tensor or array, or a dict with the names of ``transformers``."""
-    return TOKENS in given if isinstance(given, Mapping) else isinstance(given, Tensor | np.ndarray)
+def _are_tokens(data: object) -> bool:
+    """Return whether ``data`` are tokens without targets: one tensor or array, or a dict with the names of ``transformers``."""
+    return TOKENS in data if isinstance(data, Mapping) else isinstance(data, Tensor | np.ndarray)
 
 
-def tensor_of(values: object, what: str) -> Tensor:
+def sample_tensor(values: object, what: str) -> Tensor:
     """Return ``values`` as samples (N, ...): images as uint8 (N, C, H, W), tokens as int64, other numbers as float32.
 
     Messages call the values ``what``.
@@ -143,47 +145,47 @@ def tensor_of(values: object, what: str) -> Tensor:
     Raises:
         DataError: the values are not numbers of one shape, or hold NaN or infinity.
     """
-    numbers = _numbers(values, what)
+    numbers = _number_tensor(values, what)
     if numbers.dim() < 2 or not len(numbers):
         raise DataError(
             f"{what} have the shape {tuple(numbers.shape)}: give samples along the first axis, one at least, each with its values"
         )
-    return _typed(numbers)
+    return _with_sample_dtype(numbers)
 
 
-def _kind_of(given: object) -> str:
-    """Describe the type and length of ``given`` for a message, without its content, which is private."""
-    kind = type(given)
+def _kind_of(data: object) -> str:
+    """Describe the type and length of ``data`` for a message, without its content, which is private."""
+    kind = type(data)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]} {kind.__name__}"
-    length = f" of {len(given):,}" if isinstance(given, Sequence | Mapping) else ""
+    length = f" of {len(data):,}" if isinstance(data, Sequence | Mapping) else ""
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{length}"
 
 
-def _conversion_hint(given: object) -> str:
-    """Return a hint on how to convert ``given`` to a supported form, or ""."""
-    if hasattr(given, "to_pandas"):
+def _conversion_hint(data: object) -> str:
+    """Return a hint on how to convert ``data`` to a supported form, or ""."""
+    if hasattr(data, "to_pandas"):
         return "; data.to_pandas() is a data frame"
-    if isinstance(given, torch.utils.data.DataLoader):
+    if isinstance(data, torch.utils.data.DataLoader):
         return "; data.dataset is the data set of this loader"
-    if isinstance(given, Mapping) and given and all(hasattr(part, "to_pandas") for part in given.values()):
+    if isinstance(data, Mapping) and data and all(hasattr(part, "to_pandas") for part in data.values()):
         return "; give data['train'].to_pandas(), or a pair of train rows and test rows as two such data frames"
-    if isinstance(given, list) and given and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in given):
+    if isinstance(data, list) and data and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in data):
         return f"; {_AS_PAIR}"
-    return "; a table of columns is pandas.DataFrame(data)" if isinstance(given, Mapping | list) or hasattr(given, "__array__") else ""
+    return "; a table of columns is pandas.DataFrame(data)" if isinstance(data, Mapping | list) or hasattr(data, "__array__") else ""
 
 
 _AS_PAIR = "with pairs = list(data), give (torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))"
 
 
-def _is_sorted_by_class(given: Any) -> bool:
-    """Return whether ``given`` is torchvision's ImageFolder, or a subset or concatenation of some. Its samples are sorted by class."""
-    inner = [given.dataset] if hasattr(given, "dataset") else list(getattr(given, "datasets", ()))
-    return (hasattr(given, "class_to_idx") and hasattr(given, "samples")) or any(map(_is_sorted_by_class, inner))
+def _is_sorted_by_class(data: Any) -> bool:
+    """Return whether ``data`` is torchvision's ImageFolder, or a subset or concatenation of some. Its samples are sorted by class."""
+    inner = [data.dataset] if hasattr(data, "dataset") else list(getattr(data, "datasets", ()))
+    return (hasattr(data, "class_to_idx") and hasattr(data, "samples")) or any(map(_is_sorted_by_class, inner))
 
 
-def _numbers(values: object, what: str) -> Tensor:
+def _number_tensor(values: object, what: str) -> Tensor:
     """Return ``values``, a tensor, an array, a list, or columns of a frame, as a tensor of real numbers. Messages call them ``what``."""
-    if isinstance(values, Tensor) and (problem := not_dense(values)):
+    if isinstance(values, Tensor) and (problem := density_problem(values)):
         raise DataError(f"{what} are {problem}")
     try:
         # PyTorch warns of read-only arrays, so these are copied.
@@ -209,24 +211,24 @@ def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
         raise ConfigError(f"{', '.join(unused)} has no effect where data is {what}: leave it out")
 
 
-def _dataset_of_images(given: Pictures, config: DataConfig) -> Dataset:
+def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:
     """Return the data set of a user's own images. Without test images, about a fifth of the images become test images."""
     name = Path(config.path).name if config.path else config.name
-    notes = () if config.classes else (_class_note(given.classes),)
-    parts, train = list(given.parts), given.parts[0]
+    notes = () if config.classes else (_class_note(pictures.classes),)
+    parts, train = list(pictures.parts), pictures.parts[0]
     is_test = np.zeros(len(train), dtype=bool)
     if len(parts) == 1:
-        is_test = held_out(len(train), TEST_SHARE) if given.identities is None else held_out_by_name(given.identities)
+        is_test = held_out(len(train), TEST_SHARE) if pictures.identities is None else held_out_by_file_name(pictures.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
-    dataset = replace(_split(name, parts, notes, outputs=len(given.classes) or None), classes=given.classes)
-    owners = Owners() if given.owners is None else _owners_of_images(given.owners, is_test)
-    return replace(dataset, **owners._asdict(), identities=None if given.identities is None else given.identities[~is_test])
+    dataset = replace(_dataset_of_splits(name, parts, notes, outputs=len(pictures.classes) or None), classes=pictures.classes)
+    owners = Owners() if pictures.owners is None else _owners_of_images(pictures.owners, is_test)
+    return replace(dataset, **owners._asdict(), identities=None if pictures.identities is None else pictures.identities[~is_test])
 
 
 def _owners_of_images(names: Sequence[str], is_test: NDArray[np.bool_]) -> Owners:
     """Return the client of each image from the ``names`` (N,) of the images' clients. A separate test split has no clients."""
     train_names, test_names = ([names[int(row)] for row in np.flatnonzero(in_split)] for in_split in (~is_test, is_test))
-    return owners_of(train_names, test_names or None)
+    return number_clients(train_names, test_names or None)
 
 
 def _test_table(config: DataConfig) -> Table | None:
@@ -235,7 +237,7 @@ def _test_table(config: DataConfig) -> Table | None:
 
 
 def _class_note(classes: Sequence[str]) -> str:
-    """Return the note that ``classes`` were taken from the data, because the settings name none. Without names, their number was."""
+    """Return the note that the names of the ``classes`` were taken from the data; if they have no names, the note is on their number."""
     if not classes:
         return _COUNT_NOTE
     examples = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
@@ -248,75 +250,79 @@ def _class_note(classes: Sequence[str]) -> str:
 _COUNT_NOTE = "how many classes, or tokens, there are was taken from the data, as if it were public"
 
 
-def _dataset_of_pairs(given: Any, targets: Targets) -> Dataset:
+def _dataset_of_pairs(data: Any, targets: Targets) -> Dataset:
     """Read a PyTorch data set of (input, target) to its end."""
-    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):  # for example an IterableDataset
-        raise DataError(f"data is a {type(given).__name__}, which lacks __len__ or __getitem__: {_AS_PAIR}")
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):  # for example an IterableDataset
+        raise DataError(f"data is a {type(data).__name__}, which lacks __len__ or __getitem__: {_AS_PAIR}")
     try:
-        pairs = [given[place] for place in range(len(given))]
+        pairs = [data[place] for place in range(len(data))]
         samples = [pair[0] for pair in pairs]
         if isinstance(samples[0], Mapping):
-            inputs: Inputs = {name: _stacked([sample[name] for sample in samples]) for name in samples[0]}
+            inputs: Inputs = {name: _stack([sample[name] for sample in samples]) for name in samples[0]}
         else:
-            inputs = _stacked(samples)
-        answers = _stacked([pair[1] for pair in pairs])
+            inputs = _stack(samples)
+        target_values = _stack([pair[1] for pair in pairs])
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
         raise DataError(f"the items of the data set cannot be stacked as pairs (input, target) of one shape: {in_short(error)}") from error
-    return _dataset_of_tensors(inputs, answers, targets)
+    return _dataset_of_tensors(inputs, target_values, targets)
 
 
-def _stacked(values: Sequence[Any]) -> Tensor:
-    """Return ``values``, one of each sample, as one tensor (N, ...)."""
-    problems = [problem for value in values if isinstance(value, Tensor) and (problem := not_dense(value))]
+def _stack(values: Sequence[Any]) -> Tensor:
+    """Return ``values``, the values of one item in each sample, as one tensor (N, ...)."""
+    problems = [problem for value in values if isinstance(value, Tensor) and (problem := density_problem(value))]
     if problems:
         raise DataError(f"samples of the data set are {problems[0]}")
     return torch.stack([torch.as_tensor(np.asarray(value)) for value in values])
 
 
-def _dataset_of_tensors(inputs: Inputs, answers: Tensor, targets: Targets) -> Dataset:
-    """Return the data set of ``inputs`` (N, ...) and the target of each, ``answers`` (N, ...), or raise if a value does not fit."""
-    if not by_name(inputs) or not all(isinstance(name, str) for name in by_name(inputs)):
+def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets) -> Dataset:
+    """Return the data set of ``inputs`` (N, ...) and the target of each, ``target_values`` (N, ...), or raise if a value does not fit."""
+    if not tensors_by_name(inputs) or not all(isinstance(name, str) for name in tensors_by_name(inputs)):
         raise DataError(
             "inputs is a dict that is empty or has a key that is no text: name each input like an argument of the model's forward"
         )
-    for name, part in by_name(inputs).items():
-        if len(part) != len(answers) or not len(answers):
+    for name, part in tensors_by_name(inputs).items():
+        if len(part) != len(target_values) or not len(target_values):
             which = f"inputs {name!r} have" if name else "inputs have"
-            raise DataError(f"{which} {len(part):,} rows, and targets {len(answers):,}: give one target for each row, and one row at least")
+            raise DataError(
+                f"{which} {len(part):,} rows, and targets {len(target_values):,}: give one target for each row, and one row at least"
+            )
     if targets in PARALLEL:
         raise ConfigError("task.name is 'ordinal' or 'survival', which need a table: give a data frame or a file, and data.target")
-    inputs, answers = each(_typed, inputs), answers.detach()
-    tokens = any(part.dtype == torch.int64 for part in by_name(inputs).values())
+    inputs, target_values = map_tensors(_with_sample_dtype, inputs), target_values.detach()
+    tokens = any(part.dtype == torch.int64 for part in tensors_by_name(inputs).values())
     notes = (_COUNT_NOTE,) if targets in ("class", "tokens") or tokens else ()
-    if not bool(answers.isfinite().all()):
+    if not bool(target_values.isfinite().all()):
         raise DataError("targets contain NaN or infinity: leave such samples out")
-    if targets == "class" and answers.dim() != 1:
-        is_column = answers.dim() == 2 and answers.shape[1] == 1
+    if targets == "class" and target_values.dim() != 1:
+        is_column = target_values.dim() == 2 and target_values.shape[1] == 1
         advice = "squeeze(1)" if is_column else "argmax(1), or for several labels set task.name to 'multilabel'"
-        raise DataError(f"targets have the shape {tuple(answers.shape)}, expected ({len(answers)},), one class each: give targets.{advice}")
+        raise DataError(
+            f"targets have the shape {tuple(target_values.shape)}, expected ({len(target_values)},), one class each: give targets.{advice}"
+        )
     if targets in ("class", "tokens"):
-        if answers.is_floating_point() and not torch.equal(answers, answers.round()):
+        if target_values.is_floating_point() and not torch.equal(target_values, target_values.round()):
             raise DataError("some targets are not whole numbers, but classes must be; to predict a number, set task.name to 'regression'")
-        answers = answers.long()
-        if targets == "class" and not (answers.numel() and int(answers.min()) >= 0 and int(answers.max()) < MOST_CLASSES):
+        target_values = target_values.long()
+        if targets == "class" and not (target_values.numel() and int(target_values.min()) >= 0 and int(target_values.max()) < MOST_CLASSES):
             raise DataError(f"some targets are not classes, which must be whole numbers from 0 to {MOST_CLASSES - 1}: correct them")
-        if targets == "class" and bool((answers == answers[0]).all()):
+        if targets == "class" and bool((target_values == target_values[0]).all()):
             raise DataError("all targets are of the same class, so there is nothing to learn: give samples of at least two classes")
     else:
-        answers = answers.float()
-    if targets == "classes" and not bool(((answers == 0) | (answers == 1)).all()):
+        target_values = target_values.float()
+    if targets == "classes" and not bool(((target_values == 0) | (target_values == 1)).all()):
         raise DataError("some targets are not 0 or 1, as each label of the task 'multilabel' must be: correct them")
-    if targets == "count" and bool((answers < 0).any()):
+    if targets == "count" and bool((target_values < 0).any()):
         raise DataError("some targets are below 0, but counts must be 0 or more: correct them")
-    if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in by_name(inputs).values()):
+    if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in tensors_by_name(inputs).values()):
         raise DataError("some inputs are whole numbers below 0, but tokens are 0 or more; convert other inputs to a floating type")
-    return _split(GIVEN, [Samples(inputs, answers)], notes, targets)
+    return _dataset_of_splits(GIVEN, [Samples(inputs, target_values)], notes, targets)
 
 
-def _typed(inputs: Tensor) -> Tensor:
-    """Return images as uint8, numbers as float32 and tokens as int64."""
+def _with_sample_dtype(inputs: Tensor) -> Tensor:
+    """Convert samples (N, ...) to the type that :class:`Samples` expects: uint8 for images, float32 for numbers, int64 for tokens."""
     if inputs.dtype == torch.uint8 and inputs.dim() in (3, 4):
         return _channels_first(inputs)
     # Bytes that are not an image are a table of small numbers.
@@ -333,10 +339,13 @@ def _channels_first(pixels: Tensor) -> Tensor:
     """Return images as (N, C, H, W). The input may lack the channel axis, or have it last."""
     if pixels.dim() == 3:
         return pixels[:, None]
-    return pixels.permute(0, 3, 1, 2).contiguous() if pixels.shape[1] > 4 >= pixels.shape[3] else pixels
+    has_channels_last = pixels.shape[1] > 4 >= pixels.shape[3]  # an image has at most 4 channels, and more rows
+    return pixels.permute(0, 3, 1, 2).contiguous() if has_channels_last else pixels
 
 
-def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None) -> Dataset:
+def _dataset_of_splits(
+    name: str, parts: list[Samples], notes: tuple[str, ...], targets: Targets = "class", outputs: int | None = None
+) -> Dataset:
     """Return a data set of two ``parts``, training and test samples. If there is only one part, a fifth of it becomes the test samples."""
     if len(parts) == 1:
         is_test = torch.from_numpy(held_out(len(parts[0]), TEST_SHARE))
@@ -349,17 +358,19 @@ def _split(name: str, parts: list[Samples], notes: tuple[str, ...], targets: Tar
         for content in part.content():
             digest.update(content)
     if outputs is None:
-        outputs = _outputs(train.targets, test.targets, targets)
-    test_inputs = by_name(test.inputs)
-    tokens = {key: part for key, part in by_name(train.inputs).items() if part.dtype == torch.int64}
-    sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
-    vocabulary = sizes if isinstance(train.inputs, Mapping) else sizes.get("")
+        outputs = _output_count(train.targets, test.targets, targets)
+    test_inputs = tensors_by_name(test.inputs)
+    tokens = {key: part for key, part in tensors_by_name(train.inputs).items() if part.dtype == torch.int64}
+    vocabulary_sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
+    vocabulary = vocabulary_sizes if isinstance(train.inputs, Mapping) else vocabulary_sizes.get("")
     # One mean and one deviation for all channels, since images may differ in their number of channels.
-    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(part.dtype == torch.uint8 for part in by_name(train.inputs).values()) else ((), ())
+    mean, std = (
+        ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(part.dtype == torch.uint8 for part in tensors_by_name(train.inputs).values()) else ((), ())
+    )
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
 
 
-def _outputs(train: Tensor, test: Tensor, targets: Targets) -> int:
+def _output_count(train: Tensor, test: Tensor, targets: Targets) -> int:
     """Return how many outputs a model needs for the targets of ``train`` and ``test`` samples: one for each class, or each number."""
     if targets in ("class", "tokens"):
         return 1 + max(int(train.max()), int(test.max()))

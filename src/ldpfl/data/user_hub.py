@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ldpfl.data.folders import check_one_split, split_of, visible_files
-from ldpfl.data.loading import quiet
+from ldpfl.data.folders import check_one_split, split_in_path, visible_files
+from ldpfl.data.loading import silence_loggers
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.user_images import IMAGES, Pictures, image_column, pictures, pixels
+from ldpfl.data.user_images import IMAGE_SUFFIXES, Pictures, image_column, read_pictures, read_pixels
 from ldpfl.errors import ConfigError, DataError, LdpflError, first_line
 from ldpfl.util.suggestions import did_you_mean
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
+def fetch_data(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
     """Return the data set that ``config`` names: its train rows and, if there are any, its test rows.
 
     Raises:
@@ -39,10 +39,10 @@ def fetched(config: DataConfig) -> tuple[pandas.DataFrame, ...] | Pictures:
         splits["test"] = test_splits.get("test", test_splits["train"])
         if image_column(splits["test"]) is None:
             raise DataError(f"data.test_path is {config.test_path!r}, which holds no images, but {origin!r} does: name a folder of images")
-    return pictures(splits, config, origin)
+    return read_pictures(splits, config, origin)
 
 
-def new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tensor:
+def read_new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tensor:
     """Return images without classes as bytes (N, C, H, W): those of ``files``, or else those in the Parquet files at ``path``.
 
     Args:
@@ -61,7 +61,7 @@ def new_images(path: Path, files: Sequence[Path] | None, mode: str) -> Tensor:
     image = image_column(split)
     if image is None or not len(split):
         raise DataError(f"{path} holds no images: give a folder of them, an image, a Parquet file with a column of images, or a .npy file")
-    return pixels(split, image, str(path), mode)
+    return read_pixels(split, image, str(path), mode)
 
 
 def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
 
     datasets.disable_progress_bars()
     try:
-        with quiet("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
+        with silence_loggers("datasets", "huggingface_hub"), TemporaryDirectory() as folder:
             no_retries = datasets.DownloadConfig(max_retries=0)
             cache = folder if is_local else None
             source, arguments = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
@@ -101,7 +101,7 @@ def _nearest(path: Path) -> str:
     except OSError:
         return ""
     suggestion = did_you_mean(str(path), neighbours) if neighbours else ""
-    return f" ({suggestion})" if suggestion.startswith("did") else ""  # else it lists all names
+    return f" ({suggestion})" if suggestion.startswith("did") else ""  # any other suggestion is a list of all names
 
 
 def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
@@ -113,8 +113,8 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
         raise DataError(f"data set {str(path)!r} cannot be read: there is no such file or folder")
     if path.is_file():
         return "parquet", {"data_files": {"train": escape(str(path))}}
-    files = [file for file in visible_files(path) if file.suffix.lower() in IMAGES or file.stem == "metadata"]
-    if not any(file.suffix.lower() in IMAGES for file in files):
+    files = [file for file in visible_files(path) if file.suffix.lower() in IMAGE_SUFFIXES or file.stem == "metadata"]
+    if not any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         return "parquet", {"data_files": _parquet_of(path)}
     folders = {file.relative_to(path).parts[0] for file in files}
     has_splits = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
@@ -133,7 +133,7 @@ def _parquet_of(path: Path) -> dict[str, list[str]]:
         raise DataError(f"{path} holds no images: expected a folder of images for each class, or Parquet files with images")
     splits: dict[str, list[str]] = {}
     for file in files:
-        splits.setdefault(split_of(file.relative_to(path)) or "train", []).append(escape(str(file)))
+        splits.setdefault(split_in_path(file.relative_to(path)) or "train", []).append(escape(str(file)))
     if "train" not in splits:  # a folder of test data alone
         return {"train": [escape(str(file)) for file in files]}
     return {split: splits[split] for split in ("train", "test") if split in splits}

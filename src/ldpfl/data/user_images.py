@@ -22,7 +22,7 @@ from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.util.suggestions import did_you_mean
 
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 """Suffixes of image files."""
 
 _EIGHT_BIT_MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"))
@@ -55,7 +55,7 @@ def holds_images(path: Path) -> bool:
     from pyarrow import parquet
 
     files = [file for file in visible_files(path) if file.stem != "metadata"] if path.is_dir() else [path]
-    if path.is_dir() and any(file.suffix.lower() in IMAGES for file in files):
+    if path.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         table = next((file for file in files if file.suffix.lower() in SUFFIXES), None)
         if table is not None:
             raise ConfigError(
@@ -71,8 +71,8 @@ def holds_images(path: Path) -> bool:
     return any(pyarrow.types.is_struct(field.type) and {"bytes", "path"} <= {part.name for part in field.type} for field in schema)
 
 
-def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pictures:
-    """Return the images of ``splits``, train and possibly test, with the classes and clients that ``config`` names.
+def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pictures:
+    """Return the images of ``splits``, train and possibly test, with their classes, and with their clients if ``config`` names a column.
 
     ``origin`` is the path or hub id of the data, for messages.
 
@@ -88,12 +88,12 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
     class_names = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
     targets: list[Tensor] = []
     for split in splits.values():
-        numbers, class_names = _numbered(_labels(split, label, origin), class_names, origin)
+        numbers, class_names = _number_labels(_labels(split, label, origin), class_names, origin)
         targets.append(torch.tensor(numbers, dtype=torch.int64))
-    inputs = [pixels(split, image_column(split) or image, origin) for split in splits.values()]
+    inputs = [read_pixels(split, image_column(split) or image, origin) for split in splits.values()]
     channels = max(images.shape[1] for images in inputs)
     parts = [Samples(images.expand(-1, channels, -1, -1).contiguous(), numbers) for images, numbers in zip(inputs, targets, strict=True)]
-    owners = _owners(splits["train"], image, label, config)
+    owners = _client_names(splits["train"], image, label, config)
     are_files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
     identities = _identities(splits["train"], image, Path(config.path).absolute()) if are_files else None
     return Pictures(tuple(parts), class_names, owners, identities)
@@ -102,8 +102,8 @@ def pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) -> Pict
 def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
     """Return a hash (N,) of the path of each image below ``root``, without the innermost folder, which may be its class.
 
-    Files come sorted by path, and so by class. If positions decided on test images and clients, the class of one image would affect
-    others.
+    The hashes decide which images are test images and which client gets an image. Positions must not decide, because files come sorted by
+    class: the class of one image would affect the positions of others.
     """
     import datasets
 
@@ -142,7 +142,7 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
     return label
 
 
-def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
+def read_pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
     """Return all images as uint8: (N, 3, H, W), or (N, 1, H, W) if the ``mode`` is "L" for grey values.
 
     Without a ``mode``, images are grey if all files are grey, and else have three channels.
@@ -154,13 +154,13 @@ def pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
     for row in range(len(split)):
         try:
             picture = split[row][image]
-            own_mode = picture.mode
-            array = np.atleast_3d(np.asarray(picture.convert(mode or ("L" if own_mode in _GREY_MODES else "RGB"))))
+            file_mode = picture.mode
+            array = np.atleast_3d(np.asarray(picture.convert(mode or ("L" if file_mode in _GREY_MODES else "RGB"))))
         except Exception as error:  # Pillow and the library raise many kinds
             kind = type(error).__name__
             raise DataError(f"{_place_of_image(split, image, row, origin)} cannot be decoded ({kind}): replace it, or remove it") from error
-        if own_mode not in _EIGHT_BIT_MODES:
-            problem = f"has values of more than 8 bits (mode {own_mode}): convert all images to 8 bits in the same way"
+        if file_mode not in _EIGHT_BIT_MODES:
+            problem = f"has values of more than 8 bits (mode {file_mode}): convert all images to 8 bits in the same way"
             raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
         arrays.append(array)
         if array.shape[:2] != arrays[0].shape[:2]:
@@ -196,8 +196,11 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
     return [feature.int2str(number) for number in labels]
 
 
-def _numbered(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return ``labels``, words or whole numbers, as numbers from 0, and the class's name of each number; whole numbers may have none."""
+def _number_labels(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[list[int], tuple[str, ...]]:
+    """Return ``labels``, words or whole numbers, as numbers from 0, and the names of the classes; no names if labels are whole numbers.
+
+    ``classes`` are the known names, empty if the data define them.
+    """
     wrong_kinds = [type(label).__name__ for label in labels if not isinstance(label, str | int)]
     if wrong_kinds:
         raise DataError(
@@ -214,7 +217,7 @@ def _numbered(labels: list[Any], classes: Sequence[str], origin: str) -> tuple[l
     return [number_of[word] for word in words], tuple(number_of)
 
 
-def _owners(split: Any, image: str, label: str, config: DataConfig) -> tuple[str, ...] | None:
+def _client_names(split: Any, image: str, label: str, config: DataConfig) -> tuple[str, ...] | None:
     """Return the name of each image's client by the column ``data.client``; None if it is not set."""
     if not config.client:
         return None

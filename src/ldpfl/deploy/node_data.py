@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ldpfl.data.folders import visible_files
-from ldpfl.data.nodes import read_at_node, table_path, values_beyond_bounds
+from ldpfl.data.nodes import node_table_path, read_node_table, values_beyond_bounds
 from ldpfl.data.tables import SUFFIXES, read_table
-from ldpfl.data.user_images import IMAGES
+from ldpfl.data.user_images import IMAGE_SUFFIXES
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
 from ldpfl.errors import DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig
@@ -43,7 +43,7 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
             yield Finding("data", Standing.WRONG, "the app trains on this node's own table, but none is set: set LDPFL_DATA to its file")
         return
     try:
-        path = table_path(node.data, node.partition)
+        path = node_table_path(node.data, node.partition)
         if offer is not None and trains_on_table:
             yield from _check_table(offer, path)
         else:  # an app with its own code reads its data in its own way
@@ -87,7 +87,7 @@ def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterato
 
 def _count_persons(config: RunConfig, table: Path) -> int:
     """Return the number of persons in the node's own ``table`` with a row that can be trained on."""
-    dataset = read_at_node(config.data, target_kind_of(config), table)
+    dataset = read_node_table(config.data, target_kind_of(config), table)
     usable = ~absent_targets(dataset.train.targets).numpy()
     return 0 if dataset.persons is None else len(set(dataset.persons[usable]))
 
@@ -105,7 +105,7 @@ def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
         are = "is" if len(empty) == 1 else "are"
         text = f"{len(empty):,} of the {len(files):,} files in {path} {are} empty"
         yield Finding("data", Standing.LOOK, printable(text))
-    if any(file.suffix.lower() in IMAGES for file in files):
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         yield from _check_images(path, files, classes)
     elif any(file.suffix.lower() in SUFFIXES for file in files):
         yield _describe_table(path)
@@ -131,7 +131,7 @@ def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -
 
     Folders that the app does not name are only counted, never named: an operator may have one folder for each patient.
     """
-    images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGES]
+    images = [file.relative_to(folder) for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
     images_in = Counter(image.parts[0] for image in images if len(image.parts) > 1)
     class_folders = [name for name in classes if name in images_in]
     content = counted(len(images), "image")

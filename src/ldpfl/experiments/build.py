@@ -20,14 +20,14 @@ from ldpfl import models, tasks
 from ldpfl.data import Dataset, Samples, partition
 from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.holding_out import TEST_SHARE, with_validation, without_a_tenth
-from ldpfl.data.inputs import TOKENS, by_name
+from ldpfl.data.holding_out import TEST_SHARE, split_off_validation, with_tenth_as_test
+from ldpfl.data.inputs import TOKENS, tensors_by_name
 from ldpfl.data.leaks import leak_note
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
 from ldpfl.data.persons import Names, Persons
-from ldpfl.data.scaling import STAGES, by_bounds, scaled_as
+from ldpfl.data.scaling import STAGES, scaled_by_bounds, scaled_like_run
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tokens import padding_of
+from ldpfl.data.tokens import padding_token_number
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import LOWEST_PROBABILITY, ClippingConfig, ModelConfig, RangesConfig, RunConfig
@@ -61,7 +61,7 @@ from ldpfl.simulation import Federation, LocalTask, Trainer
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
-from ldpfl.simulation.measuring import Measuring
+from ldpfl.simulation.measuring import Measuring, measuring_ledger
 from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.tasks import Targets, absent_targets
 from ldpfl.util.randomness import Purpose, known, stream
@@ -159,7 +159,7 @@ def build(
     persons = persons_of(config, data)
     division = divide_over_clients(config, data, persons)
     if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
-        division, persons = Division.of([persons.rows_of(part)[0] for part in division]), None
+        division, persons = Division.of([persons.all_rows_of(part)[0] for part in division]), None
     solver = least_squares_solver(config, Description.of(data))
     division, held_back = (division, None) if config.evaluation.share == 0 else split_for_evaluation(config, division, persons, data)
     # The mechanism, which may measure a table's columns. Settings that are "auto" follow from these.
@@ -174,7 +174,7 @@ def build(
     config, weights = start.config, start.weights
     if range_note := _range_warning(config, layout, weights, ranges):
         warn(range_note)
-    data = data.noted(*(warnings := tuple(start_warnings(config, data, division))))
+    data = data.with_notes(*(warnings := tuple(start_warnings(config, data, division))))
     for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
@@ -238,7 +238,7 @@ def _with_unclipped_targets(data: Dataset, held_back: Division, persons: Persons
     if data.unclipped is None:
         return data
     units = np.unique(np.concatenate(list(held_back)))
-    rows = torch.from_numpy(units if persons is None else persons.rows_of(units)[0])
+    rows = torch.from_numpy(units if persons is None else persons.all_rows_of(units)[0])
     targets = data.train.targets.clone()
     targets[rows] = data.unclipped[rows]
     return replace(data, train=replace(data.train, targets=targets), unclipped=None)
@@ -360,11 +360,11 @@ def check_texts(module: nn.Module, data: Dataset) -> None:
     Raises:
         ConfigError: the texts are too long, or the tokenizer belongs to another model.
     """
-    tokens, vocabulary = by_name(data.train.inputs).get(TOKENS), data.tokens(TOKENS)
+    tokens, vocabulary = tensors_by_name(data.train.inputs).get(TOKENS), data.tokens(TOKENS)
     if tokens is not None and vocabulary is not None:
         pretrained.check_tokens(module, vocabulary, tokens.shape[1])
     if data.encoder is not None and (tokenizer := data.encoder.data.tokenizer):
-        pretrained.check_padding(module, padding_of(tokenizer), tokenizer)
+        pretrained.check_padding(module, padding_token_number(tokenizer), tokenizer)
 
 
 def make_module(
@@ -512,18 +512,18 @@ def _scale_columns(
     if data.is_scaled:
         return data, Ledger()
     if config.data.at_nodes:  # nodes measure in separate rounds, which the server charges; until then bounds scale the columns
-        return (by_bounds(data) if measured is None else scaled_as(data, measured)), Ledger()
+        return (scaled_by_bounds(data) if measured is None else scaled_like_run(data, measured)), Ledger()
     if not measures_columns(config, data.unscaled, mechanism):
-        return by_bounds(data), Ledger()
+        return scaled_by_bounds(data), Ledger()
     shuffling = config.shuffling
     histogram_mechanism = (
         require_dp_sgd(measuring_mechanism(config, mechanism, division.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     )
     if measured is not None:
-        return scaled_as(data, measured), measuring_ledger(histogram_mechanism, len(division), shuffling.channel, shuffling.colluding)
+        return scaled_like_run(data, measured), measuring_ledger(histogram_mechanism, len(division), shuffling.channel, shuffling.colluding)
     seed = known(secret_seed(config, data, secret))
     # For each client, its rows; and for each row, the number of its person's rows, so that all persons weigh the same.
-    rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.rows_of(part) for part in division]
+    rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.all_rows_of(part) for part in division]
     return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))
 
 
@@ -734,8 +734,8 @@ def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Sample
         raise ConfigError(
             "only one of training.patience and data.validation is set, but patience watches the loss there: set both, or neither"
         )
-    with_test = without_a_tenth(data, config.seed) if config.data.evaluate_on == "holdout" else data
-    return with_validation(with_test, config.data.validation)
+    with_test = with_tenth_as_test(data, config.seed) if config.data.evaluate_on == "holdout" else data
+    return split_off_validation(with_test, config.data.validation)
 
 
 def _model_seed(seed: int) -> int:

@@ -12,13 +12,13 @@ from ldpfl import tasks
 from ldpfl.data import Dataset, load
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.features import extracted, feature_map
-from ldpfl.data.features.extraction import Progress, quietly
+from ldpfl.data.features.extraction import Progress, no_progress
 from ldpfl.data.features.registry import NONE
 from ldpfl.data.loading import image_shape
-from ldpfl.data.nodes import described_at_nodes, read_at_node
+from ldpfl.data.nodes import read_node_table, server_view_of_node_tables
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.unscaled import Unscaled
-from ldpfl.data.user_data import load_brought
+from ldpfl.data.user_data import load_user_data
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.models.pretrained import licence_of, local_folder
@@ -40,7 +40,7 @@ class CallerObjects:
         """Return a user's own data. They are read once, since a caller's code might return other rows the next time."""
         key = f"{targets} {config.model_dump_json()}"
         if key not in self._loaded:
-            self._loaded[key] = load_brought(config, targets, self.data)
+            self._loaded[key] = load_user_data(config, targets, self.data)
         return self._loaded[key]
 
 
@@ -100,7 +100,7 @@ def load_dataset(
     config: RunConfig,
     data_dir: Path | None,
     warn: Warn = _LOG.warning,
-    progress: Progress = quietly,
+    progress: Progress = no_progress,
     caller_objects: CallerObjects = NO_CALLER_OBJECTS,
     table: Path | None = None,
     *,
@@ -125,13 +125,13 @@ def load_dataset(
     check_persons_named(settings)
     targets = target_kind_of(config)
     if settings.at_nodes:
-        data = described_at_nodes(settings, targets) if table is None else read_at_node(settings, targets, table)
+        data = server_view_of_node_tables(settings, targets) if table is None else read_node_table(settings, targets, table)
     elif not settings.brought:
         data = load(settings.name, data_dir, warn, write_cache=write_cache)
     else:  # read again in each run, since the files may have changed
-        data = load_brought(settings, targets) if caller_objects is NO_CALLER_OBJECTS else caller_objects.read(settings, targets)
+        data = load_user_data(settings, targets) if caller_objects is NO_CALLER_OBJECTS else caller_objects.read(settings, targets)
         _check_no_person_in_both(data)
-        data = data.noted(_SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
+        data = data.with_notes(_SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
     is_built_in = not (settings.brought or settings.at_nodes)
     features = (settings.features, settings.feature_options)
     return extracted(data, *features, warn, progress, digest=settings.features_digest, keep=is_built_in, write_cache=write_cache)

@@ -214,7 +214,7 @@ def _steps_for_means(config: RunConfig) -> str:
 def _all_columns_hidden(federation: Federation) -> bool:
     """Return whether the noise of measuring hid all columns of a table. Then another note already tells why all outputs are the same."""
     encoder = federation.encoder
-    return encoder is not None and not encoder.data.text and encoder.hidden == frozenset(encoder.data.columns)
+    return encoder is not None and not encoder.data.text and encoder.hidden_columns == frozenset(encoder.data.columns)
 
 
 def _emphasis_settings(config: RunConfig) -> str:

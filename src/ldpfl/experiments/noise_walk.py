@@ -12,7 +12,7 @@ from math import inf, sqrt
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.inputs import Inputs, each, one_by_one
+from ldpfl.data.inputs import Inputs, map_tensors, one_by_one
 from ldpfl.models.layout import called_with
 
 _DRAWS, _ROWS = 4, 16
@@ -37,7 +37,7 @@ def longest_total_step(module: nn.Module, inputs: Inputs, direction: Tensor, noi
         max_length: maximum sum of the steps' lengths, that is, of learning rates.
     """
 
-    rows = each(lambda part: part[:_ROWS], inputs)
+    rows = map_tensors(lambda part: part[:_ROWS], inputs)
     with torch.no_grad():
         initial = _outputs_along(module, {}, rows, direction)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
-from ldpfl.data.persons import numbered
+from ldpfl.data.persons import number_names
 from ldpfl.errors import printable
 from ldpfl.experiments.judging import EvaluatedModel, evaluate_on_test_rows
 from ldpfl.simulation import Federation
@@ -321,4 +321,4 @@ def _rare_outcome(evaluated: EvaluatedModel, targets: NDArray[Any]) -> _Outcome 
 def _person_numbers(federation: Federation, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Return, for each of the test ``rows`` (n,), a number from 0 that identifies its person; None if the data name no persons."""
     persons = federation.evaluation.persons
-    return None if persons is None else numbered(persons[rows].tolist())
+    return None if persons is None else number_names(persons[rows].tolist())

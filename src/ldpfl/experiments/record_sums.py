@@ -7,7 +7,7 @@ from math import prod
 from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.data.division import Division
-from ldpfl.data.holding_out import held_back, held_back_by_name
+from ldpfl.data.holding_out import split_off_share, split_off_share_by_name
 from ldpfl.data.persons import Persons
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import ClippingConfig, RunConfig
@@ -142,11 +142,11 @@ def split_for_evaluation(config: RunConfig, division: Division, persons: Persons
     share, is_at_node = config.evaluation.share, config.data.at_nodes
     division_to_split = division[:1] if is_at_node else division
     if persons is not None and data.persons is not None:
-        trained_on, held_out = held_back_by_name(division_to_split, data.persons[persons.rows[persons.first]], share)
+        trained_on, held_out = split_off_share_by_name(division_to_split, data.persons[persons.rows[persons.first]], share)
     elif data.identities is not None:
-        trained_on, held_out = held_back_by_name(division_to_split, data.identities.astype(str), share)
+        trained_on, held_out = split_off_share_by_name(division_to_split, data.identities.astype(str), share)
     else:
-        trained_on, held_out = held_back(division_to_split, share)
+        trained_on, held_out = split_off_share(division_to_split, share)
     if is_at_node:
         return Division.shared(trained_on[0], len(division)), Division.shared(held_out[0], len(division))
     if not held_out.sizes.any() or not trained_on.sizes.all():

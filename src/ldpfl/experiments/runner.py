@@ -12,7 +12,7 @@ import torch
 
 from ldpfl.data import Dataset
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.features.extraction import Progress, quietly
+from ldpfl.data.features.extraction import Progress, no_progress
 from ldpfl.errors import ConfigError, WriteError, in_short
 from ldpfl.experiments.baseline import Baseline, baseline_of, config_with_clipping_only, config_without_noise
 from ldpfl.experiments.build import MUCH_CLAMPED, build, with_torch_defaults
@@ -68,7 +68,7 @@ class Runner:
     device: torch.device
     observer: Observer
     draw_curve: Callable[[Path, dict[str, Any]], None]
-    preparing: Progress = quietly
+    preparing: Progress = no_progress
     caller_objects: CallerObjects = NO_CALLER_OBJECTS
     workers: Count = "auto"
 

@@ -9,7 +9,7 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.inputs import each
+from ldpfl.data.inputs import map_tensors
 from ldpfl.simulation import LocalTask
 
 MADE_UP = 5
@@ -58,7 +58,7 @@ def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> 
     """Return the outputs (B, ...) for the made-up samples at ``places``. Tensors without a row for each sample are left out."""
     rows = trial.data.take(places)
     copies = {name: value.clone() for name, value in parameters.items()}
-    result: object = trial.outputs(copies, trial.normalised(each(torch.clone, rows.inputs)))
+    result: object = trial.outputs(copies, trial.normalised(map_tensors(torch.clone, rows.inputs)))
     values = list(result.values()) if isinstance(result, Mapping) else list(result) if isinstance(result, tuple | list) else [result]
     return [value for value in values if isinstance(value, Tensor) and value.shape[:1] == (len(rows),)]
 

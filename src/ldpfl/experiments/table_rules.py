@@ -41,10 +41,10 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl import models
-from ldpfl.data.columns import drawn_inputs
+from ldpfl.data.columns import draw_synthetic_inputs
 from ldpfl.data.features.registry import NONE
 from ldpfl.data.inputs import MASK, TOKENS, Inputs, one_by_one
-from ldpfl.data.tokens import vocabulary_of
+from ldpfl.data.tokens import vocabulary_size
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import Description, target_kind_of
@@ -261,7 +261,7 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
     if len(later_layers) != 1 or not pairs:
         return module
     (output_layer,) = later_layers
-    rows = drawn_inputs(data.encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
+    rows = draw_synthetic_inputs(data.encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
     weights = torch.randn(pairs, hidden.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
     biases, linear_pairs = torch.randn(pairs, generator=generator) / 2, int(_LINEAR_SHARE * pairs)
     # A linear unit begins with no weights and a positive bias, far from its kink.
@@ -342,10 +342,10 @@ def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
     if data.encoder is not None:
         settings = data.encoder.data
         if not settings.text:
-            return drawn_inputs(settings, _SYNTHETIC_ROWS, generator)
+            return draw_synthetic_inputs(settings, _SYNTHETIC_ROWS, generator)
         if not settings.tokenizer or config.data.features != NONE:
             return None
-        tokens = torch.randint(vocabulary_of(settings.tokenizer), (_SYNTHETIC_ROWS, settings.length), generator=generator)
+        tokens = torch.randint(vocabulary_size(settings.tokenizer), (_SYNTHETIC_ROWS, settings.length), generator=generator)
         return {TOKENS: tokens, MASK: torch.ones_like(tokens)}
     if data.shape is None or data.vocabulary is not None or config.data.features != NONE:
         return None

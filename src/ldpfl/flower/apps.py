@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from ldpfl.data import Dataset
-from ldpfl.data.nodes import table_path
+from ldpfl.data.nodes import node_table_path
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import load_dataset
@@ -72,7 +72,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
     weights_sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
     data, data_dir, table = terms.config.data, data_dir_of(context), None
     if data.at_nodes:
-        table = table_path(operator_setting("data"), context.node_config.get("partition-id"))
+        table = node_table_path(operator_setting("data"), context.node_config.get("partition-id"))
     check_data_there(data, data_dir)
     scaling = "" if terms.kind == "statistics" else terms.measured
     prepared = prepare(
@@ -122,7 +122,7 @@ def _uncompiled(config: RunConfig) -> RunConfig:
 def _counts(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
     """Return the counts (size,) int64 of the client's rows in the terms' histograms, less a public offset: PRIVATE."""
     units, edges = federation.samples[client], edges_in(terms.measured)  # units: the client's rows, or persons
-    rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.rows_of(units)
+    rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.all_rows_of(units)
     points_a_unit = points_per_row(mechanism.steps, len(edges))  # a person's points are divided among the person's rows
     return counted_at_node(unscaled, edges, rows, points_a_unit // rows_of_person) - count_offset(points_a_unit, mechanism)
 

@@ -12,7 +12,7 @@ from flwr.app import Context
 from ldpfl.data import Dataset
 from ldpfl.data.features import feature_map
 from ldpfl.data.features.registry import NONE
-from ldpfl.data.inputs import TOKENS, by_name
+from ldpfl.data.inputs import TOKENS, tensors_by_name
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tokens import vocabulary_digest
@@ -98,7 +98,7 @@ def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> R
     if not is_pretrained(config.model.name):
         return config
     model = {"base": base_digest(federation.task.module), "licence": licence_of(config.model.name, config.model.licence)}
-    digest = vocabulary_digest(data_settings_of(config).tokenizer) if TOKENS in by_name(data.train.inputs) else ""
+    digest = vocabulary_digest(data_settings_of(config).tokenizer) if TOKENS in tensors_by_name(data.train.inputs) else ""
     changed = {"model": config.model.model_copy(update=model), "data": config.data.model_copy(update={"tokenizer_digest": digest})}
     return config.model_copy(update=changed)
 

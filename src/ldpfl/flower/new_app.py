@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from ldpfl.data.columns import with_kinds, with_text
+from ldpfl.data.columns import resolve_column_kinds, resolve_text_column
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table
 from ldpfl.data.targets import check_order_known, natural_key
@@ -99,13 +99,13 @@ def public_settings(path: Path, target: str | list[str], client: str, person: st
     for name, setting in (*((name, "--target") for name in data.target_names), (client, "--client"), (person, "--person")):
         if name:
             table.column(name, setting)
-    data, note = with_text(table, data), ""
+    data, note = resolve_text_column(table, data), ""
     settings: dict[str, Any] = {"data.name": "node", "data.target": target}
     if data.text:
         table.column(data.text, "--text")
         settings["data.text"] = data.text
     else:
-        data, notes = with_kinds(table, data)
+        data, notes = resolve_column_kinds(table, data)
         settings |= {"data.columns": data.columns, "data.words": data.words}
         note = ". ".join(notes)
     settings |= {f"data.{key}": value for key in ("person", "dates", "categories") if (value := getattr(data, key))}

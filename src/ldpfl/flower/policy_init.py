@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 import torch
 
-from ldpfl.data.nodes import check_at_node, read_at_node
+from ldpfl.data.nodes import check_node_table, read_node_table
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import check_texts, count_weights, model_of
@@ -149,9 +149,9 @@ def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
     if not config.data.at_nodes:
         raise ConfigError(f"--data works only with apps whose data.name is 'node', got {config.data.name!r}: leave --data out")
     targets = target_kind_of(config)
-    answers = read_at_node(config.data, targets, table).train.targets
+    answers = read_node_table(config.data, targets, table).train.targets
     try:
-        check_at_node(config.data, targets, table)
+        check_node_table(config.data, targets, table)
     except DataError as error:
         return len(answers), int(absent_targets(answers).sum()), str(error)
     return len(answers), 0, ""

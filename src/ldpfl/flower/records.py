@@ -16,8 +16,8 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.inputs import Inputs, each, not_dense
-from ldpfl.data.persons import DEFAULT_ROWS, Persons, names_of
+from ldpfl.data.inputs import Inputs, density_problem, map_tensors
+from ldpfl.data.persons import DEFAULT_ROWS, Persons, normalise_names
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, NamesNoPersons, PrivacyError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device, mechanism_of, with_torch_defaults
@@ -70,7 +70,7 @@ class RecordTask:
         loss: such as ``torch.nn.functional.cross_entropy``. It is called with one record at a time where records are protected. It runs
             under ``torch.func.vmap``, where control flow must not depend on values. If it does, records are processed one after another,
             which is slower.
-        persons: (N,) the person to whom each row belongs, as a whole number or a text, read as :func:`ldpfl.data.persons.names_of` says.
+        persons: (N,) the person to whom each row belongs, as a whole number or a text; see :func:`ldpfl.data.persons.normalise_names`.
             None if this is not known: then only single records can be protected. This attribute defines the persons, whatever column the
             terms name, so the node's operator relies on the author. A row without a person adds nothing where persons are protected.
 
@@ -94,7 +94,7 @@ class RecordTask:
         if not inputs:
             raise ConfigError("`inputs` is an empty dict: give a tensor for each argument of the model's forward")
         for name, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
-            if problem := not_dense(part):
+            if problem := density_problem(part):
                 raise ConfigError(f"`{name}` are {problem}")
             if part.dim() == 0 or part.dtype not in _DTYPES:
                 raise ConfigError(f"`{name}` has {part.dtype} and shape {tuple(part.shape)}, expected rows of float32 or int64: convert it")
@@ -131,8 +131,8 @@ class RecordTask:
     def _names(self) -> list[str]:
         """Return the name of each row's person, "" for a row without one. The list is empty if ``persons`` is None."""
         if self.persons is None:
-            return names_of(())
-        return names_of(self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)
+            return normalise_names(())
+        return normalise_names(self.persons.tolist() if isinstance(self.persons, Tensor) else self.persons)
 
     def check(self) -> None:
         """Try the model and the loss on made-up samples of the same shapes, for tests of an app. No record is looked at.
@@ -286,7 +286,7 @@ def trainer_of_records(
         warn: function that gets the warnings.
         quotes: whether warnings may quote exceptions of the app. They may not on a node, where they may repeat values of its records.
     """
-    samples = Samples(each(Tensor.detach, task.inputs), task.targets.detach())
+    samples = Samples(map_tensors(Tensor.detach, task.inputs), task.targets.detach())
     app_task = Task("own", "number", _by_record(task.loss), metrics={})
     local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=app_task)
     dataset = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)

@@ -26,7 +26,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import UPLOAD_S, Transport
-from ldpfl.relay.protocol import run_of
+from ldpfl.relay.protocol import parse_run
 from ldpfl.transport.sums import Bits
 from ldpfl.util.files import from_toml
 from ldpfl.util.randomness import RandomSource
@@ -181,7 +181,7 @@ class RoundTerms:
                 "the server uses; nothing was sent"
             )
         wire = _Wire.of(record, "the server's terms")
-        run_of(wire.run)  # it becomes part of a path at the relay
+        parse_run(wire.run)  # it becomes part of a path at the relay
         return cls(
             run=wire.run,
             round=wire.round,

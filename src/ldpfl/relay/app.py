@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ldpfl.relay.connections import TASK
-from ldpfl.relay.database import BUSY_S, busy
+from ldpfl.relay.database import BUSY_S, busy_refusal
 from ldpfl.relay.errors import Forbidden, LengthRequired, Refusal, TooLong, TooMany, TooSlow, Unauthenticated, Unknown, WrongLength
 from ldpfl.relay.protocol import (
     ANY_TERMS,
@@ -35,17 +35,17 @@ from ldpfl.relay.protocol import (
     SumTerms,
     Terms,
     TokenStatus,
-    round_of,
-    run_of,
-    share_of,
-    upload_of,
+    parse_round_number,
+    parse_run,
+    parse_share_id,
+    parse_upload_id,
 )
 from ldpfl.relay.queries import Progress
-from ldpfl.relay.store import RecordsPart, Store, wrong_offset
-from ldpfl.relay.sum_store import append_to, body_of
+from ldpfl.relay.store import RecordsPart, Store, wrong_offset_refusal
+from ldpfl.relay.sum_store import append_to_body, empty_body
 from ldpfl.relay.telemetry import CONTENT_TYPE, Metrics, log_fault
-from ldpfl.relay.tokens import Owner, Role, Tokens, hashed, is_token, unknown_token
-from ldpfl.relay.usage_limits import Limits, RateLimit, UnderWay
+from ldpfl.relay.tokens import Owner, Role, Tokens, is_token, token_hash, unknown_token_refusal
+from ldpfl.relay.usage_limits import BufferedUploads, Limits, RateLimit
 from ldpfl.transport.sums.envelopes import signer_of
 
 _THREADS = 12  # fewer than the store's connections, so that a request in a thread never waits for a connection
@@ -93,7 +93,7 @@ class _Relay:
         self._tokens = Tokens(store.engine)
         self._rate = RateLimit(limits)
         self._parts_being_sent: Counter[str] = Counter()
-        self._buffered = UnderWay(limits.sum_bytes)
+        self._buffered = BufferedUploads(limits.sum_bytes)
         self._threads = asyncio.Semaphore(_THREADS)
         self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_THREADS_PER_TOKEN))
         self._owner_names: dict[bytes, str] = {}
@@ -132,40 +132,40 @@ class _Relay:
         # Every check comes before the first byte is stored.
         progress: Progress = await self._call(client, self._store.progress, client, *upload)
         if progress.received != offset:
-            raise wrong_offset(progress)
+            raise wrong_offset_refusal(progress)
         if offset + length > progress.expected:
             raise TooLong(
                 f"the upload would have {offset + length} bytes, but in this round an upload has exactly {progress.expected} bytes"
             )
         async for block in self._body(request, length):
             progress = await self._call(client, self._store.append, client, *upload, progress.received, block)
-            self.metrics.received(len(block))
+            self.metrics.count_received(len(block))
         return _progress_response(progress)
 
     async def share(self, request: Request) -> Response:
         """Add the body, a whole upload to a sum round, to the round's sum."""
         client = await self._owner(request, Role.CLIENT)
-        upload, length = (*_round_in_path(request), share_of(request.path_params["upload"])), _content_length(request)
+        upload, length = (*_round_in_path(request), parse_share_id(request.path_params["upload"])), _content_length(request)
         expected = await self._call(client.name, self._store.sums.check, client, *upload, length)
         with ExitStack() as stack:
-            stack.enter_context(self._buffered.held(client.name, length))
-            body = stack.enter_context(body_of(length))
-            await self._collect(client.name, request, length, body)
-            # From here on the share is added even if the caller disconnects. Its quota and its body are kept until then.
+            stack.enter_context(self._buffered.reserve(client.name, length))
+            body = stack.enter_context(empty_body(length))
+            await self._read_whole_body(client.name, request, length, body)
+            # From here on the share is added even if the caller disconnects. Its reserved bytes and its body are kept until it is added.
             adding = self._store.sums.add(expected, body)
             work = asyncio.ensure_future(_wait_and_release(adding, stack.pop_all()))
         await self._wait_for(work)
-        self.metrics.received(length)
+        self.metrics.count_received(length)
         return Response(status_code=204)
 
-    async def _collect(self, client: str, request: Request, length: int, body: BinaryIO) -> None:
+    async def _read_whole_body(self, client: str, request: Request, length: int, body: BinaryIO) -> None:
         """Read a request's whole body of ``length`` bytes into ``body``. A thread is used only if ``body`` is a file."""
         received = 0
         async for block in self._body(request, length):
             if isinstance(body, BytesIO):
-                append_to(body, block)
+                append_to_body(body, block)
             else:
-                await self._call(client, append_to, body, block)
+                await self._call(client, append_to_body, body, block)
             received += len(block)
         if received < length:
             raise WrongLength(f"the body has {received} bytes, but its Content-Length is {length}: send the whole body again")
@@ -190,7 +190,7 @@ class _Relay:
             self._parts_being_sent[owner] += 1
             stack.callback(self._parts_being_sent.subtract, [owner])
             part = await self._call(owner, self._store.part, owner, run, number, int(index))
-            self.metrics.handed_out(len(part.data))
+            self.metrics.count_handed_out(len(part.data))
             return _PiecewiseResponse(part, stack.pop_all())  # the part stops counting once it is sent
 
     async def acknowledge(self, request: Request) -> Response:
@@ -214,22 +214,22 @@ class _Relay:
         return PlainTextResponse(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _owner_name(self, request: Request, *roles: Role) -> str:
-        """Return the name of the token's owner if its role is one of ``roles`` and its rate limit allows the request."""
+        """Return the name of the token's owner, under the conditions of :meth:`_owner`."""
         return (await self._owner(request, *roles)).name
 
     async def _owner(self, request: Request, *roles: Role) -> Owner:
-        """Return the token's owner, under the same conditions as :meth:`_owner_name`."""
+        """Return the token's owner if its role is one of ``roles`` and its rate limit allows the request, else raise a refusal."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
         if not is_token(token):
-            raise unknown_token()
-        # A token that was valid before is looked up in its owner's lane, so that strangers' requests cannot delay it. The store decides
-        # each time whether the token is still valid.
-        digest = hashed(token)
+            raise unknown_token_refusal()
+        # A token that was valid before is looked up in its owner's lane, so that strangers' requests cannot delay the look-up. The store
+        # decides each time whether the token is still valid.
+        digest = token_hash(token)
         owner = await self._call(self._owner_names.get(digest, _STRANGERS), self._tokens.owner, token)
         self._owner_names[digest] = owner.name
-        self._rate.take(owner.name)
+        self._rate.count_request(owner.name)
         if owner.role not in roles:
             raise Forbidden(f"this request needs the token of {' or '.join(role.value for role in roles)}, got one of {owner.role.value}")
         return owner
@@ -258,10 +258,13 @@ class _Relay:
                 del buffered[:BLOCK_BYTES]
 
     async def _call(self, lane: str, function: Callable[..., T], *arguments: object) -> T:
-        """Call ``function`` of the store in a thread, as soon as the ``lane`` and the pool have a free one.
+        """Call ``function`` in a thread, as soon as one is free for this ``lane``.
+
+        Args:
+            lane: name of a token's owner, or :data:`_STRANGERS`. The number of threads of each lane is limited, and that of all together.
 
         Raises:
-            StoreUnavailable: no thread was free for as long as the store itself would be waited for.
+            StoreUnavailable: no thread became free within :data:`BUSY_S` seconds.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -269,7 +272,7 @@ class _Relay:
                     await stack.enter_async_context(self._lanes[lane])
                     await stack.enter_async_context(self._threads)
             except TimeoutError:
-                raise busy() from None
+                raise busy_refusal() from None
             # A thread cannot be ended: it keeps its slots until it is done, even if the caller disconnects.
             work = asyncio.ensure_future(_in_thread(stack.pop_all(), partial(function, *arguments)))
         return await self._wait_for(work)
@@ -281,7 +284,7 @@ class _Relay:
         return await asyncio.shield(work)
 
     def _forget(self, work: asyncio.Future[Any]) -> None:
-        """Drop finished ``work`` from the set that keeps it alive."""
+        """Drop finished ``work`` from the set that keeps it alive: asyncio itself has only weak references to tasks."""
         self._unfinished.discard(work)
         if not work.cancelled():
             work.exception()  # marks the exception as retrieved: otherwise asyncio logs it with its text
@@ -345,49 +348,54 @@ class _Guard:
             nonlocal answered
             answered = True
             if message["type"] == "http.response.start":
-                self._metrics.request(scope["method"], message["status"])
+                self._metrics.count_request(scope["method"], message["status"])
                 if unread or message["status"] in _CLOSING_STATUSES:
                     message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
             await send(message)
 
-        app = _error(404, "Not Found: the relay has no path with a percent sign") if b"%" in scope.get("raw_path", b"") else self._app
+        app = (
+            _error_response(404, "Not Found: the relay has no path with a percent sign")
+            if b"%" in scope.get("raw_path", b"")
+            else self._app
+        )
         try:
             await app(scope, read, watch)
         except Exception as error:
             log_fault("request_failed", error)  # Starlette has already responded, by _answer_fault
         except asyncio.CancelledError:  # the caller disconnected, or the relay is ending; not logged, or strangers could fill the log
             if not answered:
-                await _error(503, "the relay is shutting down; try again later")(scope, receive, send)
+                await _error_response(503, "the relay is shutting down; try again later")(scope, receive, send)
 
 
 def _has_body(scope: Scope) -> bool:
+    """Return whether the request announces a body in its headers."""
     headers = dict(scope["headers"])
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+def _error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     return JSONResponse({"error": message}, status, headers)
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     if not isinstance(error, Refusal):
         raise error
-    return _error(error.status, str(error), dict(error.headers))
+    return _error_response(error.status, str(error), dict(error.headers))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    return _error(error.status_code, error.detail, dict(error.headers or {}))
+    return _error_response(error.status_code, error.detail, dict(error.headers or {}))
 
 
 async def _answer_disconnect(request: Request, error: Exception) -> Response:
-    # For the counters alone: the caller has disconnected. Stored bytes stay, and the client asks for the offset when it comes back.
-    return _error(400, "the body broke off")
+    # The caller has disconnected, so only the counters of requests see this answer. Stored bytes stay, and the client can go on from there.
+    return _error_response(400, "the body broke off")
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
-    return _error(500, "the relay failed at this request: its operator finds the place in its log (request_failed)")
+    return _error_response(500, "the relay failed at this request: its operator finds the place in its log (request_failed)")
 
 
 def _status_response(status: RoundStatus) -> Response:
@@ -400,12 +408,12 @@ def _progress_response(progress: Progress) -> Response:
 
 
 def _round_in_path(request: Request) -> tuple[str, int]:
-    return run_of(request.path_params["run"]), round_of(request.path_params["round"])
+    return parse_run(request.path_params["run"]), parse_round_number(request.path_params["round"])
 
 
 def _upload_in_path(request: Request) -> tuple[str, int, str]:
     """Return an upload's run, round number and id."""
-    return *_round_in_path(request), upload_of(request.path_params["upload"])
+    return *_round_in_path(request), parse_upload_id(request.path_params["upload"])
 
 
 def _parse_terms(body: bytes) -> Terms | SumTerms:
@@ -413,7 +421,7 @@ def _parse_terms(body: bytes) -> Terms | SumTerms:
         return ANY_TERMS.validate_json(body)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"][1:]))  # after the kind of the round
+        place = ".".join(map(str, first["loc"][1:]))  # without the first item, which is the kind of the round
         raise Refusal(f"the round's terms are not valid: {f'{place}: ' if place else ''}{first['msg']}") from None
 
 

@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ldpfl.errors import ProtocolError, RelayNotReleased
-from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, TokenStatus, upload_of
-from ldpfl.relay.requests import Caller, Within, accepted, is_worth_a_retry, number_in, path_of, status_of, wrong_server
+from ldpfl.relay.protocol import BLOCK_BYTES, LENGTH, OFFSET, PARTS, RoundStatus, SumTerms, Terms, TokenStatus, parse_upload_id
+from ldpfl.relay.requests import (
+    Caller,
+    LimitedTime,
+    is_worth_a_retry,
+    number_in_header,
+    parse_round_status,
+    require_success,
+    round_path,
+    wrong_server_error,
+)
 from ldpfl.relay.uniform_order import PART_BYTES, part_count
 from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
 from ldpfl.transport.sums.masks import zeros
@@ -46,7 +55,7 @@ class RelayClient(Caller):
         try:
             return TokenStatus.model_validate_json(answer.content).signer
         except ValidationError:
-            raise wrong_server(answer, "about a token cannot be read") from None
+            raise wrong_server_error(answer, "about a token cannot be read") from None
 
     def upload(self, run: str, number: int, upload_id: str, blob: bytes, *, within_s: float) -> None:
         """Upload ``blob``, the client's records in one piece, and return once the relay has all of it on disk.
@@ -61,20 +70,20 @@ class RelayClient(Caller):
             RelayUnreachable: ``within_s`` seconds were not enough.
             ProtocolError: the relay's answer is invalid, or the name or the id is not allowed.
         """
-        path = f"{path_of(run, number)}/uploads/{quote(upload_of(upload_id), safe='')}"
-        effort = Within(self._patience, self._sleep, self._clock, max(0.0, within_s))
-        offset = _offset_in(self._call("POST", path, effort=effort, headers={LENGTH: str(len(blob))}), blob)
-        furthest = offset
+        path = f"{round_path(run, number)}/uploads/{quote(parse_upload_id(upload_id), safe='')}"
+        retry_policy = LimitedTime(self._patience, self._sleep, self._clock, max(0.0, within_s))
+        offset = _stored_bytes(self._call("POST", path, retry_policy=retry_policy, headers={LENGTH: str(len(blob))}), blob)
+        offset_at_last_progress = offset
         while offset < len(blob):
-            response = self._once("PATCH", path, effort, headers={OFFSET: str(offset)}, content=blob[offset:])
+            response = self._send_once("PATCH", path, retry_policy, headers={OFFSET: str(offset)}, content=blob[offset:])
             if response is not None and not is_worth_a_retry(response) and not _is_wrong_offset(response):
-                offset = _offset_in(accepted(response), blob)
+                offset = _stored_bytes(require_success(response), blob)
             if offset < len(blob):  # the upload was interrupted, or the relay answered that it is not complete
-                self._failed(effort, response)
-                offset = _offset_in(self._call("HEAD", path, effort=effort), blob)
-            if offset >= furthest + BLOCK_BYTES or offset == len(blob):  # less than a block does not count as progress
-                furthest = offset
-                effort.progressed()
+                self._wait_or_raise(retry_policy, response)
+                offset = _stored_bytes(self._call("HEAD", path, retry_policy=retry_policy), blob)
+            if offset >= offset_at_last_progress + BLOCK_BYTES or offset == len(blob):  # less than a block does not count as progress
+                offset_at_last_progress = offset
+                retry_policy.reset_failures()
 
     def upload_share(self, run: str, number: int, share: bytes, *, within_s: float) -> None:
         """Upload ``share``, a masked vector with its envelope, to a sum round, and return once it is in the sum, on the relay's disk.
@@ -88,8 +97,8 @@ class RelayClient(Caller):
             RelayUnreachable: ``within_s`` seconds were not enough.
             ProtocolError: the name of the run or round is not allowed.
         """
-        path = f"{path_of(run, number)}/shares/{hashlib.sha256(share[-ENVELOPE_BYTES:]).hexdigest()}"
-        self._call("PUT", path, effort=Within(self._patience, self._sleep, self._clock, max(0.0, within_s)), content=share)
+        path = f"{round_path(run, number)}/shares/{hashlib.sha256(share[-ENVELOPE_BYTES:]).hexdigest()}"
+        self._call("PUT", path, retry_policy=LimitedTime(self._patience, self._sleep, self._clock, max(0.0, within_s)), content=share)
 
 
 class RelayAggregator(Caller):
@@ -101,9 +110,9 @@ class RelayAggregator(Caller):
         Raises:
             RelayRefused: the terms are not allowed or differ from those that the round has.
             RelayUnreachable: no answer.
-            ProtocolError: an answer that cannot be right.
+            ProtocolError: the answer is invalid.
         """
-        status = status_of(self._call("PUT", path_of(run, number), json=terms.model_dump()), run, number)
+        status = parse_round_status(self._call("PUT", round_path(run, number), json=terms.model_dump()), run, number)
         if status.terms != terms:
             raise ProtocolError(
                 f"the relay opened round {number} of {run} with other terms than this call asked for: it must be of this ldpfl's version"
@@ -126,21 +135,21 @@ class RelayAggregator(Caller):
             RelayNotReleased: the round was not released in that time; the message says why.
             RelayRefused, RelayUnreachable: as for :meth:`round_status`.
         """
-        waited, began = 0.0, self._clock()
-        # Longer than the wait by one request: the relay may come back after an outage, and the last request needs time for its answer.
-        effort = Within(self._patience, self._sleep, self._clock, timeout_s + self._patience.timeout_s)
-        while (status := self._round_status(run, number, effort)).state in ("open", "waiting"):
-            if max(waited, self._clock() - began) >= timeout_s:  # both, because slow answers count as waiting, too
+        slept_s, started_at_s = 0.0, self._clock()
+        # Requests are retried for longer than timeout_s by one request's time limit, so that the last one has time for its answer.
+        retry_policy = LimitedTime(self._patience, self._sleep, self._clock, timeout_s + self._patience.timeout_s)
+        while (status := self._round_status(run, number, retry_policy)).state in ("open", "waiting"):
+            if max(slept_s, self._clock() - started_at_s) >= timeout_s:  # the clock counts slow answers as waiting, too
                 why = (
                     "is still open"
                     if status.state == "open"
                     else f"has {counted(status.uploads or 0, 'upload')} of the {status.terms.min_clients} it waits for"
                 )
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
-            to_deadline = max(status.seconds_left, 0.01) if status.state == "open" else poll_s
-            pause = min(to_deadline, poll_s, timeout_s - waited)
-            self._sleep(pause)
-            waited += pause
+            to_deadline_s = max(status.seconds_left, 0.01) if status.state == "open" else poll_s
+            pause_s = min(to_deadline_s, poll_s, timeout_s - slept_s)
+            self._sleep(pause_s)
+            slept_s += pause_s
         return status
 
     def pull(self, run: str, number: int, terms: Terms | None = None) -> Iterator[bytes]:
@@ -161,7 +170,7 @@ class RelayAggregator(Caller):
         size = terms.record_bytes
         part, parts, records, expected = 0, 1, 0, 0
         while part < parts:
-            response = self._call("GET", f"{path_of(run, number)}/records", max_bytes=_max_part_bytes(size), params={"part": part})
+            response = self._call("GET", f"{round_path(run, number)}/records", max_bytes=_max_part_bytes(size), params={"part": part})
             if part == 0:
                 uploads = self._round_status(run, number).uploads or 0  # after the release, this is the number of uploads that were mixed
                 if uploads > terms.max_uploads:
@@ -169,14 +178,14 @@ class RelayAggregator(Caller):
                         f"the relay says that round {number} of {run} has {uploads} uploads, expected at most {terms.max_uploads}"
                     )
                 expected = uploads * terms.records_per_upload
-                parts = number_in(response, PARTS, part_count(expected * size))
+                parts = number_in_header(response, PARTS, part_count(expected * size))
             data = response.content
             if len(data) % size:
-                raise _wrong_length(run, number, part, len(data))
+                raise _wrong_length_error(run, number, part, len(data))
             records += len(data) // size
             if records > expected:
                 break
-            yield from _split(data, size)
+            yield from _split_records(data, size)
             part += 1
         if records != expected:
             raise ProtocolError(f"round {number} of {run} has {records} records, expected {expected}{_PULL_AGAIN}")
@@ -192,27 +201,29 @@ class RelayAggregator(Caller):
             RelayUnreachable: no answer.
             ProtocolError: the sum or the envelopes do not fit the terms and the number of uploads.
         """
-        total, places, parts = zeros(terms.dimension, terms.bits), terms.sum_parts(), 0
-        for part, place in enumerate(places):
-            data, parts = self._sum_part(run, number, part, place.stop - place.start, terms)
-            if len(data) != place.stop - place.start:
-                raise _wrong_length(run, number, part, len(data))
-            total.view(np.uint8)[place] = np.frombuffer(data, np.uint8)
-        return total, self._envelopes(run, number, range(len(places), parts), terms)
+        total, byte_ranges, parts = zeros(terms.dimension, terms.bits), terms.sum_parts(), 0
+        for part, byte_range in enumerate(byte_ranges):
+            length = byte_range.stop - byte_range.start
+            data, parts = self._fetch_part(run, number, part, length, terms)
+            if len(data) != length:
+                raise _wrong_length_error(run, number, part, len(data))
+            total.view(np.uint8)[byte_range] = np.frombuffer(data, np.uint8)
+        return total, self._envelopes(run, number, range(len(byte_ranges), parts), terms)
 
-    def _sum_part(self, run: str, number: int, part: int, max_bytes: int, terms: SumTerms) -> tuple[bytes, int]:
+    def _fetch_part(self, run: str, number: int, part: int, max_bytes: int, terms: SumTerms) -> tuple[bytes, int]:
         """Return one part of a sum round, of up to ``max_bytes`` bytes, and how many parts the round has."""
-        response = self._call("GET", f"{path_of(run, number)}/records", max_bytes=max_bytes, params={"part": part})
-        return response.content, number_in(response, PARTS, len(terms.sum_parts()) + part_count(terms.max_uploads * ENVELOPE_BYTES))
+        # The sum's parts come first, then the parts with the envelopes.
+        response = self._call("GET", f"{round_path(run, number)}/records", max_bytes=max_bytes, params={"part": part})
+        return response.content, number_in_header(response, PARTS, len(terms.sum_parts()) + part_count(terms.max_uploads * ENVELOPE_BYTES))
 
     def _envelopes(self, run: str, number: int, parts: range, terms: SumTerms) -> list[bytes]:
         """Return the envelopes in the given parts of a sum round; raise if their number is not the round's number of uploads."""
         envelopes, max_bytes = list[bytes](), min(terms.max_uploads * ENVELOPE_BYTES, _max_part_bytes(ENVELOPE_BYTES))
         for part in parts:
-            data, _ = self._sum_part(run, number, part, max_bytes, terms)
+            data, _ = self._fetch_part(run, number, part, max_bytes, terms)
             if len(data) % ENVELOPE_BYTES:
-                raise _wrong_length(run, number, part, len(data))
-            envelopes += _split(data, ENVELOPE_BYTES)
+                raise _wrong_length_error(run, number, part, len(data))
+            envelopes += _split_records(data, ENVELOPE_BYTES)
             if len(envelopes) > terms.max_uploads:
                 break
         uploads = self._round_status(run, number).uploads or 0  # of the released round
@@ -230,7 +241,7 @@ class RelayAggregator(Caller):
             RelayRefused: the round was not released, or is another aggregator's.
             RelayUnreachable: no answer.
         """
-        self._call("DELETE", f"{path_of(run, number)}/records")
+        self._call("DELETE", f"{round_path(run, number)}/records")
 
     def cancel(self, run: str, number: int) -> None:
         """Cancel a round, whatever its state: the relay deletes everything that it holds of the round.
@@ -239,23 +250,26 @@ class RelayAggregator(Caller):
             RelayRefused: there is no such round, or it is another aggregator's.
             RelayUnreachable: no answer.
         """
-        self._call("DELETE", path_of(run, number))
+        self._call("DELETE", round_path(run, number))
 
 
 _PULL_AGAIN = "; nothing was acknowledged, so the round can be pulled again"
 
 
-def _wrong_length(run: str, number: int, part: int, length: int) -> ProtocolError:
+def _wrong_length_error(run: str, number: int, part: int, length: int) -> ProtocolError:
     return ProtocolError(f"part {part} of round {number} of {run} has {length} bytes, which its terms do not allow{_PULL_AGAIN}")
 
 
-def _split(data: bytes, size: int) -> Iterator[bytes]:
+def _split_records(data: bytes, size: int) -> Iterator[bytes]:
     """Yield the records of ``size`` bytes that lie in ``data`` one after the other."""
     return (data[start : start + size] for start in range(0, len(data), size))
 
 
 def _max_part_bytes(record_bytes: int) -> int:
-    """Return a bound on a part's length, whose mean is PART_BYTES at most. Lengths are binomial: longer parts never occur in practice."""
+    """Return an upper bound on a part's length.
+
+    The length is binomial with a mean of PART_BYTES at most, so a part beyond the bound never occurs in practice.
+    """
     return 4 * PART_BYTES + 64 * record_bytes
 
 
@@ -264,6 +278,6 @@ def _is_wrong_offset(response: httpx.Response) -> bool:
     return response.status_code == 409 and OFFSET in response.headers
 
 
-def _offset_in(response: httpx.Response, blob: bytes) -> int:
+def _stored_bytes(response: httpx.Response, blob: bytes) -> int:
     """Return how many bytes of ``blob`` the relay has, according to its response."""
-    return number_in(response, OFFSET, len(blob))
+    return number_in_header(response, OFFSET, len(blob))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ldpfl.relay.usage_limits import Connections
+from ldpfl.relay.usage_limits import ConnectionLimits
 
 HEAD_BYTES = 4 * 2**10
 """Maximum length of a request's head. If a head is longer, not much more of it is in memory."""
@@ -49,7 +49,7 @@ _UPLOAD_BYTES = 64 * 2**10  # of HTTP, after which a connection counts as one th
 class Gate(socket.socket):
     """A listening socket that closes new connections when there are too many, before TLS and before any byte is read."""
 
-    def __init__(self, listening: socket.socket, bounds: Connections) -> None:
+    def __init__(self, listening: socket.socket, bounds: ConnectionLimits) -> None:
         super().__init__(fileno=listening.detach())
         self._bounds = bounds
         self._open: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Gate(socket.socket):
         """
         for _ in range(_BACKLOG):
             accepted, address = super().accept()
-            network = _network(address[0])
+            network = _caller_network(address[0])
             if self._is_full(network):
                 accepted.close()
                 continue
@@ -77,15 +77,15 @@ class Gate(socket.socket):
         raise BlockingIOError  # give others in the event loop their turn before more connections are rejected
 
     def count_closed(self, network: str) -> None:
-        """Count a connection from ``network`` as over."""
+        """Stop counting a connection from ``network`` that has been closed."""
         self._open[network] -= 1
         if self._open[network] == 0:
             del self._open[network]  # otherwise the counter would keep every address that ever connected
 
     def _is_full(self, network: str) -> bool:
         """Whether one more connection from ``network`` would exceed the bounds."""
-        bound = self._bounds.an_address
-        return self._open.total() >= self._bounds.in_all or (bound > 0 and self._open[network] >= bound)
+        max_per_network = self._bounds.per_address  # 0 for no limit
+        return self._open.total() >= self._bounds.in_total or (max_per_network > 0 and self._open[network] >= max_per_network)
 
 
 class Accepted(socket.socket):
@@ -113,17 +113,17 @@ class Accepted(socket.socket):
             ConnectionAbortedError: the connection has brought too much TLS for its HTTP.
         """
         if not self.handshake_done:
-            limit = _MAX_HANDSHAKE_BYTES
+            max_tls_bytes = _MAX_HANDSHAKE_BYTES
         elif self.http_bytes == 0:
-            limit = _MAX_TLS_BEFORE_HTTP
+            max_tls_bytes = _MAX_TLS_BEFORE_HTTP
         else:
-            limit = _SPARE_TLS_BYTES + 2 * self.http_bytes
-        if self._tls_bytes > limit:
+            max_tls_bytes = _SPARE_TLS_BYTES + 2 * self.http_bytes
+        if self._tls_bytes > max_tls_bytes:
             raise ConnectionAbortedError("TLS without content")
-        turn = _NEW_TURN_BYTES
+        turn_bytes = _NEW_TURN_BYTES  # bytes to read before other connections have their turn
         if 2 * self.http_bytes > self._tls_bytes:
-            turn = _UPLOAD_TURN_BYTES if self.http_bytes > _UPLOAD_BYTES else _TURN_BYTES
-        count = super().recv_into(buffer, min(nbytes or turn, turn, len(buffer)), flags)
+            turn_bytes = _UPLOAD_TURN_BYTES if self.http_bytes > _UPLOAD_BYTES else _TURN_BYTES
+        count = super().recv_into(buffer, min(nbytes or turn_bytes, turn_bytes, len(buffer)), flags)
         self._tls_bytes += count
         return count
 
@@ -133,8 +133,8 @@ class Accepted(socket.socket):
         self._uncount()
 
 
-def _network(host: str) -> str:
-    """Return what counts as one caller's address: an IPv4 address, or an IPv6 network."""
+def _caller_network(host: str) -> str:
+    """Return the name under which connections from ``host`` are counted: its IPv4 address, or its IPv6 network."""
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
@@ -143,10 +143,10 @@ def _network(host: str) -> str:
     return str(ipaddress.IPv6Network((int(address), _IPV6_NETWORK), strict=False))
 
 
-class TlsInTime(asyncio.SelectorEventLoop):
+class TimedTlsEventLoop(asyncio.SelectorEventLoop):
     """An event loop whose servers limit the time for a TLS handshake and shutdown; uvicorn has no setting for these limits."""
 
-    def __init__(self, bounds: Connections) -> None:
+    def __init__(self, bounds: ConnectionLimits) -> None:
         super().__init__()
         self._bounds = bounds
 
@@ -157,7 +157,7 @@ class TlsInTime(asyncio.SelectorEventLoop):
         return server
 
 
-def protocol_within(bounds: Connections) -> type[asyncio.Protocol]:
+def bounded_protocol(bounds: ConnectionLimits) -> type[asyncio.Protocol]:
     """Return a protocol class that enforces ``bounds``. Uvicorn makes an instance for each connection."""
 
     class Bounded(_TimedProtocol):
@@ -187,7 +187,7 @@ class _PlainHttp(h11.Connection):
 class _TimedProtocol(H11Protocol):
     """Uvicorn's HTTP/1.1 protocol with a limit on each time for which a caller can keep the relay waiting."""
 
-    _bounds: ClassVar[Connections]
+    _bounds: ClassVar[ConnectionLimits]
     _accepted: Accepted | None = None
     _last_bytes = b""
     _head_timer: asyncio.TimerHandle | None = None
@@ -205,7 +205,7 @@ class _TimedProtocol(H11Protocol):
         if transport.get_extra_info("ssl_object") is not None:
             # Encrypted bytes do not count as HTTP yet, so only a few may be buffered while an answer is made.
             cast(Any, transport).set_read_buffer_limits(high=_READ_BUFFER_BYTES)
-        # So pause_writing means that something waits to be read, and resume_writing that nothing does.
+        # With these limits, uvicorn calls pause_writing once any byte waits to be read by the caller, and resume_writing once none does.
         transport.set_write_buffer_limits(high=1, low=0)
         self._time_head()
 
@@ -214,7 +214,7 @@ class _TimedProtocol(H11Protocol):
         super().connection_lost(exc)
         task = cast("dict[str, Any]", self.scope or {}).get(TASK)
         if task is not None:
-            # Otherwise a caller that connects, asks and disconnects again and again could have any number of requests waiting.
+            # Otherwise a caller that disconnects after each request could have any number of requests waiting.
             task.cancel()
         for timer in (self._head_timer, self._answer_timer, self._closing_timer, self.timeout_keep_alive_task):
             if timer is not None:
@@ -232,8 +232,9 @@ class _TimedProtocol(H11Protocol):
             in_head = self.conn.their_state is h11.IDLE
             piece = data[: HEAD_BYTES + 1] if in_head else data
             data = data[len(piece) :]
-            if not (in_head or self.conn.their_state is h11.SEND_BODY) or (in_head and _BLANKS.search(self._last_bytes + piece)):
-                self._cut_off()
+            in_body = self.conn.their_state is h11.SEND_BODY
+            if not (in_head or in_body) or (in_head and _BLANKS.search(self._last_bytes + piece)):
+                self._cut_off()  # the caller sends more than its request, or too many blanks
                 break
             self._last_bytes = piece[-_MAX_BLANKS:]
             super().data_received(piece)

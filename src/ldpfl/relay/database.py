@@ -17,9 +17,9 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from ldpfl.errors import ConfigError
 from ldpfl.relay.errors import Refusal, StoreFull, StoreUnavailable, UnfitStore
-from ldpfl.relay.files import create_private
+from ldpfl.relay.files import create_private_file
 from ldpfl.relay.schema import READ_ONLY, SCHEMA, SQLITE, VERSION, is_sqlite, meta, metadata
-from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_place, check_schema
+from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_schema, check_schema_place
 from ldpfl.relay.telemetry import log_fault
 
 CONNECTIONS = 16
@@ -48,7 +48,7 @@ def open_engine(store: str) -> Engine:
         ConfigError: the store cannot be opened, or is of another version.
         UnfitStore: the store's tables are not as the relay makes them, others may use them, or the connection is not encrypted.
     """
-    store_name = store.partition("://")[0]  # only the scheme, until the URL's password can be left out of messages
+    store_name = store.partition("://")[0]  # for messages: only the scheme, until _make_engine returns a name without the password
     try:
         engine, store_name = _make_engine(store)
         return _ensure_tables(engine, store_name)
@@ -77,10 +77,10 @@ def open_engine(store: str) -> Engine:
 
 
 def _server_reason(error: Exception) -> str | None:
-    """Return the server's reason for refusing a connection, or None if the text holds no such reason.
+    """Return the server's reason for refusing a connection, or None if the text of ``error`` holds no such reason.
 
-    libpq's text is ``... failed: FATAL:  reason``, with the word FATAL in the server's language. Two blanks after a colon mark the server's
-    own text. PostgreSQL repeats no password in a reason.
+    libpq's text is ``... failed: FATAL:  reason``, with the word FATAL in the server's language. Only the server puts two blanks after a
+    colon. The reason may be shown, because PostgreSQL repeats no password in it.
     """
     match = re.search(r"failed: \w+:  (.+)", str(getattr(error, "orig", "")))
     return None if match is None else match[1]
@@ -89,7 +89,7 @@ def _server_reason(error: Exception) -> str | None:
 def _is_locked_sqlite(error: Exception) -> bool:
     """Whether ``error`` means that another process has locked the SQLite file."""
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the higher bits say more about the cause
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the higher bits tell kinds of SQLITE_BUSY apart
 
 
 def _make_engine(store: str) -> tuple[Engine, str]:
@@ -101,7 +101,7 @@ def _make_engine(store: str) -> tuple[Engine, str]:
 
         return make_engine(store, pool_size=CONNECTIONS, **options)
     url = _sqlite_url(store)
-    create_private(Path(str(url.database)))
+    create_private_file(Path(str(url.database)))
     # A file with a rollback journal allows one transaction at a time. With one pooled connection, requests wait without polling.
     engine = create_engine(url, pool_size=1, connect_args={"timeout": _SQLITE_WAIT_S}, **options)
     event.listen(engine, "connect", _set_up_sqlite)
@@ -160,7 +160,7 @@ def _create_tables(engine: Engine, store_name: str) -> None:
         missing = not _has_tables(connection)
     if missing:
         with engine.begin() as connection:
-            _create_missing(connection, store_name)
+            _create_missing_tables(connection, store_name)
     with engine.connect().execution_options(**READ_ONLY) as connection:
         check_schema(connection, store_name)
         versions = connection.scalars(select(meta.c.version)).all()
@@ -171,13 +171,13 @@ def _create_tables(engine: Engine, store_name: str) -> None:
         )
 
 
-def _create_missing(connection: Connection, store_name: str) -> None:
-    """Create the tables unless another process has just done so."""
+def _create_missing_tables(connection: Connection, store_name: str) -> None:
+    """Create the tables unless another process has just done so. On PostgreSQL, a lock makes other processes wait meanwhile."""
     if not is_sqlite(connection):
         connection.execute(text("SELECT pg_catalog.pg_advisory_xact_lock(CAST(:key AS bigint))"), {"key": _ADVISORY_LOCK})
         if connection.scalar(text(f"SELECT pg_catalog.to_regnamespace('{SCHEMA}')")) is None:
             connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
-        check_place(connection, store_name)
+        check_schema_place(connection, store_name)
     if _has_tables(connection):
         return  # another process was first
     metadata.create_all(connection)
@@ -185,7 +185,7 @@ def _create_missing(connection: Connection, store_name: str) -> None:
     if not is_sqlite(connection):
         for column in INCOMPRESSIBLE:  # encrypted records do not compress
             connection.execute(text(f"ALTER TABLE {SCHEMA}.{column.table.name} ALTER COLUMN {column.name} SET STORAGE EXTERNAL"))
-        for table in WITHOUT_SAMPLES:
+        for table in WITHOUT_SAMPLES:  # planner statistics would keep samples of deleted rows
             for column in table.columns:
                 connection.execute(text(f"ALTER TABLE {SCHEMA}.{table.name} ALTER COLUMN {column.name} SET STATISTICS 0"))
 
@@ -196,7 +196,7 @@ def _has_tables(connection: Connection) -> bool:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn errors of the database or the disk into refusals. The original text is dropped, because it may hold data.
+    """Turn errors of the database or the disk in the ``with`` block into refusals. Their text is dropped, because it may hold data.
 
     Raises:
         Refusal: the database cannot hold a value of the request, so trying again would not help.
@@ -217,7 +217,7 @@ def store_errors() -> Iterator[None]:
         log_fault("store_unfit", error)
         raise StoreUnavailable("the relay's store does not answer; try again later", {"Retry-After": "1"}) from None
     except PoolTimeout:
-        raise busy() from None
+        raise busy_refusal() from None
     except OSError as error:
         if error.errno not in _DISK_IS_FULL:
             raise
@@ -238,7 +238,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def busy() -> StoreUnavailable:
+def busy_refusal() -> StoreUnavailable:
     """Return the refusal of a request that has waited too long for a connection or a thread."""
     return StoreUnavailable("the relay is busy; try again later", {"Retry-After": "1"})
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, text
 
 from ldpfl.relay.errors import RoundOver, TooEarly
 from ldpfl.relay.protocol import State
-from ldpfl.relay.queries import complete_uploads
+from ldpfl.relay.queries import count_complete_uploads
 
 
 class Deadlines:
@@ -32,11 +32,11 @@ class Deadlines:
         """
         if row.state != "open":
             return row.state, 0.0
-        # Never longer than the round's window, even if the clock was set back.
+        # A clock that was set back would show a deadline further away than the round's whole duration, closes_in_s.
         seconds_left = min(row.closes_at - self.now(connection), row.closes_in_s)
         if seconds_left > 0:
             return "open", seconds_left
-        return ("waiting" if complete_uploads(connection, row) < row.min_clients else "released"), 0.0
+        return ("waiting" if count_complete_uploads(connection, row) < row.min_clients else "released"), 0.0
 
     def check_open(self, connection: Connection, row: Row[Any]) -> None:
         """Raise if the round takes no uploads any more.
@@ -45,9 +45,9 @@ class Deadlines:
             RoundOver: the round is released or gone.
         """
         if self.state(connection, row)[0] not in ("open", "waiting"):
-            raise over(row)
+            raise round_over_refusal(row)
 
-    def check_due(self, connection: Connection, row: Row[Any]) -> None:
+    def check_releasable(self, connection: Connection, row: Row[Any]) -> None:
         """Raise if the round may not be released yet.
 
         Raises:
@@ -62,6 +62,6 @@ class Deadlines:
             raise TooEarly(reason, {"Retry-After": "1"})
 
 
-def over(row: Row[Any]) -> RoundOver:
+def round_over_refusal(row: Row[Any]) -> RoundOver:
     """Return the refusal of a request that comes after the round has ended."""
     return RoundOver(f"round {row.round} of {row.run} takes no uploads any more")

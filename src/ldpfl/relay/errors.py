@@ -30,19 +30,19 @@ class WrongLength(Refusal):
 
 
 class Unauthenticated(Refusal):
-    """No token, or one that the relay does not know."""
+    """The request has no token, or a token that the relay does not know."""
 
     status = 401
 
 
 class Forbidden(Refusal):
-    """A known token that may not do this."""
+    """The token's owner is not allowed to make this request."""
 
     status = 403
 
 
 class Unknown(Refusal):
-    """There is no such round, upload or part."""
+    """The request names a round, upload or part that does not exist."""
 
     status = 404
 
@@ -66,13 +66,13 @@ class RoundOver(Refusal):
 
 
 class LengthRequired(Refusal):
-    """A body without a Content-Length."""
+    """The request has a body but no Content-Length."""
 
     status = 411
 
 
 class TooLong(Refusal):
-    """More bytes than the upload has room for."""
+    """The request's body has more bytes than the relay accepts."""
 
     status = 413
 
@@ -84,7 +84,7 @@ class TooEarly(Refusal):
 
 
 class TooMany(Refusal):
-    """More requests than the rate limit allows."""
+    """A token's owner makes more requests, or more at once, than the limits allow."""
 
     status = 429
 

@@ -17,7 +17,7 @@ HEADROOM_BYTES = 4 * 2**20
 _SUFFIXES = ("", "-journal", "-wal", "-shm")  # ends of the names of a SQLite store's files
 
 
-def create_private(path: Path) -> None:
+def create_private_file(path: Path) -> None:
     """Create the file of a SQLite store if there is none. Refuse a file, or a journal beside it, that other users can access.
 
     Raises:
@@ -27,16 +27,16 @@ def create_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise ConfigError(f"the store {path} cannot be opened: {error.strerror}") from None
-    real = path.resolve()  # a journal lies beside the file itself, whatever link leads to it
-    for file in (real.with_name(real.name + suffix) for suffix in _SUFFIXES):
+    real_path = path.resolve()  # a journal lies beside the file itself, whatever link leads to it
+    for file in (real_path.with_name(real_path.name + suffix) for suffix in _SUFFIXES):
         if file.exists():
-            # alone=True: SQLite would roll any journal beside the file back into the store, whoever made it.
+            # alone=True also refuses a file in a folder where others can create files: SQLite would apply any journal that they put there.
             try:
                 require_own(file, "the store", ConfigError, secret=True, alone=True)
             except ConfigError:
-                if file == real or file.exists():
+                if file == real_path or file.exists():
                     raise
-                # It was another worker's journal, and is gone by now.
+                # Otherwise the file was another worker's journal, which that worker has deleted by now.
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Reserve:
 
     path: Path
 
-    def give_up(self) -> bool:
+    def delete(self) -> bool:
         """Delete the reserve; return whether there was one."""
         try:
             self.path.unlink()
@@ -54,18 +54,18 @@ class Reserve:
         return True
 
     @property
-    def whole(self) -> bool:
+    def is_full_size(self) -> bool:
         """Whether the reserve has its full size. True on systems without ``posix_fallocate``, where there is no reserve."""
         try:
             return self.path.stat().st_size >= RESERVE_BYTES
         except FileNotFoundError:
             return not hasattr(os, "posix_fallocate")
 
-    def make(self) -> None:
+    def enlarge(self) -> None:
         """Enlarge the reserve to its full size, or as far as the disk has room beyond :data:`HEADROOM_BYTES`."""
-        if self.whole:
+        if self.is_full_size:
             return
-        with suppress(OSError):  # the disk has less room than it reported
+        with suppress(OSError):  # if the disk has less room than it reported, the reserve stays as it is
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 size = min(RESERVE_BYTES, os.fstat(descriptor).st_size + self._free_bytes() - HEADROOM_BYTES)

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, Table, create_engine, text
 from ldpfl.relay.errors import StoreUnavailable, UnfitStore
 from ldpfl.relay.requests import is_loopback
 from ldpfl.relay.schema import SCHEMA
-from ldpfl.relay.session import ISOLATION, SETTINGS, set_up
+from ldpfl.relay.session import ISOLATION, SETTINGS, prepare_session
 from ldpfl.relay.telemetry import log_event
 
 CONNECT_S = 10
@@ -57,19 +57,19 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     def _with_time_limit(self, gen: Any) -> Generator[Any, Any, Any]:
         """Wrap psycopg's generator ``gen``, which waits for an answer: close the connection and raise after ``answer_s`` seconds."""
-        until = time.monotonic() + self.answer_s
+        deadline_s = time.monotonic() + self.answer_s
         try:
             state = next(gen)
-            while True:  # resumed when something comes, and ten times a second otherwise
+            while True:  # psycopg resumes this generator when data comes, and otherwise ten times a second
                 ready = yield state
-                if time.monotonic() > until:
+                if time.monotonic() > deadline_s:
                     self.pgconn.finish()
                     raise psycopg.OperationalError("PostgreSQL did not answer in time")
                 state = gen.send(ready)
         except StopIteration as end:
             return end.value
 
-    def noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+    def log_notice(self, notice: psycopg.errors.Diagnostic) -> None:
         """Log a notice by its kind: its text could repeat data."""
         self.notices += 1
         log_event("store_notice", severity=notice.severity_nonlocalized or "", sqlstate=notice.sqlstate or "")
@@ -81,8 +81,8 @@ def make_engine(store: str, **options: Any) -> tuple[Engine, str]:
     Raises:
         UnfitStore: the URL cannot be read, or the connection would not be encrypted and verified where it must be.
     """
-    parameters = resolve(store)
-    check_way(parameters)
+    parameters = connection_parameters(store)
+    check_not_readable_on_network(parameters)
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: connect(store),
@@ -92,16 +92,16 @@ def make_engine(store: str, **options: Any) -> tuple[Engine, str]:
         execution_options={"schema_translate_map": {None: SCHEMA}},
         **options,
     )
-    return engine, address_of(parameters)
+    return engine, address_without_password(parameters)
 
 
-def address_of(parameters: dict[str, str]) -> str:
-    """Return a URL for messages."""
+def address_without_password(parameters: dict[str, str]) -> str:
+    """Return the URL of the database for messages."""
     host = parameters.get("host") or parameters.get("hostaddr") or ""
     return f"postgresql://{parameters.get('user', '')}@{host}:{parameters.get('port', '')}/{parameters.get('dbname', '')}"
 
 
-def resolve(store: str) -> dict[str, str]:
+def connection_parameters(store: str) -> dict[str, str]:
     """Return the parameters with which libpq would connect: from the URL, the environment, a service file, and its defaults.
 
     libpq reveals the parameters only of a connection that was started. So a connection is started with an invalid ``gssencmode``. libpq
@@ -113,59 +113,62 @@ def resolve(store: str) -> dict[str, str]:
     try:
         attempt = pq.PGconn.connect_start(make_conninfo(store, gssencmode="nothing").encode())
     except psycopg.Error:
-        raise _unreadable() from None
+        raise _invalid_url_error() from None
     parameters = {option.keyword.decode(): option.val.decode() for option in attempt.info if option.val is not None}
     attempt.finish()
     if "sslmode" not in parameters:
-        raise _unreadable()
+        raise _invalid_url_error()
     return parameters
 
 
-def _unreadable() -> UnfitStore:
+def _invalid_url_error() -> UnfitStore:
     """Return the error for a store whose connection parameters libpq cannot read."""
     return UnfitStore(
         "the store's URL, or the service that it or PGSERVICE names, is not valid: expected a path or postgresql://user@host/database"
     )
 
 
-def check_way(parameters: dict[str, str]) -> None:
+def check_not_readable_on_network(parameters: dict[str, str]) -> None:
     """Raise unless a connection would stay on this machine, or be encrypted to a server whose name is verified.
 
     Raises:
-        UnfitStore: the connection could be read on the network. It shows who uploads which records, and with the aggregator's key, what.
+        UnfitStore: others could read the connection on the network. They would see who uploads which record, and could decrypt the record
+            if they had the aggregator's key.
     """
     mode = parameters["sslmode"]
-    hosts = zip_longest(parameters.get("hostaddr", "").split(","), parameters.get("host", "").split(","), fillvalue="")
-    remote = [place for place in (address or name for address, name in hosts) if not _is_this_machine(place)]
-    if remote and mode != _VERIFY_FULL:
+    # Both parameters may be lists. Where an address is given, libpq connects to it and not to the name.
+    addresses, names = parameters.get("hostaddr", "").split(","), parameters.get("host", "").split(",")
+    hosts = [address or name for address, name in zip_longest(addresses, names, fillvalue="")]
+    remote_hosts = [host for host in hosts if not _is_this_machine(host)]
+    if remote_hosts and mode != _VERIFY_FULL:
         raise UnfitStore(
-            f"the store {address_of(parameters)} is reached over the network ({', '.join(remote)}) with sslmode={mode}, where "
-            f"sslmode={_VERIFY_FULL} is needed: add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, "
+            f"the store {address_without_password(parameters)} is reached over the network ({', '.join(remote_hosts)}) "
+            f"with sslmode={mode}, where sslmode={_VERIFY_FULL} is needed: add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, "
             "where FILE is the certificate of the database's authority"
         )
 
 
-def _is_this_machine(place: str) -> bool:
-    """Whether ``place`` is a Unix socket (a folder, an abstract name, or libpq's default) or this machine's loopback address."""
-    return not place or place.startswith(("/", "@")) or is_loopback(place)
+def _is_this_machine(host: str) -> bool:
+    """Whether ``host`` is a Unix socket (a folder, an abstract name, or "" for libpq's default) or this machine's loopback address."""
+    return not host or host.startswith(("/", "@")) or is_loopback(host)
 
 
 def connect(store: str) -> BoundedConnection:
-    """Connect to the store, and make the connection's settings.
+    """Connect to the store, and set up the connection.
 
     Raises:
         UnfitStore: the connection is not encrypted where it must be, or its settings or its role are not as they must be.
     """
-    parameters = resolve(store)
-    check_way(parameters)
-    # The checked parameters are stated, so libpq cannot read other ones from the environment or a file that has changed since.
+    parameters = connection_parameters(store)
+    check_not_readable_on_network(parameters)
+    # Passing the checked parameters keeps libpq from reading them again, from an environment or a file that has changed since the check.
     checked = {name: value for name, value in parameters.items() if name in _CHECKED_PARAMETERS}
     options: dict[str, Any] = {**_CONNECTION_OPTIONS, **checked, "gssencmode": "disable"}
     connection = BoundedConnection.connect(make_conninfo(store, **options))
     try:
         _check_connected(connection, parameters)
-        connection.add_notice_handler(connection.noticed)
-        set_up(connection)
+        connection.add_notice_handler(connection.log_notice)
+        prepare_session(connection)
     except BaseException:
         connection.close()
         raise
@@ -173,12 +176,15 @@ def connect(store: str) -> BoundedConnection:
 
 
 def _check_connected(connection: BoundedConnection, parameters: dict[str, str]) -> None:
-    """Raise unless the open connection leads to this machine or is encrypted: the host's name may have led to another machine."""
-    place = connection.pgconn.hostaddr.decode() or connection.pgconn.host.decode()
+    """Raise unless the open connection leads to this machine or is encrypted.
+
+    :func:`check_not_readable_on_network` has accepted the host's name, but the name may lead to another machine.
+    """
+    host = connection.pgconn.hostaddr.decode() or connection.pgconn.host.decode()
     mode = {option.keyword: option.val for option in connection.pgconn.info}[b"sslmode"]
-    if not _is_this_machine(place) and not (connection.pgconn.ssl_in_use and mode == _VERIFY_FULL.encode()):
+    if not _is_this_machine(host) and not (connection.pgconn.ssl_in_use and mode == _VERIFY_FULL.encode()):
         raise UnfitStore(
-            f"the connection to the store {address_of(parameters)} leads to {place} and is not encrypted: "
+            f"the connection to the store {address_without_password(parameters)} leads to {host} and is not encrypted: "
             f"add ?sslmode={_VERIFY_FULL}&sslrootcert=FILE to its URL, where FILE is the certificate of the database's authority"
         )
 
@@ -187,7 +193,7 @@ def vacuum(engine: Engine, tables: tuple[Table, ...]) -> None:
     """Vacuum tables, however long that takes.
 
     Raises:
-        StoreUnavailable: PostgreSQL gave a warning, so it may have skipped a table.
+        StoreUnavailable: PostgreSQL warned of something, so it may have skipped a table.
     """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _long_time_limit(connection) as driver:
         notices_before = driver.notices
@@ -219,7 +225,7 @@ _END_HUNG = text(
 )
 
 
-def end_hung(engine: Engine) -> int:
+def end_hung_connections(engine: Engine) -> int:
     """End the connections of relays that no longer read the server's answers; return how many.
 
     The server has no timeout for such a connection as long as the relay's machine responds. The connection would keep its round locked,

@@ -167,35 +167,35 @@ class TokenStatus(BaseModel):
     signer: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None
 
 
-def run_of(text: str) -> str:
+def parse_run(text: str) -> str:
     """Return ``text`` if it can name a run, else raise :class:`Unknown`."""
     if not _RUN.fullmatch(text):
         raise Unknown("there is no such run: the name of a run has up to 64 letters, digits, dots, dashes and underscores")
     return text
 
 
-def round_of(text: str) -> int:
+def parse_round_number(text: str) -> int:
     """Return the round number in ``text``, or raise :class:`Unknown` if it is none."""
     if not _ROUND.fullmatch(text):
         raise Unknown("there is no such round: rounds have whole numbers from 1, of up to 9 digits")
     return int(text)
 
 
-def upload_of(text: str) -> str:
+def parse_upload_id(text: str) -> str:
     """Return ``text`` if it can name an upload, else raise :class:`Unknown`."""
     if not _UPLOAD.fullmatch(text):
         raise Unknown("there is no such upload: the id of an upload has 16 to 64 letters, digits, dashes and underscores")
     return text
 
 
-def share_of(text: str) -> str:
+def parse_share_id(text: str) -> str:
     """Return ``text`` if it can name an upload of a sum round, else raise :class:`Unknown`."""
     if not _SHARE.fullmatch(text):
         raise Unknown("there is no such share: its id must be the SHA-256 of the upload's envelope, as 64 lower-case hexadecimal digits")
     return text
 
 
-def owner_of(text: str) -> str:
+def parse_owner_name(text: str) -> str:
     """Return ``text`` if it can be the name of a token's owner, else raise a ConfigError: the operator has chosen the name."""
     if not _NAME.fullmatch(text):
         raise ConfigError(

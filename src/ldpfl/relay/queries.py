@@ -13,10 +13,10 @@ from ldpfl.relay.protocol import BLOCK_BYTES, SumTerms, Terms
 from ldpfl.relay.schema import blocks, is_sqlite, rounds, uploads
 from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES
 
-HELD = ("open", "released")
+STATES_NOT_GONE = ("open", "released")
 """Stored states of rounds that are not gone. The state ``waiting`` is not stored; it follows from the deadline."""
 
-ROUNDS_HELD = 1000
+MAX_ROUNDS_NOT_GONE = 1000
 """Maximum number of rounds of one aggregator that are not gone."""
 
 _ROWS_AT_A_TIME = 4
@@ -38,12 +38,12 @@ class Progress:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing."""
+        """Whether all bytes of the upload are stored."""
         return self.received == self.expected
 
 
 def has_round(connection: Connection, run: str, number: int) -> bool:
-    """Whether there is such a round."""
+    """Whether the store has the round ``number`` of ``run``."""
     return connection.scalar(select(rounds.c.id).where(rounds.c.run == run, rounds.c.round == number)) is not None
 
 
@@ -54,14 +54,14 @@ def round_row(connection: Connection, run: str, number: int, *, lock: str | None
         Unknown: there is no such round.
     """
     if lock is not None:
-        hold(connection, f"round {number} of {run}", shared=lock == "shared")
+        take_lock(connection, f"round {number} of {run}", shared=lock == "shared")
     row = connection.execute(select(rounds).where(rounds.c.run == run, rounds.c.round == number)).first()
     if row is None:
         raise Unknown(f"there is no round {number} of {run}")
     return row
 
 
-def owned(row: Row[Any], owner: str) -> Row[Any]:
+def require_owner(row: Row[Any], owner: str) -> Row[Any]:
     """Return ``row`` if the round belongs to ``owner``.
 
     Raises:
@@ -72,32 +72,33 @@ def owned(row: Row[Any], owner: str) -> Row[Any]:
     return row
 
 
-def check_own_run(connection: Connection, owner: str, run: str) -> None:
-    """Raise if another aggregator has opened a round of this run. Otherwise anyone who knows a run's name could open its next round.
+def check_run_owner(connection: Connection, owner: str, run: str) -> None:
+    """Raise if another aggregator has opened a round of this run. Without this check, any aggregator could open the run's next round.
 
-    The run is locked until the transaction ends, so that nobody else opens a round of it.
+    The run is locked until the transaction ends, so that no other transaction opens a round of it after the check.
 
     Raises:
         Forbidden: another aggregator has opened a round of the run.
     """
-    hold(connection, f"run {run}")
+    take_lock(connection, f"run {run}")
     run_owner = connection.scalar(select(rounds.c.owner).where(rounds.c.run == run).limit(1))  # all rounds of a run have the same owner
     if run_owner not in (None, owner):
         raise Forbidden(f"run {run} was begun by another aggregator: choose another name for this run")
 
 
-def hold(connection: Connection, lock_name: str, *, shared: bool = False) -> None:
+def take_lock(connection: Connection, lock_name: str, *, shared: bool = False) -> None:
     """Take the lock ``lock_name`` until the transaction ends, exclusively or shared.
 
-    PostgreSQL grants advisory locks in the order of requests. For row locks, it lets new sharers pass a waiting exclusive request, so
-    continuous uploads would keep a round from being released. SQLite needs no lock, because its writers run one at a time.
+    On PostgreSQL this is an advisory lock, which is granted in the order of the requests. With a row lock, new shared requests would
+    overtake a waiting exclusive request, so continuous uploads would keep a round from being released. SQLite needs no lock, because its
+    writers run one at a time.
     """
     if not is_sqlite(connection):
         _lock(connection, "pg_advisory_xact_lock_shared" if shared else "pg_advisory_xact_lock", lock_name)
 
 
-def held_at_once(connection: Connection, lock_name: str) -> bool:
-    """Take the lock ``lock_name`` exclusively until the transaction ends; return False at once if another transaction has it."""
+def try_lock(connection: Connection, lock_name: str) -> bool:
+    """Take the lock ``lock_name`` exclusively until the transaction ends. Return False without waiting if another transaction has it."""
     return is_sqlite(connection) or bool(_lock(connection, "pg_try_advisory_xact_lock", lock_name))
 
 
@@ -107,42 +108,46 @@ def _lock(connection: Connection, function: str, lock_name: str) -> object:
     return connection.scalar(text(f"SELECT pg_catalog.{function}({key})"), {"name": lock_name})
 
 
-def check_few_rounds(connection: Connection, owner: str) -> None:
-    """Raise if an aggregator already has :data:`ROUNDS_HELD` rounds.
+def check_round_limit(connection: Connection, owner: str) -> None:
+    """Raise if an aggregator already has :data:`MAX_ROUNDS_NOT_GONE` rounds.
 
     Raises:
-        Conflict: the aggregator has that many rounds that are not gone.
+        Conflict: the aggregator already has that many rounds.
     """
-    query = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(HELD))
-    if count_of(connection, query) >= ROUNDS_HELD:
-        raise Conflict(f"this aggregator has {ROUNDS_HELD} unfinished rounds, the maximum: acknowledge or cancel some first")
+    query = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(STATES_NOT_GONE))
+    if fetch_count(connection, query) >= MAX_ROUNDS_NOT_GONE:
+        raise Conflict(f"this aggregator has {MAX_ROUNDS_NOT_GONE} unfinished rounds, the maximum: acknowledge or cancel some first")
 
 
-def columns_of(terms: Terms | SumTerms) -> dict[str, object]:
-    """Return ``terms`` as the columns of a round. In a sum round, one record of each upload is kept: its envelope."""
-    return terms.model_dump() | ({"record_bytes": ENVELOPE_BYTES, "records_per_upload": 1} if isinstance(terms, SumTerms) else {})
+def terms_as_columns(terms: Terms | SumTerms) -> dict[str, object]:
+    """Return ``terms`` as the columns of a round's row.
+
+    A sum round keeps only the envelope of each upload, so its row says that an upload is one record of an envelope's length.
+    """
+    kept_records = {"record_bytes": ENVELOPE_BYTES, "records_per_upload": 1} if isinstance(terms, SumTerms) else {}
+    return terms.model_dump() | kept_records
 
 
-def terms_of(row: Row[Any]) -> Terms | SumTerms:
-    """Return a round's terms."""
-    kind: type[Terms | SumTerms] = Terms if row.bits is None else SumTerms
+def terms_in_row(row: Row[Any]) -> Terms | SumTerms:
+    """Return the terms that a round's ``row`` holds."""
+    kind: type[Terms | SumTerms] = Terms if row.bits is None else SumTerms  # only a sum round has a number of bits
     return kind.model_validate({name: getattr(row, name) for name in kind.model_fields})
 
 
-def terms_as(row: Row[Any], kind: type[AnyKind]) -> AnyKind:
+def require_terms(row: Row[Any], kind: type[AnyKind]) -> AnyKind:
     """Return the terms of a round, which must be of the given ``kind``.
 
     Raises:
         Conflict: the round is of the other kind.
     """
-    terms = terms_of(row)
+    terms = terms_in_row(row)
     if not isinstance(terms, kind):
         takes = "shares of a sum" if isinstance(terms, SumTerms) else "sealed records"
         raise Conflict(f"round {row.round} of {row.run} takes only {takes}")
     return terms
 
 
-def kept_bytes(row: Row[Any]) -> int:
+def kept_bytes_per_upload(row: Row[Any]) -> int:
     """Return how many bytes of each upload are kept until the round is released."""
     return int(row.record_bytes * row.records_per_upload)
 
@@ -160,56 +165,59 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
     return upload
 
 
-def progress_of(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Progress:
-    """Return how many bytes of an upload are stored; errors as for :func:`upload_row`."""
-    return Progress(upload_row(connection, row, client, upload_id).received, kept_bytes(row))
+def upload_progress(connection: Connection, row: Row[Any], client: str, upload_id: str) -> Progress:
+    """Return how many bytes of an upload are stored. It raises the same errors as :func:`upload_row`."""
+    return Progress(upload_row(connection, row, client, upload_id).received, kept_bytes_per_upload(row))
 
 
-def complete_uploads(connection: Connection, row: Row[Any]) -> int:
+def count_complete_uploads(connection: Connection, row: Row[Any]) -> int:
     """Return how many uploads of a round are complete."""
     if row.bits is not None:
         return int(row.uploads)  # sum rounds keep a counter, because counting up to a million rows for each batch would take long
-    query = select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id, uploads.c.received == kept_bytes(row))
-    return count_of(connection, query)
+    query = select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id, uploads.c.received == kept_bytes_per_upload(row))
+    return fetch_count(connection, query)
 
 
-def count_of(connection: Connection, query: Select[int]) -> int:
+def fetch_count(connection: Connection, query: Select[int]) -> int:
     """Run a ``query`` for a single number, and return the number."""
     return connection.scalars(query).one()
 
 
-def stream_of(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
+def stream_complete_uploads(connection: Connection, row: Row[Any]) -> Iterator[bytes]:
     """Yield the bytes of all complete uploads of a round, one after the other, a few blocks in memory at a time."""
-    upload_bytes = kept_bytes(row)
+    upload_bytes = kept_bytes_per_upload(row)
     complete_ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == upload_bytes)).all()
     uploads_at_once = max(1, min(_UPLOADS_AT_A_TIME, _BYTES_AT_A_TIME // upload_bytes))
     for start in range(0, len(complete_ids), uploads_at_once):
-        batch = complete_ids[start : start + uploads_at_once]
-        yield from _all_blocks(connection, batch) if uploads_at_once > 1 else _blocks_of(connection, batch[0], upload_bytes)
+        upload_ids = complete_ids[start : start + uploads_at_once]
+        if uploads_at_once > 1:
+            yield from _blocks_of_short_uploads(connection, upload_ids)
+        else:
+            yield from _blocks_of_long_upload(connection, upload_ids[0], upload_bytes)
 
 
-def _all_blocks(connection: Connection, upload_ids: Sequence[int]) -> Sequence[bytes]:
+def _blocks_of_short_uploads(connection: Connection, upload_ids: Sequence[int]) -> Sequence[bytes]:
     """Return the blocks of several short uploads, in order."""
     query = select(blocks.c.data).where(blocks.c.upload.in_(upload_ids)).order_by(blocks.c.upload, blocks.c.start)
     return connection.scalars(query).all()
 
 
-def _blocks_of(connection: Connection, upload: int, upload_bytes: int) -> Iterator[bytes]:
+def _blocks_of_long_upload(connection: Connection, upload_id: int, upload_bytes: int) -> Iterator[bytes]:
     """Yield the blocks of one long upload, a few rows at a time."""
-    received = 0
-    while received < upload_bytes:
-        query = select(blocks.c.data).where(blocks.c.upload == upload, blocks.c.start >= received).order_by(blocks.c.start)
-        data = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
-        if not data:
-            break  # blocks are missing; the caller of stream_of counts the records and raises
-        yield from data
-        received += sum(map(len, data))
+    yielded_bytes = 0
+    while yielded_bytes < upload_bytes:
+        query = select(blocks.c.data).where(blocks.c.upload == upload_id, blocks.c.start >= yielded_bytes).order_by(blocks.c.start)
+        next_blocks = connection.scalars(query.limit(_ROWS_AT_A_TIME)).all()
+        if not next_blocks:
+            break  # blocks are missing; the caller of stream_complete_uploads counts the records and raises
+        yield from next_blocks
+        yielded_bytes += sum(map(len, next_blocks))
 
 
 def delete_uploads(connection: Connection, row: Row[Any]) -> None:
-    """Delete all uploads of a round, including the names of the clients that have uploaded."""
+    """Delete all uploads of a round, and with them the names of the clients that have uploaded. Blocks are deleted in batches."""
     upload_ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id)).all()
-    uploads_at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // kept_bytes(row)))
+    uploads_at_once = min(_DELETED_UPLOADS, max(1, _DELETED_BYTES // kept_bytes_per_upload(row)))
     for start in range(0, len(upload_ids), uploads_at_once):
         connection.execute(delete(blocks).where(blocks.c.upload.in_(upload_ids[start : start + uploads_at_once])))
     connection.execute(delete(uploads).where(uploads.c.round_id == row.id))

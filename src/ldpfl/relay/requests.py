@@ -21,7 +21,7 @@ import httpx
 from pydantic import ValidationError
 
 from ldpfl.errors import ConfigError, ProtocolError, RelayRefused, RelayRoundOver, RelayUnreachable, first_line
-from ldpfl.relay.protocol import RoundStatus, round_of, run_of
+from ldpfl.relay.protocol import RoundStatus, parse_round_number, parse_run
 from ldpfl.util.number_format import counted
 
 ANSWER_BYTES = 64 * 2**10
@@ -66,51 +66,51 @@ class Patience:
         return min(left_s, max(min(asked_s, left_s / 2), random.SystemRandom().uniform(0.0, backoff)))
 
 
-class Effort(Protocol):
+class RetryPolicy(Protocol):
     """Decides how long one call is retried."""
 
-    def left_s(self) -> float:
+    def seconds_left(self) -> float:
         """Return the maximum number of seconds for the next request."""
 
-    def failed(self, response: httpx.Response | None) -> str:
-        """Count one more failure, and wait. Return "" to try again, or how long it was tried, for an error's text, to give up.
+    def wait_or_give_up(self, response: httpx.Response | None) -> str:
+        """Count one more failure. Wait and return "", or give up and return how long the call was tried, for the error's text.
 
         ``response`` is the relay's answer, or None if none came.
 
         Raises:
-            RelayRefused: gave up, and the last answer was a refusal.
+            RelayRefused: the call is given up, and the last answer was a refusal.
         """
 
-    def progressed(self) -> None:
+    def reset_failures(self) -> None:
         """Reset the number of failures."""
 
 
 @dataclass
-class Tries:
+class LimitedTries:
     """Gives up after ``patience.tries`` failures in a row."""
 
     patience: Patience
     sleep: Callable[[float], None]
     failures: int = 0
 
-    def left_s(self) -> float:
+    def seconds_left(self) -> float:
         return self.patience.total_s
 
-    def failed(self, response: httpx.Response | None) -> str:
+    def wait_or_give_up(self, response: httpx.Response | None) -> str:
         self.failures += 1
         if self.failures >= self.patience.tries:
             if response is not None and is_worth_a_retry(response):
-                accepted(response)
+                require_success(response)  # raises, since no status that is worth a retry is a success
             return f"{counted(self.failures, 'time')} in a row"
         self.sleep(self.patience.wait(self.failures, _retry_after_s(response)))
         return ""
 
-    def progressed(self) -> None:
+    def reset_failures(self) -> None:
         self.failures = 0
 
 
 @dataclass
-class Within:
+class LimitedTime:
     """Gives up after ``seconds``, whatever the number of failures."""
 
     patience: Patience
@@ -118,23 +118,23 @@ class Within:
     clock: Callable[[], float]
     seconds: float
     failures: int = 0
-    _began: float = field(init=False)
+    _started_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
+        self._started_at_s = self.clock()
 
-    def left_s(self) -> float:
-        return max(0.0, self._began + self.seconds - self.clock())
+    def seconds_left(self) -> float:
+        return max(0.0, self._started_at_s + self.seconds - self.clock())
 
-    def failed(self, response: httpx.Response | None) -> str:
+    def wait_or_give_up(self, response: httpx.Response | None) -> str:
         self.failures += 1
-        self.sleep(self.patience.wait_within(self.failures, _retry_after_s(response), self.left_s()))
-        if self.left_s() > 0:
+        self.sleep(self.patience.wait_within(self.failures, _retry_after_s(response), self.seconds_left()))
+        if self.seconds_left() > 0:
             return ""
-        last_answer = "" if response is None else f"; the last answer was {response.status_code}: {_reason(response)}"
+        last_answer = "" if response is None else f"; the last answer was {response.status_code}: {_refusal_reason(response)}"
         return f"for {self.seconds:.0f} seconds{last_answer}"
 
-    def progressed(self) -> None:
+    def reset_failures(self) -> None:
         self.failures = 0
 
 
@@ -182,50 +182,55 @@ class Caller:
         """Close the connection."""
         self._http.close()
 
-    def _round_status(self, run: str, number: int, effort: Effort | None = None) -> RoundStatus:
+    def _round_status(self, run: str, number: int, retry_policy: RetryPolicy | None = None) -> RoundStatus:
         """Return the terms and the state of a round, as the relay states them."""
-        return status_of(self._call("GET", path_of(run, number), effort=effort), run, number)
+        return parse_round_status(self._call("GET", round_path(run, number), retry_policy=retry_policy), run, number)
 
-    def _call(self, method: str, path: str, *, effort: Effort | None = None, max_bytes: int = ANSWER_BYTES, **parts: Any) -> httpx.Response:
-        """Send an idempotent request, retrying as ``effort`` says. Return the answer, or raise if it is a refusal."""
-        effort = effort or Tries(self._patience, self._sleep)
+    def _call(
+        self, method: str, path: str, *, retry_policy: RetryPolicy | None = None, max_bytes: int = ANSWER_BYTES, **parts: Any
+    ) -> httpx.Response:
+        """Send an idempotent request, retrying as ``retry_policy`` says. Return the answer, or raise if it is a refusal."""
+        retry_policy = retry_policy or LimitedTries(self._patience, self._sleep)
         while True:
-            response = self._once(method, path, effort, max_bytes, **parts)
+            response = self._send_once(method, path, retry_policy, max_bytes, **parts)
             if response is not None and not is_worth_a_retry(response):
-                return accepted(response)
-            self._failed(effort, response)
+                return require_success(response)
+            self._wait_or_raise(retry_policy, response)
 
-    def _failed(self, effort: Effort, response: httpx.Response | None) -> None:
+    def _wait_or_raise(self, retry_policy: RetryPolicy, response: httpx.Response | None) -> None:
         """Wait after one more failure, or raise.
 
         Raises:
-            RelayRefused: ``effort`` gave up, and the last answer was a refusal.
-            RelayUnreachable: ``effort`` gave up, and there was no answer, or no progress.
+            RelayRefused: ``retry_policy`` gave up, and the last answer was a refusal.
+            RelayUnreachable: ``retry_policy`` gave up, and there was no answer, or no progress.
         """
-        how_long = effort.failed(response)
-        if how_long:
+        tried_for = retry_policy.wait_or_give_up(response)
+        if tried_for:
             why = f" ({self._last_error})" if response is None and self._last_error else ""
-            raise RelayUnreachable(f"the relay {self._shown_url} could not be reached{why}, or accepted no more data: tried {how_long}")
+            raise RelayUnreachable(f"the relay {self._shown_url} could not be reached{why}, or accepted no more data: tried {tried_for}")
 
-    def _once(self, method: str, path: str, effort: Effort, max_bytes: int = ANSWER_BYTES, **parts: Any) -> httpx.Response | None:
+    def _send_once(
+        self, method: str, path: str, retry_policy: RetryPolicy, max_bytes: int = ANSWER_BYTES, **parts: Any
+    ) -> httpx.Response | None:
         """Send a request once. Return None if the connection failed or timed out, or the answer is compressed.
 
         The time for connecting is divided among the relay's addresses, so that a silent address does not use up all of it.
         """
         request = self._http.build_request(method, path, **parts)
-        name, addresses = request.url.host, self._addresses(request.url)
-        started, allowed_s = self._clock(), effort.left_s()
+        host_name, addresses = request.url.host, self._addresses(request.url)
+        started_at_s, allowed_s = self._clock(), retry_policy.seconds_left()
         if not addresses:
-            self._last_error = f"no address was found for {name}"
+            self._last_error = f"no address was found for {host_name}"
         for index, address in enumerate(addresses):
-            waited_s = self._clock() - started if index else 0.0
+            waited_s = self._clock() - started_at_s if index else 0.0
             left_s = max(0.0, allowed_s - waited_s)
-            connect_s = max(0.0, min(self._patience.timeout_s, allowed_s) - waited_s) / (len(addresses) - index)
+            addresses_left = len(addresses) - index
+            connect_s = max(0.0, min(self._patience.timeout_s, allowed_s) - waited_s) / addresses_left
             request.url = request.url.copy_with(host=address)
             request.extensions = {
                 "timeout": httpx.Timeout(min(self._patience.timeout_s, left_s), connect=connect_s).as_dict(),
                 "trace": self._connection.watch,
-                "sni_hostname": name,
+                "sni_hostname": host_name,  # TLS checks the certificate for this name, although the URL now holds the address
             }
             try:
                 with self._connection.cut_after(left_s):
@@ -263,10 +268,10 @@ class _CurrentConnection:
         self._socket: socket.socket | None = None
         self._time_is_up = False
 
-    def watch(self, event: str, about: dict[str, Any]) -> None:
+    def watch(self, event: str, details: dict[str, Any]) -> None:
         """Remember the socket of a new connection; httpcore's ``trace`` extension calls this."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            self._socket = about["return_value"].get_extra_info("socket")
+            self._socket = details["return_value"].get_extra_info("socket")
             if self._time_is_up:  # the time ended while this connection was being made
                 self._break_off()
 
@@ -292,9 +297,9 @@ class _CurrentConnection:
 
 
 def _read_body(response: httpx.Response, max_bytes: int, relay_url: str) -> httpx.Response | None:
-    """Read an answer's body, or only its beginning if the answer is a refusal. Return None if the body is compressed.
+    """Return the answer with its body read. The body of a refusal is cut off after ``max_bytes``. Return None if the body is compressed.
 
-    The answer keeps the ``relay_url``, for :func:`wrong_server`.
+    The returned answer also holds ``relay_url``, for the message of :func:`wrong_server_error`.
 
     Raises:
         ProtocolError: the body of a success is longer than ``max_bytes`` bytes.
@@ -304,20 +309,20 @@ def _read_body(response: httpx.Response, max_bytes: int, relay_url: str) -> http
     body = bytearray()
     for data in cast(httpx.SyncByteStream, response.stream):
         body += data
-        if len(body) > max_bytes and response.is_error:  # such as a proxy's page about a relay that is away
+        if len(body) > max_bytes and response.is_error:  # such as a proxy's long page that says the relay is down
             break
         if len(body) > max_bytes:
             raise ProtocolError(f"the answer of {relay_url} is longer than {max_bytes:,} bytes: {_OTHER_SERVER}")
-    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), extensions={_RELAY: relay_url})
+    return httpx.Response(response.status_code, headers=response.headers, content=bytes(body), extensions={_URL_KEY: relay_url})
 
 
-_RELAY = "ldpfl.relay"
+_URL_KEY = "ldpfl.relay"
 _OTHER_SERVER = "check that this is the URL of a relay, and that the relay has this version of ldpfl"
 
 
-def wrong_server(response: httpx.Response, what: str) -> ProtocolError:
+def wrong_server_error(response: httpx.Response, what: str) -> ProtocolError:
     """Return the error for an answer that no relay of this version gives. ``what`` follows "the answer of URL" in its text."""
-    return ProtocolError(f"the answer of {response.extensions[_RELAY]} {what}: {_OTHER_SERVER}")
+    return ProtocolError(f"the answer of {response.extensions[_URL_KEY]} {what}: {_OTHER_SERVER}")
 
 
 def is_loopback(host: str) -> bool:
@@ -338,28 +343,28 @@ def is_worth_a_retry(response: httpx.Response) -> bool:
     return response.status_code in _RETRIED_STATUSES
 
 
-def accepted(response: httpx.Response) -> httpx.Response:
+def require_success(response: httpx.Response) -> httpx.Response:
     """Return ``response`` if it is a success.
 
     Raises:
-        RelayRefused: it is a refusal; RelayRoundOver, if its status is 410.
+        RelayRefused: the answer is a refusal; RelayRoundOver if its status is 410.
     """
     if response.is_success:
         return response
-    kind = RelayRoundOver if response.status_code == 410 else RelayRefused
-    raise kind(response.status_code, _reason(response))
+    error_type = RelayRoundOver if response.status_code == 410 else RelayRefused
+    raise error_type(response.status_code, _refusal_reason(response))
 
 
-def path_of(run: str, number: int) -> str:
-    """Return the path of a round.
+def round_path(run: str, number: int) -> str:
+    """Return the path of a round in the relay's URLs.
 
     Raises:
-        ProtocolError: a relay can have no such run or round.
+        ProtocolError: the name of the run or the number of the round is not allowed.
     """
-    return f"/v1/rounds/{quote(run_of(run), safe='')}/{round_of(str(number))}"
+    return f"/v1/rounds/{quote(parse_run(run), safe='')}/{parse_round_number(str(number))}"
 
 
-def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
+def parse_round_status(response: httpx.Response, run: str, number: int) -> RoundStatus:
     """Return the status of a round in an answer.
 
     Raises:
@@ -368,13 +373,13 @@ def status_of(response: httpx.Response, run: str, number: int) -> RoundStatus:
     try:
         status = RoundStatus.model_validate_json(response.content)
     except ValidationError:
-        raise wrong_server(response, "about a round cannot be read") from None
+        raise wrong_server_error(response, "about a round cannot be read") from None
     if (status.run, status.round) != (run, number):
         raise ProtocolError(f"asked the relay about round {number} of {run}, but its answer is about another round: {_OTHER_SERVER}")
     return status
 
 
-def number_in(response: httpx.Response, name: str, largest: int) -> int:
+def number_in_header(response: httpx.Response, name: str, largest: int) -> int:
     """Return the number in the header ``name``.
 
     Raises:
@@ -382,7 +387,7 @@ def number_in(response: httpx.Response, name: str, largest: int) -> int:
     """
     text = response.headers.get(name, "")
     if not _NUMBER.fullmatch(text) or int(text) > largest:
-        raise wrong_server(response, f"has no number up to {largest} in its header {name}")
+        raise wrong_server_error(response, f"has no number up to {largest} in its header {name}")
     return int(text)
 
 
@@ -401,7 +406,7 @@ def _relay_url(text: str) -> httpx.URL:
     return url
 
 
-def _reason(response: httpx.Response) -> str:
+def _refusal_reason(response: httpx.Response) -> str:
     """Return the relay's reason for a refusal, shortened, and without characters that could control a terminal."""
     try:
         text = str(response.json()["error"])

@@ -25,8 +25,8 @@ from ldpfl.relay.telemetry import log_fault
 
 _BATCH_BYTES = 2 * 2**20
 _BATCH_ROWS = 250
-_MAX_SAVED_S, _SHARE = 3.0, 0.1
-"""Of a time allowance: seconds that may be saved up, and its share of all time."""
+_MAX_SAVED_S, _SHARE_OF_TIME = 3.0, 0.1
+"""Seconds of a time allowance that may be saved up, and the allowance's share of all time."""
 
 T = TypeVar("T")
 
@@ -38,20 +38,20 @@ class _Allowance:
         self._clock, self._left_s, self._updated_at = clock, _MAX_SAVED_S, clock()
 
     @property
-    def spent(self) -> bool:
+    def is_used_up(self) -> bool:
         """Whether the task has used up its time for now."""
         now = self._clock()
-        self._left_s, self._updated_at = min(_MAX_SAVED_S, self._left_s + _SHARE * (now - self._updated_at)), now
+        self._left_s, self._updated_at = min(_MAX_SAVED_S, self._left_s + _SHARE_OF_TIME * (now - self._updated_at)), now
         return self._left_s <= 0
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Subtract the duration of the block, which may be more than is left."""
-        began = self._clock()
+    def subtract_duration(self) -> Iterator[None]:
+        """Subtract the duration of the ``with`` block from the allowance, which may become negative."""
+        started_at = self._clock()
         try:
             yield
         finally:
-            self._left_s -= self._clock() - began
+            self._left_s -= self._clock() - started_at
 
 
 class _PendingWork:
@@ -75,43 +75,44 @@ class _PendingWork:
             self._done = max(self._done, request)
 
 
-class Leftovers:
+class GoneRounds:
     """Deletes the data of rounds that are gone from the store behind ``engine``."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._undeleted, self._unscrubbed = _PendingWork(), _PendingWork()
-        self._scrubbing = _Allowance()
+        self._pending_deletion, self._pending_scrub = _PendingWork(), _PendingWork()
+        self._scrub_time = _Allowance()
         self._reserve = Reserve(Path(f"{Path(str(engine.url.database)).resolve()}.reserve")) if is_sqlite(engine) else None
 
-    def with_room(self, action: Callable[[], T]) -> T:
-        """Do ``action``. If the disk is full, give up the reserve and try once more.
+    def retry_without_reserve(self, action: Callable[[], T]) -> T:
+        """Do ``action``. If the disk is full, delete the reserve file and try once more.
 
         Raises:
-            StoreFull: the reserve was not enough, or there is none.
+            StoreFull: the room of the reserve was not enough, or there is no reserve.
         """
         try:
             return action()
         except StoreFull:
-            if self._reserve is None or not self._reserve.give_up():
+            if self._reserve is None or not self._reserve.delete():
                 raise
             return action()
 
     @property
-    def waiting(self) -> bool:
-        """Whether data is still to be deleted or scrubbed, or the reserve is not whole."""
-        return bool(self._undeleted or self._unscrubbed) or not (self._reserve is None or self._reserve.whole)
+    def has_pending_work(self) -> bool:
+        """Whether data must still be deleted or scrubbed, or the reserve enlarged."""
+        is_reserve_small = self._reserve is not None and not self._reserve.is_full_size
+        return bool(self._pending_deletion or self._pending_scrub) or is_reserve_small
 
-    def check_room(self) -> None:
-        """Raise if storing more data would take the room that ending rounds needs.
+    def check_disk_room(self) -> None:
+        """Raise if the disk has too little room to store more data and still delete ended rounds later.
 
         Raises:
-            StoreFull: the reserve is not whole, and cannot be made whole.
+            StoreFull: the reserve does not have its full size, and cannot be enlarged to it.
         """
-        if self._reserve is None or self._reserve.whole:
+        if self._reserve is None or self._reserve.is_full_size:
             return
-        self._reserve.make()
-        if not self._reserve.whole:
+        self._reserve.enlarge()
+        if not self._reserve.is_full_size:
             raise StoreFull("the relay's disk is full; nothing was stored")
 
     def delete(self, *, at_once: bool = False) -> None:
@@ -124,30 +125,30 @@ class Leftovers:
             StoreFull: the reserve was not enough.
             StoreUnavailable: the store does not answer, or another process holds it.
         """
-        request = self._undeleted.set()
-        round_ids = self._round_ids()
+        request = self._pending_deletion.set()
+        round_ids = self._round_ids_with_data()
         for round_id in round_ids:
             self._delete_round(round_id)
-        if round_ids or self._unscrubbed:  # not after each ended round: ending empty rounds would rewrite the whole file each time
+        if round_ids or self._pending_scrub:  # not if nothing was deleted: a scrub rewrites the whole file
             self.scrub(at_once=at_once)
-        self._undeleted.clear(request)
+        self._pending_deletion.clear(request)
         if self._reserve is not None:
-            self._reserve.make()
+            self._reserve.enlarge()
 
     def scrub(self, *, at_once: bool = False) -> None:
         """Remove deleted rows from the database's files, by rewriting the remaining data.
 
         SQLite overwrites deleted rows in place, but not the copies that it leaves in unused parts of pages when it moves rows. Rewriting
-        takes time in proportion to all rounds. An aggregator that ends many rounds must not delay all others, so scrubbing gets a share of
-        the time; beyond it, or after an error, scrubbing stays pending.
+        takes time in proportion to all rounds. An aggregator that ends many rounds must not delay the others, so without ``at_once``
+        scrubbing takes a tenth of the time at most. After that, or after an error, the scrub stays pending for a later call.
         """
-        request = self._unscrubbed.set()
-        if not at_once and self._scrubbing.spent:
+        request = self._pending_scrub.set()
+        if not at_once and self._scrub_time.is_used_up:
             return
         try:
-            with self._scrubbing.timed():
+            with self._scrub_time.subtract_duration():
                 self._scrub()
-            self._unscrubbed.clear(request)
+            self._pending_scrub.clear(request)
         except (SQLAlchemyError, sqlite3.Error, OSError, UnfitStore, StoreUnavailable) as error:
             log_fault("scrub_failed", error)
 
@@ -164,13 +165,13 @@ class Leftovers:
 
         vacuum(self._engine, (blocks, uploads, parts))
 
-    def _round_ids(self) -> list[int]:
+    def _round_ids_with_data(self) -> list[int]:
         """Return the ids of rounds that are gone and still have data."""
-        # Few rounds have data, whereas those that are gone may be millions.
+        # The query starts from the data, because few rounds have data and millions may be gone.
         with_data = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()
-        gone = select(rounds.c.id).join(with_data, with_data.c.round_id == rounds.c.id).where(rounds.c.state == "gone")
+        query = select(rounds.c.id).join(with_data, with_data.c.round_id == rounds.c.id).where(rounds.c.state == "gone")
         with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-            return list(connection.scalars(gone))
+            return list(connection.scalars(query))
 
     def _delete_round(self, round_id: int) -> None:
         """Delete a round's data in batches, which get smaller if the disk has no room for a batch's journal.
@@ -178,29 +179,29 @@ class Leftovers:
         Raises:
             StoreFull: the disk has no room even for the smallest batch.
         """
-        size, more = _BATCH_BYTES, True
-        while more:
+        batch_bytes, has_more = _BATCH_BYTES, True
+        while has_more:
             try:
-                more = self.with_room(lambda size=size: self._delete_batch(round_id, size))  # type: ignore[misc]
+                has_more = self.retry_without_reserve(lambda size=batch_bytes: self._delete_batch(round_id, size))  # type: ignore[misc]
             except StoreFull:
-                if size == 0:
+                if batch_bytes == 0:  # a batch of a single row
                     raise
-                size //= 4
+                batch_bytes //= 4
 
-    def _delete_batch(self, round_id: int, size: int) -> bool:
-        """Delete rows of a round, about ``size`` bytes and at least one row; return whether there were any."""
+    def _delete_batch(self, round_id: int, batch_bytes: int) -> bool:
+        """Delete rows of a round, about ``batch_bytes`` bytes and at least one row; return whether there were any."""
         with store_errors(), self._engine.begin() as connection:
-            return (
-                _delete_blocks(connection, round_id, size)
+            return (  # blocks before uploads, since each block refers to its upload
+                _delete_blocks(connection, round_id, batch_bytes)
                 or _delete_uploads(connection, round_id)
-                or _delete_parts(connection, round_id, size)
+                or _delete_parts(connection, round_id, batch_bytes)
             )
 
 
-def _delete_blocks(connection: Connection, round_id: int, size: int) -> bool:
+def _delete_blocks(connection: Connection, round_id: int, batch_bytes: int) -> bool:
     """Delete some blocks of a round's uploads; return whether there were any."""
     query = select(func.length(blocks.c.data), blocks.c.upload, blocks.c.start).join(uploads).where(uploads.c.round_id == round_id)
-    keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], size)
+    keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], batch_bytes)
     connection.execute(delete(blocks).where(tuple_(blocks.c.upload, blocks.c.start).in_(keys)))
     return bool(keys)
 
@@ -212,21 +213,24 @@ def _delete_uploads(connection: Connection, round_id: int) -> bool:
     return bool(ids)
 
 
-def _delete_parts(connection: Connection, round_id: int, size: int) -> bool:
+def _delete_parts(connection: Connection, round_id: int, batch_bytes: int) -> bool:
     """Delete some of a round's mixed parts; return whether there were any."""
     query = select(func.length(parts.c.data), parts.c.round_id, parts.c.number).where(parts.c.round_id == round_id)
-    keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], size)
+    keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], batch_bytes)
     connection.execute(delete(parts).where(tuple_(parts.c.round_id, parts.c.number).in_(keys)))
     return bool(keys)
 
 
 def _batch_keys(rows: list[tuple[int, int, int]], max_bytes: int) -> list[tuple[int, int]]:
-    """Return the keys of the first ``rows`` (length, key, key) that have ``max_bytes`` bytes together; of the first row in any case."""
+    """Return the primary keys of the first rows that have at most ``max_bytes`` bytes together, and of one row at least.
+
+    ``rows`` holds the length of each row's data in bytes, and then the two columns of its primary key.
+    """
     keys: list[tuple[int, int]] = []
-    size = 0
-    for length, *key in rows:
-        if keys and size + length > max_bytes:
+    total_bytes = 0
+    for row_bytes, *key in rows:
+        if keys and total_bytes + row_bytes > max_bytes:
             break
         keys.append((key[0], key[1]))
-        size += length
+        total_bytes += row_bytes
     return keys

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from ldpfl.relay.database import store_errors
 from ldpfl.relay.errors import Unknown
 from ldpfl.relay.protocol import State
-from ldpfl.relay.queries import HELD
+from ldpfl.relay.queries import STATES_NOT_GONE
 from ldpfl.relay.schema import READ_ONLY, rounds, uploads
 from ldpfl.relay.store import Store
 
@@ -50,7 +50,9 @@ def list_rounds(store: Store) -> list[ListedRound]:
         StoreUnavailable: the store does not answer.
     """
     upload_count = select(func.count()).where(uploads.c.round_id == rounds.c.id).scalar_subquery()
-    query = select(rounds, upload_count.label("upload_count")).where(rounds.c.state.in_(HELD)).order_by(rounds.c.run, rounds.c.round)
+    query = (
+        select(rounds, upload_count.label("upload_count")).where(rounds.c.state.in_(STATES_NOT_GONE)).order_by(rounds.c.run, rounds.c.round)
+    )
     with store_errors(), store.engine.connect().execution_options(**READ_ONLY) as connection:
         rows = connection.execute(query).all()
     now = store.now()

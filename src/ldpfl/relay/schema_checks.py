@@ -27,11 +27,12 @@ def check_schema(connection: Connection, store_name: str) -> None:
     Raises:
         UnfitStore: something differs; the message names the first difference.
     """
-    for fault in _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection):
-        raise _unfit(store_name, fault)
+    faults = _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection)
+    for fault in faults:
+        raise _unfit_store_error(store_name, fault)
 
 
-def check_place(connection: Connection, store_name: str) -> None:
+def check_schema_place(connection: Connection, store_name: str) -> None:
     """Raise unless the relay's schema in a PostgreSQL database is safe to make tables in.
 
     Raises:
@@ -39,10 +40,10 @@ def check_place(connection: Connection, store_name: str) -> None:
     """
     for query in _PLACE_FAULTS:
         for fault in connection.scalars(text(query)):
-            raise _unfit(store_name, fault)
+            raise _unfit_store_error(store_name, fault)
 
 
-def _unfit(store_name: str, fault: str) -> UnfitStore:
+def _unfit_store_error(store_name: str, fault: str) -> UnfitStore:
     """Return the error for a store with ``fault``, which is a clause such as "it has no table relay_meta"."""
     return UnfitStore(
         f"the store {store_name} is not as the relay makes it: {fault}. Undo this, or give the relay an empty store: a new file, "
@@ -55,13 +56,13 @@ _SQLITE_OBJECTS = text("SELECT type, name, tbl_name, sql FROM sqlite_master")
 
 
 def _sqlite_faults(connection: Connection) -> Iterator[str]:
-    """Yield how the objects of a SQLite store differ from those of a new store."""
+    """Yield how the tables, indexes and other objects of a SQLite store differ from those of a new store, which is made in memory."""
     present = _sqlite_objects(connection)
-    memory = create_engine("sqlite://")
-    with memory.begin() as empty:
-        metadata.create_all(empty)
-        expected = _sqlite_objects(empty)
-    memory.dispose()
+    new_engine = create_engine("sqlite://")
+    with new_engine.begin() as new_store:
+        metadata.create_all(new_store)
+        expected = _sqlite_objects(new_store)
+    new_engine.dispose()
     for kind, name, *_ in sorted(present - expected):
         yield f"its {kind} {name} is not the relay's"
     for kind, name, *_ in sorted(expected - present):
@@ -69,7 +70,7 @@ def _sqlite_faults(connection: Connection) -> Iterator[str]:
 
 
 def _sqlite_objects(connection: Connection) -> set[tuple[str, ...]]:
-    """Return (type, name, table, SQL) of all objects of a SQLite database, with blanks in the SQL made equal."""
+    """Return (type, name, table, SQL) of all objects of a SQLite database. Runs of blanks in the SQL become one blank."""
     return {tuple(" ".join((part or "").split()) for part in row) for row in connection.execute(_SQLITE_OBJECTS)}
 
 
@@ -271,7 +272,8 @@ def _postgres_faults(connection: Connection) -> Iterator[str]:
     columns = (tuple(row) for row in connection.execute(_COLUMNS))
     yield from _differences("column", (_expected_column(column) for table in tables for column in table.columns), columns)
     constraints = (
-        (name, kind, *keys, other, *others, sound) for name, kind, keys, other, others, sound in connection.execute(_CONSTRAINTS)
+        (table, kind, *keys, other_table, *other_keys, is_as_usual)
+        for table, kind, keys, other_table, other_keys, is_as_usual in connection.execute(_CONSTRAINTS)
     )
     yield from _differences("constraint", (described for table in tables for described in _expected_constraints(table)), constraints)
     indexes = ((name, *keys, unique) for name, keys, unique in connection.execute(_INDEXES))
@@ -307,8 +309,8 @@ def _expected_constraints(table: Table) -> Iterator[tuple[object, ...]]:
     for constraint in table.constraints:
         keys = tuple(column.name for column in constraint.columns)  # type: ignore[attr-defined]
         if isinstance(constraint, ForeignKeyConstraint):
-            others = (element.column.name for element in constraint.elements)
-            yield (table.name, "f", *keys, f"{SCHEMA}.{constraint.referred_table.name}", *others, True)
+            other_keys = (element.column.name for element in constraint.elements)
+            yield (table.name, "f", *keys, f"{SCHEMA}.{constraint.referred_table.name}", *other_keys, True)
         elif keys and isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
             yield (table.name, "p" if isinstance(constraint, PrimaryKeyConstraint) else "u", *keys, "", True)
 

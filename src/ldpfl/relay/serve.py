@@ -27,12 +27,12 @@ import uvicorn
 
 from ldpfl.errors import ConfigError
 from ldpfl.relay.app import create_app
-from ldpfl.relay.connections import HEAD_BYTES, Gate, TlsInTime, protocol_within
+from ldpfl.relay.connections import HEAD_BYTES, Gate, TimedTlsEventLoop, bounded_protocol
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.requests import is_loopback
 from ldpfl.relay.store import Store
 from ldpfl.relay.telemetry import LOGGER, log_fault, log_listening
-from ldpfl.relay.usage_limits import Connections, Limits
+from ldpfl.relay.usage_limits import ConnectionLimits, Limits
 from ldpfl.util.file_owners import require_own
 
 _SHUTDOWN_S = 10  # for requests to end after a signal
@@ -57,7 +57,7 @@ def serve(
     port: int,
     tls: Tls | None,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
-    connections: Connections = Connections(),  # noqa: B008  (frozen)
+    connections: ConnectionLimits = ConnectionLimits(),  # noqa: B008  (frozen)
 ) -> None:
     """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return; port 0 lets the system choose.
 
@@ -70,13 +70,13 @@ def serve(
     if tls is not None:
         require_own(tls.key, "the certificate's key", ConfigError, secret=True)
     _log_to_stderr()
-    _keep_out_of_dumps()
+    _forbid_memory_dumps()
     with closing(Store(open_engine(store))) as relay:
         server = uvicorn.Server(_uvicorn_config(relay, tls, limits, connections))
-        with _ending_on_signals(server), Gate(_listen(host, port), _within_descriptors(connections)) as listener:
+        with _ending_on_signals(server), Gate(_listen(host, port), _reduced_to_descriptor_limit(connections)) as listener:
             relay.tidy()
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
-            with _periodic_tidying(relay), asyncio.Runner(loop_factory=partial(TlsInTime, connections)) as runner:
+            with _periodic_tidying(relay), asyncio.Runner(loop_factory=partial(TimedTlsEventLoop, connections)) as runner:
                 runner.get_loop().set_exception_handler(_log_fault)
                 runner.run(server.serve(sockets=[listener]))
             relay.tidy()
@@ -98,7 +98,7 @@ def _ending_on_signals(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _within_descriptors(connections: Connections) -> Connections:
+def _reduced_to_descriptor_limit(connections: ConnectionLimits) -> ConnectionLimits:
     """Raise this process's limit of file descriptors if possible, and return ``connections`` reduced to the limit.
 
     Without a free descriptor, each new connection would be a fault.
@@ -106,11 +106,12 @@ def _within_descriptors(connections: Connections) -> Connections:
     if resource is None:
         return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections.in_all + _OTHER_FILES
-    if soft < wanted:
+    needed = connections.in_total + _OTHER_FILES
+    if soft < needed:
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-    return replace(connections, in_all=max(1, min(connections.in_all, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES)))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard))
+    available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
+    return replace(connections, in_total=max(1, min(connections.in_total, available)))
 
 
 @contextmanager
@@ -130,7 +131,7 @@ def _periodic_tidying(relay: Store) -> Iterator[None]:
             try:
                 if relay.untidy:
                     relay.tidy(at_once=False)
-                relay.end_hung()
+                relay.end_hung_connections()
             except OSError as error:  # the store's folder cannot be read now; the thread must live to try again
                 log_fault("tidy_failed", error)
 
@@ -143,11 +144,11 @@ def _periodic_tidying(relay: Store) -> Iterator[None]:
         thread.join()
 
 
-def _uvicorn_config(relay: Store, tls: Tls | None, limits: Limits, connections: Connections) -> uvicorn.Config:
+def _uvicorn_config(relay: Store, tls: Tls | None, limits: Limits, connections: ConnectionLimits) -> uvicorn.Config:
     """Return uvicorn's configuration for the relay: no logs of requests, no protocols but HTTP/1.1, and limited times."""
     config = uvicorn.Config(
         create_app(relay, limits),
-        http=protocol_within(connections),  # never httptools, which reads a head of any length
+        http=bounded_protocol(connections),  # never httptools, which reads a head of any length
         h11_max_incomplete_event_size=HEAD_BYTES,
         ssl_certfile=tls.certificate if tls else None,
         ssl_keyfile=tls.key if tls else None,
@@ -174,7 +175,7 @@ def _uvicorn_config(relay: Store, tls: Tls | None, limits: Limits, connections: 
     return config
 
 
-def _keep_out_of_dumps() -> None:
+def _forbid_memory_dumps() -> None:
     """Forbid core dumps of this process, and reading its memory by other processes of the user: it holds tokens and uploads."""
     if resource is not None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

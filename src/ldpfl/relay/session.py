@@ -76,8 +76,8 @@ _QUERY_STRONG_RIGHTS = """SELECT rolname,
     ORDER BY rolname <> session_user, rolname LIMIT 1"""
 
 
-def set_up(connection: psycopg.Connection[Any]) -> None:
-    """Make the connection's settings, and check that its role has no rights that would let it read more than the relay's tables.
+def prepare_session(connection: psycopg.Connection[Any]) -> None:
+    """Change the settings of a new connection, and check that its role has no rights that would let it read more than the relay's tables.
 
     Raises:
         UnfitStore: a setting or the role is not as it must be; the message says what to do.
@@ -94,7 +94,7 @@ def set_up(connection: psycopg.Connection[Any]) -> None:
     connection.commit()  # otherwise a rollback would undo the settings
     _check_role(connection)
     _check_settings(connection, settings | _CHECKED_ONLY)
-    _check_start(connection)
+    _check_start_settings(connection)
     _check_log(connection)
     connection.commit()
 
@@ -131,20 +131,21 @@ def _check_settings(connection: psycopg.Connection[Any], expected: Mapping[str, 
             )
 
 
-def _check_start(connection: psycopg.Connection[Any]) -> None:
-    """Raise if the server was started with a setting that the relay cannot use."""
+def _check_start_settings(connection: psycopg.Connection[Any]) -> None:
+    """Raise if a setting that only a restart of the server can change has a value that the relay cannot use."""
     current = _read_settings(connection, _SET_AT_START)
-    for name, (needed, harm, before) in _SET_AT_START.items():
+    for name, (needed, harm, first_step) in _SET_AT_START.items():
         if current[name] != needed:
             raise UnfitStore(
                 f"the store's server has {name} = {current[name]}, so {harm}: "
-                f"{before}set {name} = {needed} in postgresql.conf, and restart the server"
+                f"{first_step}set {name} = {needed} in postgresql.conf, and restart the server"
             )
 
 
 def _check_log(connection: psycopg.Connection[Any]) -> None:
     """Raise an error if the server's log would hold reports and their senders. Only a superuser can change these settings."""
     current = _read_settings(connection, (_LOGGED_VALUE_LENGTH, *_LOGS_STATEMENTS, *_LOGS_VALUES))
+    # If the server leaves the values out of logged statements, it may log the statements.
     log_settings = dict(_LOGS_VALUES) if current[_LOGGED_VALUE_LENGTH] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
     for name, silent_values in log_settings.items():
         if current[name] not in (None, "", *silent_values):

@@ -16,30 +16,30 @@ from typing import Any, BinaryIO, cast
 from sqlalchemy import Connection, Engine, Row, func, insert, select, update
 
 from ldpfl.relay.database import reading, store_errors, writing
-from ldpfl.relay.deadlines import Deadlines, over
+from ldpfl.relay.deadlines import Deadlines, round_over_refusal
 from ldpfl.relay.errors import Conflict, RoundOver, StoreUnavailable, TooLong, Unknown, WrongLength
 from ldpfl.relay.protocol import OFFSET, RoundStatus, SumTerms, Terms
 from ldpfl.relay.queries import (
     Progress,
-    check_few_rounds,
-    check_own_run,
-    columns_of,
-    complete_uploads,
-    count_of,
+    check_round_limit,
+    check_run_owner,
+    count_complete_uploads,
     delete_uploads,
+    fetch_count,
     has_round,
-    kept_bytes,
-    owned,
-    progress_of,
+    kept_bytes_per_upload,
+    require_owner,
+    require_terms,
     round_row,
-    stream_of,
-    terms_as,
-    terms_of,
+    stream_complete_uploads,
+    terms_as_columns,
+    terms_in_row,
+    upload_progress,
     upload_row,
 )
-from ldpfl.relay.round_deletion import Leftovers
+from ldpfl.relay.round_deletion import GoneRounds
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
-from ldpfl.relay.sum_store import Sums, merge
+from ldpfl.relay.sum_store import Sums, merge_partial_sums
 from ldpfl.relay.telemetry import log_fault, log_round
 from ldpfl.relay.uniform_order import part_count, scatter
 from ldpfl.util.entropy import Words, secure_words
@@ -60,7 +60,7 @@ def steady_clock() -> Callable[[], float]:
 
 
 def _temporary_file() -> BinaryIO:
-    # The file has no name, so nothing is left of it when the process ends, however it ends.
+    # The file has no name, so the system deletes it when the process ends, even if the process is killed.
     return cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
 
 
@@ -87,8 +87,8 @@ class Store:
         self._words = words
         self._deadlines = Deadlines(clock or (steady_clock() if is_sqlite(engine) else None))
         self._open_spool = spool
-        self._leftovers = Leftovers(engine)
-        self.sums = Sums(engine, self._deadlines, self._leftovers)
+        self._gone_rounds = GoneRounds(engine)
+        self.sums = Sums(engine, self._deadlines, self._gone_rounds)
 
     def check(self) -> None:
         """Check that the store answers.
@@ -107,18 +107,18 @@ class Store:
             Forbidden: the round, or another one of its run, belongs to another aggregator.
         """
         with writing(self.engine) as connection:
-            check_own_run(connection, owner, run)
-            missing = not has_round(connection, run, number)
-            if missing:
-                check_few_rounds(connection, owner)
+            check_run_owner(connection, owner, run)
+            is_new = not has_round(connection, run, number)
+            if is_new:
+                check_round_limit(connection, owner)
                 closes_at = self._deadlines.now(connection) + terms.closes_in_s
-                values = {"run": run, "round": number, "owner": owner, "state": "open", "closes_at": closes_at, **columns_of(terms)}
+                values = {"run": run, "round": number, "owner": owner, "state": "open", "closes_at": closes_at, **terms_as_columns(terms)}
                 connection.execute(insert(rounds).values(values))
-            row = owned(round_row(connection, run, number), owner)
-            if terms_of(row) != terms:
+            row = require_owner(round_row(connection, run, number), owner)
+            if terms_in_row(row) != terms:
                 raise Conflict(f"round {number} of {run} was opened before with other terms: use those terms, or another number")
             status = self._status(connection, row, owner)
-        if missing:
+        if is_new:
             log_round("round_opened", run, number, **terms.model_dump())
         return status
 
@@ -138,12 +138,12 @@ class Store:
             Unknown: there is no such round.
             RoundOver: it takes no uploads any more.
             WrongLength: the upload would not have the length of the round's terms.
-            Conflict: it is a sum round, the client has another upload in this round, another client has this id, or the round is full.
+            Conflict: the round is a sum round or full, the client has another upload in it, or another client's upload has this id.
         """
-        self._leftovers.check_room()
+        self._gone_rounds.check_disk_room()
         with writing(self.engine) as connection:
             row = round_row(connection, run, number, lock="exclusive")
-            expected = terms_as(row, Terms).upload_bytes
+            expected = require_terms(row, Terms).upload_bytes
             if length != expected:
                 raise WrongLength(f"an upload has exactly {expected} bytes in this round, not {length}")
             upload = connection.execute(select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client)).first()
@@ -153,7 +153,7 @@ class Store:
                 return Progress(0, expected)
             if upload.upload_id != upload_id:
                 raise Conflict("this client has another upload in this round already; one a round is allowed")
-            return self._still_wanted(connection, row, Progress(upload.received, expected))
+            return self._require_open_or_complete(connection, row, Progress(upload.received, expected))
 
     def progress(self, client: str, run: str, number: int, upload_id: str) -> Progress:
         """Return how many bytes of an upload of ``client`` are stored.
@@ -165,9 +165,9 @@ class Store:
         with reading(self.engine) as connection:
             row = round_row(connection, run, number)
             if row.state != "open":
-                raise over(row)
-            terms_as(row, Terms)
-            return self._still_wanted(connection, row, progress_of(connection, row, client, upload_id))
+                raise round_over_refusal(row)
+            require_terms(row, Terms)
+            return self._require_open_or_complete(connection, row, upload_progress(connection, row, client, upload_id))
 
     def append(self, client: str, run: str, number: int, upload_id: str, offset: int, data: bytes) -> Progress:
         """Store the bytes of an upload that follow the first ``offset``; they are on disk when this returns.
@@ -178,18 +178,18 @@ class Store:
             Conflict: another offset is next; the refusal's header says which.
             TooLong: the upload would get more bytes than the round's terms say.
         """
-        self._leftovers.check_room()
+        self._gone_rounds.check_disk_room()
         with writing(self.engine) as connection:
             row = round_row(connection, run, number, lock="shared")
             self._deadlines.check_open(connection, row)
             upload = upload_row(connection, row, client, upload_id)
-            expected = terms_as(row, Terms).upload_bytes
+            expected = require_terms(row, Terms).upload_bytes
             if offset + len(data) > expected:
                 raise TooLong(f"the upload would have {offset + len(data)} bytes, but in this round an upload has exactly {expected} bytes")
-            # Comparing inside the UPDATE settles a race of two requests for the same bytes: one row changes, or none.
+            # The offset is compared inside the UPDATE. So of two concurrent requests that send the same bytes, only one changes the row.
             advance = update(uploads).where(uploads.c.id == upload.id, uploads.c.received == offset).values(received=offset + len(data))
             if connection.execute(advance).rowcount != 1:
-                raise wrong_offset(progress_of(connection, row, client, upload_id))
+                raise wrong_offset_refusal(upload_progress(connection, row, client, upload_id))
             if data:
                 connection.execute(insert(blocks).values(upload=upload.id, start=offset, data=data))
             return Progress(offset + len(data), expected)
@@ -205,7 +205,7 @@ class Store:
             StoreFull: the disk has no room for mixing; the round is unchanged.
         """
         with reading(self.engine) as connection:
-            row = owned(round_row(connection, run, number), owner)
+            row = require_owner(round_row(connection, run, number), owner)
         if row.state == "open":
             self._release(owner, run, number, index)
         with reading(self.engine) as connection:
@@ -213,14 +213,14 @@ class Store:
             if row.state == "gone":
                 raise RoundOver(f"the records of round {number} of {run} were deleted when it was acknowledged or cancelled")
             if index >= row.parts:  # compared here, because an index may be too large for the database's column
-                raise _no_part(row, row.parts)
+                raise _no_such_part(row, row.parts)
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
         if data is None:
-            raise _no_part(row, row.parts)
+            raise _no_such_part(row, row.parts)
         return RecordsPart(data, row.parts)
 
     def acknowledge(self, owner: str, run: str, number: int) -> None:
-        """Delete the round's mixed records or sum; the store remembers that the round is over. A repeated call changes nothing.
+        """Delete the round's mixed records or sum. Its row stays, marked as gone, so a repeated call changes nothing.
 
         Raises:
             Unknown: there is no such round.
@@ -230,7 +230,7 @@ class Store:
         self._end_round(owner, run, number, "round_acknowledged", only_released=True)
 
     def cancel(self, owner: str, run: str, number: int) -> None:
-        """Delete a round's data, whatever its state; the store remembers that the round is over. A repeated call changes nothing.
+        """Delete a round's data, whatever its state. Its row stays, marked as gone, so a repeated call changes nothing.
 
         Raises:
             Unknown: there is no such round.
@@ -240,42 +240,43 @@ class Store:
 
     @property
     def untidy(self) -> bool:
-        """Whether :meth:`tidy` still has data of rounds that are gone to delete."""
-        return self._leftovers.waiting
+        """Whether :meth:`tidy` still has work to do."""
+        return self._gone_rounds.has_pending_work
 
     def tidy(self, *, at_once: bool = True) -> None:
-        """Delete data of rounds that are gone, such as a killed process leaves. Errors are logged, and the rest is left for the next call.
+        """Delete data of rounds that are gone, such as a killed process leaves. An error is logged, and the next call tries again.
 
         Args:
             at_once: whether to finish regardless of how long it takes; otherwise only a share of the time is used.
         """
         try:
             if at_once:
-                self._cap_deadlines()
-            self._leftovers.delete(at_once=at_once)
+                self._shorten_late_deadlines()
+            self._gone_rounds.delete(at_once=at_once)
         except Exception as error:  # any error: the caller's loop must live to try again
             log_fault("tidy_failed", error)
 
-    def _cap_deadlines(self) -> None:
-        """Let no open round end later than its window from now. It would if the clock was set back since the round was opened."""
+    def _shorten_late_deadlines(self) -> None:
+        """Shorten each open round that would stay open for longer than its whole duration, because the clock was set back meanwhile."""
         with writing(self.engine) as connection:
-            latest = self._deadlines.now(connection) + rounds.c.closes_in_s
-            connection.execute(update(rounds).where(rounds.c.state == "open", rounds.c.closes_at > latest).values(closes_at=latest))
+            latest_deadline = self._deadlines.now(connection) + rounds.c.closes_in_s
+            is_too_late = rounds.c.closes_at > latest_deadline
+            connection.execute(update(rounds).where(rounds.c.state == "open", is_too_late).values(closes_at=latest_deadline))
 
     def now(self) -> float:
         """Return the current time for deadlines, in seconds."""
         with reading(self.engine) as connection:
             return self._deadlines.now(connection)
 
-    def end_hung(self) -> None:
-        """End database connections of hung relays, which would hold their rounds' locks for ever. SQLite does not need this."""
+    def end_hung_connections(self) -> None:
+        """End the database connections of hung relay processes, which would keep their rounds locked for ever. SQLite has no such locks."""
         if is_sqlite(self.engine):
             return
-        from ldpfl.relay.postgres import end_hung
+        from ldpfl.relay.postgres import end_hung_connections
 
         try:
             with store_errors():
-                end_hung(self.engine)
+                end_hung_connections(self.engine)
         except StoreUnavailable as error:
             log_fault("hung_not_ended", error)
 
@@ -285,31 +286,34 @@ class Store:
         self.engine.dispose()
 
     def _release(self, owner: str, run: str, number: int, index: int) -> None:
-        """Release the round: replace its uploads by mixed parts, in one transaction. If several workers try, one of them does it."""
-        began = time.monotonic()
+        """Release the round: replace its uploads by mixed parts, in one transaction. If several workers try at once, one of them does it.
+
+        ``index`` is the part that the caller will read. An index that is too large raises before the round is changed.
+        """
+        started_at_s = time.monotonic()
         with writing(self.engine) as connection:
-            row = owned(round_row(connection, run, number, lock="exclusive"), owner)
+            row = require_owner(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state != "open":
                 return  # another worker was first
-            self._deadlines.check_due(connection, row)
-            upload_count = count_of(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
-            complete = complete_uploads(connection, row)
-            first_part = _first_part(row)
-            part_total = first_part + part_count(complete * kept_bytes(row))
+            self._deadlines.check_releasable(connection, row)
+            upload_count = fetch_count(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
+            complete = count_complete_uploads(connection, row)
+            first_part = _first_records_part(row)
+            part_total = first_part + part_count(complete * kept_bytes_per_upload(row))
             if index >= part_total:
-                raise _no_part(row, part_total)
+                raise _no_such_part(row, part_total)
             if first_part:
-                merge(connection, row)
+                merge_partial_sums(connection, row)
             self._store_mixed(connection, row, complete, range(first_part, part_total))
             connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=part_total))
-        self._leftovers.scrub()
-        seconds = round(time.monotonic() - began, 3)
+        self._gone_rounds.scrub()
+        seconds = round(time.monotonic() - started_at_s, 3)
         log_round("round_released", run, number, uploads=complete, incomplete=upload_count - complete, parts=part_total, seconds=seconds)
 
     def _store_mixed(self, connection: Connection, row: Row[Any], complete: int, part_numbers: range) -> None:
         """Replace the round's uploads by their records in mixed order, stored as parts with the given numbers."""
         with self._open_spool() as spool:
-            scattered = scatter(stream_of(connection, row), row.record_bytes, len(part_numbers), self._words, spool)
+            scattered = scatter(stream_complete_uploads(connection, row), row.record_bytes, len(part_numbers), self._words, spool)
             if scattered.records != complete * row.records_per_upload:
                 raise RuntimeError("the store holds another number of records than its uploads say")
             delete_uploads(connection, row)
@@ -317,15 +321,15 @@ class Store:
                 connection.execute(insert(parts).values(round_id=row.id, number=number, data=scattered.part(index)))
 
     def _end_round(self, owner: str, run: str, number: int, event: str, *, only_released: bool) -> None:
-        """Mark the round as gone, log it as ``event``, and delete its data."""
-        if self._leftovers.with_room(lambda: self._mark_gone(owner, run, number, only_released=only_released)):
+        """Mark the round as gone, log the ``event``, and delete the round's data; see :meth:`_mark_gone` for ``only_released``."""
+        if self._gone_rounds.retry_without_reserve(lambda: self._mark_gone(owner, run, number, only_released=only_released)):
             log_round(event, run, number)
-        self._leftovers.delete()
+        self._gone_rounds.delete()
 
     def _mark_gone(self, owner: str, run: str, number: int, *, only_released: bool) -> bool:
-        """Mark the round as gone; return False if it was gone already."""
+        """Mark the round as gone; return False if it was gone already. With ``only_released``, raise if it was not released yet."""
         with writing(self.engine) as connection:
-            row = owned(round_row(connection, run, number, lock="exclusive"), owner)
+            row = require_owner(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state == "gone":
                 return False
             if only_released and row.state != "released":
@@ -338,28 +342,28 @@ class Store:
         state, seconds_left = self._deadlines.state(connection, row)
         complete = None
         if asker == row.owner:
-            complete = complete_uploads(connection, row) if row.state == "open" else row.uploads
-        return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=seconds_left, terms=terms_of(row), uploads=complete)
+            complete = count_complete_uploads(connection, row) if row.state == "open" else row.uploads
+        return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=seconds_left, terms=terms_in_row(row), uploads=complete)
 
-    def _still_wanted(self, connection: Connection, row: Row[Any], progress: Progress) -> Progress:
+    def _require_open_or_complete(self, connection: Connection, row: Row[Any], progress: Progress) -> Progress:
         """Return ``progress``, or raise if the upload is incomplete and the round takes no uploads any more."""
         if not progress.complete:
             self._deadlines.check_open(connection, row)
         return progress
 
 
-def wrong_offset(progress: Progress) -> Conflict:
-    """Return the refusal of bytes at a wrong offset; its header has the right one."""
+def wrong_offset_refusal(progress: Progress) -> Conflict:
+    """Return the refusal of bytes that are not the next ones of their upload. The refusal's header says which byte is next."""
     return Conflict(f"the next byte of this upload must be number {progress.received}, counted from 0", {OFFSET: str(progress.received)})
 
 
-def _first_part(row: Row[Any]) -> int:
-    """Return the number of the first part of mixed records: 0, or for a sum round the number of parts of the sum, which come first."""
-    terms = terms_of(row)
+def _first_records_part(row: Row[Any]) -> int:
+    """Return the number of the first part that holds mixed records. In a sum round, the parts of the sum come before it."""
+    terms = terms_in_row(row)
     return len(terms.sum_parts()) if isinstance(terms, SumTerms) else 0
 
 
-def _no_part(row: Row[Any], count: int) -> Unknown:
+def _no_such_part(row: Row[Any], count: int) -> Unknown:
     """Return the refusal of a part's number that is not below ``count``."""
     return Unknown(f"round {row.round} of {row.run} has no such part: it has {count} parts, counted from 0")
 
@@ -369,6 +373,6 @@ def _create_upload(connection: Connection, row: Row[Any], client: str, upload_id
     in_round = uploads.c.round_id == row.id
     if connection.scalar(select(uploads.c.id).where(in_round, uploads.c.upload_id == upload_id)) is not None:
         raise Conflict("this upload id is taken in this round; choose another one")
-    if count_of(connection, select(func.count()).select_from(uploads).where(in_round)) >= row.max_uploads:
+    if fetch_count(connection, select(func.count()).select_from(uploads).where(in_round)) >= row.max_uploads:
         raise Conflict(f"the round is full: it takes {row.max_uploads} uploads")
     connection.execute(insert(uploads).values(round_id=row.id, client=client, upload_id=upload_id))

@@ -30,8 +30,8 @@ from ldpfl.relay.database import reading, store_errors, writing
 from ldpfl.relay.deadlines import Deadlines
 from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, WrongLength
 from ldpfl.relay.protocol import SumTerms
-from ldpfl.relay.queries import held_at_once, hold, round_row, terms_as
-from ldpfl.relay.round_deletion import Leftovers
+from ldpfl.relay.queries import require_terms, round_row, take_lock, try_lock
+from ldpfl.relay.round_deletion import GoneRounds
 from ldpfl.relay.schema import blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.tokens import Owner
 from ldpfl.transport.sums.envelopes import ENVELOPE_BYTES, SumBinding, check_signed
@@ -55,7 +55,7 @@ class _Raced(Exception):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Expected:
+class ExpectedShare:
     """An announced upload, with the key that must have signed its envelope and the round that the signature must name."""
 
     client: str
@@ -82,14 +82,14 @@ Batch = list[tuple[Share, Future[None]]]
 class Sums:
     """Adds shares to the running sums in the database. One thread of this process adds all shares that are waiting."""
 
-    def __init__(self, engine: Engine, deadlines: Deadlines, leftovers: Leftovers) -> None:
-        self._engine, self._deadlines, self._leftovers = engine, deadlines, leftovers
+    def __init__(self, engine: Engine, deadlines: Deadlines, gone_rounds: GoneRounds) -> None:
+        self._engine, self._deadlines, self._gone_rounds = engine, deadlines, gone_rounds
         self._thread = ThreadPoolExecutor(1, "folding")
         self._waiting: dict[tuple[str, int], Batch] = {}
         self._lock = threading.Lock()
         self._outdated_bytes = 0
 
-    def check(self, client: Owner, run: str, number: int, upload_id: str, length: int) -> Expected:
+    def check(self, client: Owner, run: str, number: int, upload_id: str, length: int) -> ExpectedShare:
         """Check that an upload of ``length`` bytes would be accepted, and return how it must be signed. It may be in the sum already.
 
         Raises:
@@ -99,24 +99,24 @@ class Sums:
             WrongLength: the upload would not have the length of the round's terms.
             Conflict: it is no sum round, the client has another upload in it, the envelope is another client's, or the round is full.
         """
-        self._leftovers.check_room()
+        self._gone_rounds.check_disk_room()
         with reading(self._engine) as connection:
             row = round_row(connection, run, number)
-            terms = terms_as(row, SumTerms)
+            terms = require_terms(row, SumTerms)
             if length != terms.upload_bytes:
                 raise WrongLength(f"an upload has exactly {terms.upload_bytes} bytes in this round, not {length}")
             if client.signing_key is None:
                 raise Forbidden(f"this token has no signing key for sums: ldpfl relay token renew {client.name} --signing-key KEY adds one")
-            (outcome,) = self._admit(connection, row, [(client.name, upload_id)])
+            (outcome,) = self._decide_on_uploads(connection, row, [(client.name, upload_id)])
         if isinstance(outcome, Refusal):
             raise outcome
         binding = SumBinding(run, number, bytes.fromhex(terms.agreement), terms.dimension, terms.bits)
-        return Expected(client.name, run, number, upload_id, client.signing_key, binding)
+        return ExpectedShare(client.name, run, number, upload_id, client.signing_key, binding)
 
-    def add(self, expected: Expected, body: BinaryIO) -> Future[None]:
-        """Queue a complete body to be added to the sum. The future ends when the sum is on disk, or with a refusal as in :meth:`check`.
+    def add(self, expected: ExpectedShare, body: BinaryIO) -> Future[None]:
+        """Check a complete ``body`` and queue it to be added to the sum. The ``body`` must stay open until the returned future is done.
 
-        The body must stay open until the future ends.
+        The future is done once the sum is on disk. If the upload is refused after all, the future raises a refusal as in :meth:`check`.
 
         Raises:
             Refusal: the upload's id is not the digest of the body's envelope.
@@ -132,14 +132,14 @@ class Sums:
         except ProtocolError as error:
             raise Forbidden(f"{error}; nothing was stored") from None
         run, number = expected.run, expected.number
-        done = Future[None]()
-        done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+        added = Future[None]()
+        added.set_running_or_notify_cancel()  # from now on it cannot be cancelled
         with self._lock:
             waiting = self._waiting.setdefault((run, number), [])
-            waiting.append((Share(expected.client, expected.upload_id, envelope, body), done))
-        if len(waiting) == 1:
+            waiting.append((Share(expected.client, expected.upload_id, envelope, body), added))
+        if len(waiting) == 1:  # otherwise a call of _add_waiting for this round is queued already, and takes this share as well
             self._thread.submit(self._add_waiting, run, number)
-        return done
+        return added
 
     def close(self) -> None:
         """Add all waiting shares, and stop the thread."""
@@ -150,26 +150,26 @@ class Sums:
         with self._lock:
             batch = self._waiting.pop((run, number))
         try:
-            outcomes: Sequence[BaseException | bool] = self._fold(run, number, [share for share, _ in batch])
+            outcomes: Sequence[BaseException | bool] = self._add_shares(run, number, [share for share, _ in batch])
         except BaseException as error:  # whatever it is, every future gets an outcome
             outcomes = [error] * len(batch)
-        for (_, done), outcome in zip(batch, outcomes, strict=True):
+        for (_, added), outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                done.set_exception(outcome)
+                added.set_exception(outcome)
             else:
-                done.set_result(None)
+                added.set_result(None)
         if not is_sqlite(self._engine) and self._outdated_bytes >= _VACUUMED_BYTES:
             self._outdated_bytes = 0
-            self._leftovers.scrub()
+            self._gone_rounds.scrub()
 
-    def _fold(self, run: str, number: int, shares: list[Share]) -> list[Refusal | bool]:
-        """Add the acceptable ``shares`` to the sum, all in one transaction; return the decision of :meth:`_admit` on each share."""
+    def _add_shares(self, run: str, number: int, shares: list[Share]) -> list[Refusal | bool]:
+        """Add the acceptable ``shares`` to the sum in one transaction; return the decision of :meth:`_decide_on_uploads` on each share."""
         try:
-            return self._fold_locked(run, number, shares, lock="shared")
-        except _Raced:
-            return self._fold_locked(run, number, shares, lock="exclusive")
+            return self._add_shares_locked(run, number, shares, lock="shared")
+        except _Raced:  # with an exclusive lock, no other process can interfere again
+            return self._add_shares_locked(run, number, shares, lock="exclusive")
 
-    def _fold_locked(self, run: str, number: int, shares: list[Share], *, lock: str) -> list[Refusal | bool]:
+    def _add_shares_locked(self, run: str, number: int, shares: list[Share], *, lock: str) -> list[Refusal | bool]:
         """Add the acceptable ``shares`` under the round's ``lock``, which is "shared" with other processes or "exclusive".
 
         Raises:
@@ -177,7 +177,7 @@ class Sums:
         """
         with writing(self._engine) as connection:
             row = round_row(connection, run, number, lock=lock)
-            outcomes = self._admit(connection, row, [(share.client, share.upload_id) for share in shares])
+            outcomes = self._decide_on_uploads(connection, row, [(share.client, share.upload_id) for share in shares])
             new = [share for share, outcome in zip(shares, outcomes, strict=True) if outcome is True]
             if new:
                 _store_envelopes(connection, row, new)
@@ -187,8 +187,8 @@ class Sums:
                     raise _Raced
         return outcomes
 
-    def _admit(self, connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> list[Refusal | bool]:
-        """Decide on each (client, upload id): True if it must be added, False if it is in the sum already, or the refusal."""
+    def _decide_on_uploads(self, connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> list[Refusal | bool]:
+        """Decide on each request (client, upload id): True if the upload must be added, False if it is in the sum already, or a refusal."""
         refusal = self._refusal_if_over(connection, row)
         upload_id_of, taken_ids = _uploads_present(connection, row, requests)
         free_places, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
@@ -218,12 +218,12 @@ class Sums:
         return None
 
 
-def body_of(length: int) -> BinaryIO:
-    """Return an empty buffer for a body of ``length`` bytes: memory, or a temporary file without a name, which ends with the process."""
+def empty_body(length: int) -> BinaryIO:
+    """Return an empty buffer for a body of ``length`` bytes: in memory, or for a long body in a temporary file without a name."""
     return BytesIO() if length <= _IN_MEMORY_BYTES else cast(BinaryIO, tempfile.TemporaryFile(prefix="ldpfl-relay-"))
 
 
-def append_to(body: BinaryIO, data: bytes) -> None:
+def append_to_body(body: BinaryIO, data: bytes) -> None:
     """Append ``data`` to a body.
 
     Raises:
@@ -234,7 +234,10 @@ def append_to(body: BinaryIO, data: bytes) -> None:
 
 
 def _uploads_present(connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> tuple[dict[str, str], set[str]]:
-    """Return the upload id of each requesting client that is in the round already, and all requested upload ids that are in it."""
+    """Return the stored uploads of a round that share a client or an id with ``requests``: their ids by client, and the set of their ids.
+
+    Each of the ``requests`` is a client and an upload id.
+    """
     query = select(uploads.c.client, uploads.c.upload_id).where(uploads.c.round_id == row.id)
     clients, upload_ids = zip(*requests, strict=True)
     rows = connection.execute(union(query.where(uploads.c.client.in_(clients)), query.where(uploads.c.upload_id.in_(upload_ids)))).all()
@@ -256,29 +259,32 @@ def _store_envelopes(connection: Connection, row: Row[Any], shares: list[Share])
 
 
 def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
-    """Add the shares' masked vectors to a partial sum, one part at a time; return how many stored bytes were overwritten."""
-    terms, outdated = terms_as(row, SumTerms), 0
+    """Add the shares' masked vectors to a partial sum, one part at a time; return how many stored bytes were overwritten.
+
+    The parts of the partial sum k are numbered from k times the number of parts of one sum.
+    """
+    terms, overwritten_bytes = require_terms(row, SumTerms), 0
     slices = terms.sum_parts()
-    first = len(slices) * _free_partial_sum(connection, row)
-    for number, part in enumerate(slices, start=first):
+    first_number = len(slices) * _lock_partial_sum(connection, row)
+    for number, part in enumerate(slices, start=first_number):
         length = part.stop - part.start
         total = zeros(length * 8 // terms.bits, terms.bits)
         for share in shares:
             share.body.seek(part.start)
             fold(total, share.body.read(length))
-        outdated += _add_to_part(connection, row, number, total)
-    return outdated
+        overwritten_bytes += _add_to_part(connection, row, number, total)
+    return overwritten_bytes
 
 
-def merge(connection: Connection, row: Row[Any]) -> None:
+def merge_partial_sums(connection: Connection, row: Row[Any]) -> None:
     """Add up all partial sums of a round into its first parts, one part at a time. The caller must hold the round exclusively."""
-    terms = terms_as(row, SumTerms)
-    in_round, sum_parts = parts.c.round_id == row.id, len(terms.sum_parts())
-    for number in connection.scalars(select(parts.c.number).where(in_round, parts.c.number >= sum_parts)).all():
-        data = connection.scalars(delete(parts).where(in_round, parts.c.number == number).returning(parts.c.data)).one()
+    terms = require_terms(row, SumTerms)
+    is_in_round, parts_of_sum = parts.c.round_id == row.id, len(terms.sum_parts())
+    for number in connection.scalars(select(parts.c.number).where(is_in_round, parts.c.number >= parts_of_sum)).all():
+        data = connection.scalars(delete(parts).where(is_in_round, parts.c.number == number).returning(parts.c.data)).one()
         total = zeros(len(data) * 8 // terms.bits, terms.bits)
         fold(total, data)
-        _add_to_part(connection, row, number % sum_parts, total)
+        _add_to_part(connection, row, number % parts_of_sum, total)
 
 
 def _add_to_part(connection: Connection, row: Row[Any], number: int, total: NDArray[np.unsignedinteger]) -> int:
@@ -293,10 +299,10 @@ def _add_to_part(connection: Connection, row: Row[Any], number: int, total: NDAr
     return total.nbytes
 
 
-def _free_partial_sum(connection: Connection, row: Row[Any]) -> int:
+def _lock_partial_sum(connection: Connection, row: Row[Any]) -> int:
     """Lock a partial sum for this transaction, and return its number. Wait for the last one if all others are locked."""
     for number in range(_PARTIAL_SUMS - 1):
-        if held_at_once(connection, f"partial sum {number} of round {row.round} of {row.run}"):
+        if try_lock(connection, f"partial sum {number} of round {row.round} of {row.run}"):
             return number
-    hold(connection, f"the last partial sum of round {row.round} of {row.run}")
+    take_lock(connection, f"the last partial sum of round {row.round} of {row.run}")
     return _PARTIAL_SUMS - 1

@@ -49,15 +49,15 @@ class Metrics:
         self._received = 0
         self._handed_out = 0
 
-    def request(self, method: str, status: int) -> None:
+    def count_request(self, method: str, status: int) -> None:
         """Count a request and its answer."""
         self._requests[method if method in _METHODS else "other", status] += 1
 
-    def received(self, count: int) -> None:
+    def count_received(self, count: int) -> None:
         """Count bytes of uploads that were stored."""
         self._received += count
 
-    def handed_out(self, count: int) -> None:
+    def count_handed_out(self, count: int) -> None:
         """Count bytes of mixed records that were sent to aggregators."""
         self._handed_out += count
 

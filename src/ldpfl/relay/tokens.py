@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from ldpfl.errors import ConfigError
 from ldpfl.relay.database import store_errors
 from ldpfl.relay.errors import Unauthenticated
-from ldpfl.relay.protocol import owner_of
+from ldpfl.relay.protocol import parse_owner_name
 from ldpfl.relay.schema import READ_ONLY, tokens
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -65,7 +65,7 @@ class Tokens:
         """
         token = secrets.token_urlsafe(32)
         with store_errors(), self._engine.begin() as connection:
-            if not _insert(connection, token, Owner(owner_of(name), role, signing_key)):
+            if not _insert_token(connection, token, Owner(parse_owner_name(name), role, signing_key)):
                 raise ConfigError(f"{name} has a token already: give it a second one (ldpfl relay token renew {name}), or revoke that one")
         return token
 
@@ -84,16 +84,16 @@ class Tokens:
         with store_errors(), self._engine.begin() as connection:
             rows = connection.execute(select(tokens).where(is_named).order_by(tokens.c.older)).all()
             if not rows:
-                raise _no_token(name)
+                raise _no_token_error(name)
             owner, has_two = _owner_from_row(rows[0]), len(rows) > 1
             if not has_two:
                 connection.execute(update(tokens).where(is_named, tokens.c.older.is_(False)).values(older=True))
-            if has_two or not _insert(connection, token, Owner(name, owner.role, signing_key or owner.signing_key)):
+            if has_two or not _insert_token(connection, token, Owner(name, owner.role, signing_key or owner.signing_key)):
                 raise ConfigError(f"{name} has two tokens already: revoke the older one first (ldpfl relay token revoke {name} --older)")
         return token
 
     def all(self) -> list[Owner]:
-        """Return the owner of each token, sorted by name. Of two tokens of one name, the older comes second.
+        """Return the owner of each token, sorted by name. If a name has two tokens, the older one comes second.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -112,7 +112,7 @@ class Tokens:
         conditions = [tokens.c.name == name, *([tokens.c.older.is_(True)] if older else [])]
         with store_errors(), self._engine.begin() as connection:
             if connection.execute(delete(tokens).where(*conditions)).rowcount == 0:
-                raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token(name)
+                raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token_error(name)
 
     def owner(self, token: str) -> Owner:
         """Return the owner of ``token``.
@@ -123,13 +123,13 @@ class Tokens:
         """
         if is_token(token):
             with store_errors(), self._engine.connect().execution_options(**READ_ONLY) as connection:
-                row = connection.execute(select(tokens).where(tokens.c.hash == hashed(token))).first()
+                row = connection.execute(select(tokens).where(tokens.c.hash == token_hash(token))).first()
             if row is not None:
                 return _owner_from_row(row)
-        raise unknown_token()
+        raise unknown_token_refusal()
 
 
-def _insert(connection: Connection, token: str, owner: Owner) -> bool:
+def _insert_token(connection: Connection, token: str, owner: Owner) -> bool:
     """Store a token unless ``owner`` has a newer or only token already; return whether it was stored.
 
     No statement may violate a constraint, because PostgreSQL would log the client's name with the error. Two clients may not share a
@@ -143,7 +143,7 @@ def _insert(connection: Connection, token: str, owner: Owner) -> bool:
         other = connection.scalar(other_names.limit(1))
         if other is not None:
             raise ConfigError(f"this signing key is that of {other}: make a separate key for each client (ldpfl deploy node-key)")
-    values = {"hash": hashed(token), "name": owner.name, "role": owner.role.value, "older": False}
+    values = {"hash": token_hash(token), "name": owner.name, "role": owner.role.value, "older": False}
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = insert(tokens).values(**values, signing_key=None if key is None else key.public_bytes_raw())
     stored = connection.execute(statement.on_conflict_do_nothing(index_elements=["name", "older"]).returning(tokens.c.older))
@@ -156,7 +156,7 @@ def _owner_from_row(row: Row[Any]) -> Owner:
     return Owner(row.name, Role(row.role), None if key is None else Ed25519PublicKey.from_public_bytes(key), row.older)
 
 
-def _no_token(name: str) -> ConfigError:
+def _no_token_error(name: str) -> ConfigError:
     """Return the error for a name without a token."""
     return ConfigError(f"{name} has no token: ldpfl relay token list says who has one")
 
@@ -166,17 +166,18 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
-def unknown_token() -> Unauthenticated:
+def unknown_token_refusal() -> Unauthenticated:
     """Return the refusal of a token that is not valid."""
     return Unauthenticated("the token is not known to this relay: ask its operator for a new one", {"WWW-Authenticate": "Bearer"})
 
 
-def hashed(token: str) -> bytes:
+def token_hash(token: str) -> bytes:
     """Return the SHA-256 of a token, which the store keeps in its place.
 
     Slow, salted hashes are for passwords, which can be guessed. A token is one of 2**256 equally likely ones, so it cannot be guessed
-    however fast the hash is, and equal tokens do not occur. So SHA-256 is enough, and a stolen store gives no access. Tokens are looked
-    up by hash. The time of the look-up can reveal something about hashes at most, and nobody can choose a token by its hash, so no
-    comparison needs constant time.
+    however fast the hash is, and equal tokens do not occur. So SHA-256 is enough, and a stolen store gives no access.
+
+    No comparison needs constant time. The time of a look-up can reveal at most something about the stored hashes, and nobody can make a
+    token with a given hash.
     """
     return hashlib.sha256(token.encode("ascii")).digest()

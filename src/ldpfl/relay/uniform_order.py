@@ -54,21 +54,24 @@ class Scattered:
 
     def part(self, number: int) -> bytes:
         """Return the records of one part in uniformly random order. Each call draws another order, so call it once for each part."""
-        starts = self.counts[:, :number].sum(axis=1) + np.concatenate(([0], self.counts.sum(axis=1).cumsum()[:-1]))
-        rows = np.empty((int(self.counts[:, number].sum()), self.record_bytes), dtype=np.uint8)
+        batch_starts = np.concatenate(([0], self.counts.sum(axis=1).cumsum()[:-1]))  # as numbers of records in the spool file
+        starts = batch_starts + self.counts[:, :number].sum(axis=1)  # within a batch, records of lower part numbers come first
+        part_counts = self.counts[:, number]
+        records = np.empty((int(part_counts.sum()), self.record_bytes), dtype=np.uint8)
         filled = 0
-        for start, count in zip(starts.tolist(), self.counts[:, number].tolist(), strict=True):
+        for start, count in zip(starts.tolist(), part_counts.tolist(), strict=True):
             self.spool.seek(start * self.record_bytes)
             data = self.spool.read(count * self.record_bytes)
-            rows[filled : filled + count] = np.frombuffer(data, dtype=np.uint8).reshape(count, self.record_bytes)
+            records[filled : filled + count] = np.frombuffer(data, dtype=np.uint8).reshape(count, self.record_bytes)
             filled += count
-        return rows[uniform_order(len(rows), self.words)].tobytes()
+        return records[uniform_order(len(records), self.words)].tobytes()
 
 
 def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words, spool: BinaryIO) -> Scattered:
-    """Send every record of ``stream`` to one of ``parts`` parts, uniformly and independently, by way of the empty file ``spool``.
+    """Assign every record of ``stream`` to one of ``parts`` parts, uniformly and independently, and write it to the empty file ``spool``.
 
-    ``stream`` holds whole records of ``record_bytes`` bytes, cut anywhere. Memory: a few times 8 MiB, or a few records.
+    All pieces of ``stream`` together are whole records of ``record_bytes`` bytes; one piece may end inside a record. The call takes a few
+    times 8 MiB of memory, or a few records.
 
     Raises:
         OSError: the disk below ``spool`` is full.
@@ -77,20 +80,20 @@ def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words
     if not 1 <= parts <= MAX_PARTS or parts & (parts - 1):
         raise ValueError(f"the number of parts must be a power of two up to {MAX_PARTS}, not {parts}")
     counts = []
-    for rows in _batches(stream, record_bytes):
-        part_of_record = (words(len(rows)) & (parts - 1)).astype(np.uint16)
-        spool.write(rows[np.argsort(part_of_record, kind="stable")].data)
+    for records in _batches(stream, record_bytes):
+        part_of_record = (words(len(records)) & (parts - 1)).astype(np.uint16)  # uniform, since parts is a power of two
+        spool.write(records[np.argsort(part_of_record, kind="stable")].data)
         counts.append(np.bincount(part_of_record, minlength=parts).astype(np.int32))
     spool.flush()
-    table = np.array(counts, dtype=np.int32).reshape(len(counts), parts)
-    return Scattered(spool, record_bytes, table, words)
+    counts_by_batch = np.array(counts, dtype=np.int32).reshape(len(counts), parts)
+    return Scattered(spool, record_bytes, counts_by_batch, words)
 
 
 def uniform_order(count: int, words: Words) -> NDArray[np.int64]:
-    """Return a permutation of 0..count-1, every one equally likely: the order of ``count`` random keys of 64 bits.
+    """Return a permutation of 0..count-1. Every permutation is equally likely.
 
-    Distinct random keys have each order with the same probability. If two keys are equal, all are drawn again; the probability of this
-    is below count**2 / 2**65.
+    The permutation sorts ``count`` random keys of 64 bits. Distinct random keys have each order with the same probability. If two keys are
+    equal, all keys are drawn again. The probability of this is below count**2 / 2**65.
     """
     while True:
         keys = words(2 * count).view(np.uint64)

@@ -12,14 +12,14 @@ from ldpfl.relay.errors import StoreUnavailable, TooMany
 
 
 @dataclass(frozen=True)
-class Connections:
+class ConnectionLimits:
     """Limits on the number of connections, and on their times in seconds.
 
     Attributes:
         served: maximum number of requests and connections that are served at once; others get status 503. With a block of 256 KiB each,
             they take at most 100 MB.
-        in_all: maximum number of connections at once, including those that get status 503 or have no TLS yet; others are closed at once.
-        an_address: maximum number of connections from one IPv4 address or one IPv6 /64; 0 for no limit, behind a proxy.
+        in_total: maximum number of connections at once, including those that get status 503 or have no TLS yet; others are closed at once.
+        per_address: maximum number of connections from one IPv4 address or one IPv6 /64; 0 for no limit, behind a proxy.
         handshake_s: time for the TLS handshake.
         head_s: time for the head of a request, from the connection's beginning or the first byte of a later request.
         idle_s: time between two requests.
@@ -28,8 +28,8 @@ class Connections:
     """
 
     served: int = 400
-    in_all: int = 480
-    an_address: int = 100
+    in_total: int = 480
+    per_address: int = 100
     handshake_s: float = 10.0
     head_s: float = 10.0
     idle_s: int = 30
@@ -66,7 +66,7 @@ class RateLimit:
         self._limits, self._clock = limits, clock
         self._buckets: dict[str, tuple[float, float]] = {}
 
-    def take(self, name: str) -> None:
+    def count_request(self, name: str) -> None:
         """Count one request of ``name``.
 
         Raises:
@@ -82,15 +82,15 @@ class RateLimit:
         self._buckets[name] = (tokens - 1, now)
 
 
-class UnderWay:
+class BufferedUploads:
     """Limit on uploads that are buffered whole: ``max_bytes`` bytes for all together, and one at a time for each client."""
 
     def __init__(self, max_bytes: int) -> None:
         self._free_bytes, self._clients = max_bytes, set[str]()
 
     @contextmanager
-    def held(self, client: str, size: int) -> Iterator[None]:
-        """Count an upload of ``size`` bytes for as long as the block takes.
+    def reserve(self, client: str, size: int) -> Iterator[None]:
+        """Count an upload of ``size`` bytes for as long as the ``with`` block takes.
 
         Raises:
             TooMany: another upload of the client is under way.

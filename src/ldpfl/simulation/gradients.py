@@ -148,7 +148,7 @@ class RecordGradientTrainer:
     def _rows(self, records: Tensor, round_number: int) -> tuple[Tensor, Tensor]:
         """Return the rows (R, B) of each of ``records`` (R,), and a mask (R, B) of the rows that count. A person has several rows."""
         if self.persons is not None:
-            return self.persons.turn(records, round_number)
+            return self.persons.rows_in_round(records, round_number)
         return records[:, None], torch.ones(len(records), 1, device=records.device)
 
     def _negative_gradients_and_usable(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

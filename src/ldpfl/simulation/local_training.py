@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ldpfl.data.inputs import Inputs, each
+from ldpfl.data.inputs import Inputs, map_tensors
 from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.models.layout import ParameterLayout, called_with
@@ -72,7 +72,7 @@ class LocalTask:
 
     def normalised(self, inputs: Inputs) -> Inputs:
         """Return ``inputs`` with pixels normalised. Other inputs are unchanged."""
-        return each(lambda part: normalise(part, self.mean, self.std), inputs)
+        return map_tensors(lambda part: normalise(part, self.mean, self.std), inputs)
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs of the model with ``parameters`` for ``inputs`` as :meth:`batch` returns them."""

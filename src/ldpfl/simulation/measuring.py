@@ -62,7 +62,7 @@ class ColumnStages:
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) adds its ``points`` (n,)."""
-        bin_of_rows = [scaling.place(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
+        bin_of_rows = [scaling.bin_indices(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
         return np.concatenate(_points_in_bins(bin_of_rows, self.bins, points))
 
     def after(self, total: NoisySum, point: int) -> ColumnStages:
@@ -189,7 +189,7 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
     """
     bins = sum(histogram.counts.size for histogram in noisy)
     pairs = zip(noisy, columns, strict=True)
-    clear = [histogram if column.classes else histogram.standing_out(bins, together=not first) for histogram, column in pairs]
+    clear = [histogram if column.classes else histogram.without_insignificant_bins(bins, together=not first) for histogram, column in pairs]
     return [histogram if first or histogram else noisy_histogram for histogram, noisy_histogram in zip(clear, noisy, strict=True)]
 
 
@@ -200,7 +200,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     hidden: list[str] = []  # names of columns, here and below
     by_bounds: list[str] = []
     rough: list[str] = []
-    kind, target = scaling.targets_in(dataset), None
+    kind, target = scaling.target_kind(dataset), None
     ended: list[float] = []
     for number, column in enumerate(dataset.unscaled):
         column_stages = [stage[number] for stage in stages]
@@ -209,48 +209,48 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
             shares += _shares(released_stages, column)
         elif column.place is None:
             if kind == "survival":
-                target, ended = scaling.measured_cuts(last, dataset, column.bounds)
+                target, ended = scaling.cuts_from_histogram(last, dataset, column.bounds)
             else:
-                target, mean = scaling.measured_target(last, kind, column.bounds)
-                if last is not None and column.bounds is None and scaling.is_beyond(last):
-                    dataset = dataset.noted(
+                target, mean = scaling.target_scale_from_histogram(last, kind, column.bounds)
+                if last is not None and column.bounds is None and scaling.reaches_largest_value(last):
+                    dataset = dataset.with_notes(
                         f"values of {column.name} reach {scaling.LARGEST:.2g}, and larger ones are measured and trained on as if they were "
                         "that: divide the column by a publicly known number, or give data.bounds"
                     )
-                elif last is not None and (ends := scaling.one_value(last)) is not None:
-                    dataset = dataset.noted(_note_on_one_value(column.name, *ends))
-                elif last is not None and (line := scaling.knots_of(last)) and scaling.is_rough(released_stages, line):
+                elif last is not None and (ends := scaling.bin_with_nearly_all_rows(last)) is not None:
+                    dataset = dataset.with_notes(_note_on_one_value(column.name, *ends))
+                elif last is not None and (line := scaling.quantile_knots(last)) and scaling.is_scale_unreliable(released_stages, line):
                     rough.append(column.name)
                 shares += [mean] * (kind == "count")
         else:
-            column_knots = None if last is None else scaling.knots_of(last)
-            if column_knots is not None and scaling.is_rough(released_stages, column_knots):
+            column_knots = None if last is None else scaling.quantile_knots(last)
+            if column_knots is not None and scaling.is_scale_unreliable(released_stages, column_knots):
                 rough.append(column.name)
             if column_knots is None:
                 (hidden if column.bounds is None else by_bounds).append(column.name)
-                column_knots = None if column.bounds is None else scaling.within(column.bounds)
+                column_knots = None if column.bounds is None else scaling.bounds_knots(column.bounds)
             knots.append(column_knots)
     if hidden:
-        dataset = dataset.noted(
+        dataset = dataset.with_notes(
             f"columns left out, because their values were not seen above the noise of measuring: {', '.join(hidden)}. To include them, set "
             "data.bounds for them, set a larger privacy.measuring_share or target epsilon, or give more rows"
         )
     if by_bounds:
-        dataset = dataset.noted(
+        dataset = dataset.with_notes(
             f"columns scaled by data.bounds alone, since nothing was seen above the noise of measuring: {', '.join(by_bounds)}"
         )
     numbers = [last for last, column in zip(stages[-1], dataset.unscaled, strict=True) if last is not None and not column.classes]
-    if numbers and scaling.is_small(numbers):
-        dataset = dataset.noted(
+    if numbers and scaling.has_too_few_rows(numbers):
+        dataset = dataset.with_notes(
             "the columns were measured on few rows or persons for this epsilon, so about one in ten may be scaled wrongly: give "
             "data.bounds for the columns whose usual range is known"
         )
     if rough:
-        dataset = dataset.noted(
+        dataset = dataset.with_notes(
             f"columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: {', '.join(rough)}. "
             "Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows help"
         )
-    return scaling.scaled(dataset, knots, target, scaling.hazards(ended, shares[0]) if ended else tuple(shares))
+    return scaling.apply_scale(dataset, knots, target, scaling.estimate_hazards(ended, shares[0]) if ended else tuple(shares))
 
 
 NOT_SEEN_TO_VARY = "they were not seen to vary"

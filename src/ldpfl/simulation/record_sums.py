@@ -151,7 +151,7 @@ def _person_means(
     vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: NDArray[np.int64], persons: Persons, at_once: int
 ) -> Tensor:
     """Return for each person of ``indices`` (P,) the mean (size,) of its rows' vectors. At most ``at_once`` rows are in memory."""
-    rows, sharing = persons.rows_of(indices)
+    rows, sharing = persons.all_rows_of(indices)
     owners = torch.from_numpy(np.repeat(np.arange(len(indices)), persons.counts[indices]))
     row_weights = torch.from_numpy(1.0 / sharing)
     means = torch.zeros(len(indices), vectors.size, dtype=torch.float64)

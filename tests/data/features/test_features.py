@@ -14,11 +14,11 @@ from torch import nn
 
 from ldpfl import ConfigError, PrivacyError
 from ldpfl.data.features import extracted, feature_map, names
-from ldpfl.data.features.drawn_leaves import drawn
+from ldpfl.data.features.drawn_leaves import draw_pictures
 from ldpfl.data.features.efficientnet import EfficientNetLite0
 from ldpfl.data.features.leaves import LeafFeatures
 from ldpfl.data.features.scattering import MAPS, Scattering
-from ldpfl.data.features.strokes import DIRECTIONS, StrokeFeatures, copies, learnt
+from ldpfl.data.features.strokes import DIRECTIONS, StrokeFeatures, draw_copies, load_learnt
 from ldpfl.data.samples import Dataset, Samples
 
 
@@ -74,11 +74,11 @@ def test_fewer_directions_are_the_first_ones(made: type[StrokeFeatures | LeafFea
     few, all_of_them = made(50)(pictures), made()(pictures)
     first = all_of_them[:, :50]
     torch.testing.assert_close(few, first / first.norm(dim=1, keepdim=True))
-    assert tuple(learnt()["directions"].shape) == (81 * 49, DIRECTIONS)
+    assert tuple(load_learnt()["directions"].shape) == (81 * 49, DIRECTIONS)
 
 
 def test_leaves_are_pictures_and_follow_from_their_seed() -> None:
-    pictures = [drawn(torch.Generator().manual_seed(3), 4) for _ in range(2)]
+    pictures = [draw_pictures(torch.Generator().manual_seed(3), 4) for _ in range(2)]
     assert torch.equal(*pictures)
     assert pictures[0].shape == (4, 3, 32, 32)
     assert pictures[0].float().flatten(1).std(dim=1).min() > 20  # they have light and dark in them
@@ -87,7 +87,7 @@ def test_leaves_are_pictures_and_follow_from_their_seed() -> None:
 
 
 def test_leaves_see_what_is_in_a_picture_and_not_its_light_or_on_which_side() -> None:
-    picture, other = drawn(torch.Generator().manual_seed(4), 2)[:, None]
+    picture, other = draw_pictures(torch.Generator().manual_seed(4), 2)[:, None]
     features = LeafFeatures(100)
     plain = features(picture)[0]
     dimmed = features((picture.float() * 0.8).to(torch.uint8))[0]
@@ -97,7 +97,7 @@ def test_leaves_see_what_is_in_a_picture_and_not_its_light_or_on_which_side() ->
 
 
 def test_scribbles_are_ink_on_dark_and_follow_from_their_seed() -> None:
-    drawn = [copies(np.random.Generator(np.random.PCG64DXSM(3)), 4) for _ in range(2)]
+    drawn = [draw_copies(np.random.Generator(np.random.PCG64DXSM(3)), 4) for _ in range(2)]
     assert np.array_equal(drawn[0], drawn[1])
     assert drawn[0].shape == (4, 28, 28)
     assert 0.02 < (drawn[0] > 127).mean() < 0.5

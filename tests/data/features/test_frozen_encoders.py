@@ -14,7 +14,7 @@ from test_features import dataset, images, silent
 
 import ldpfl
 from ldpfl.data.features import extracted, feature_map
-from ldpfl.data.features.extraction import quietly
+from ldpfl.data.features.extraction import no_progress
 from ldpfl.errors import ConfigError
 from ldpfl.util.user_code import public_name
 
@@ -226,7 +226,7 @@ def test_timm_s_features_are_those_of_its_network(network: tuple[Any, Path], tim
     named = feature_map("timm:test_efficientnet", {"weights": weights, "size": 96})
     assert named.digest == chosen.digest
     assert named.shape((1, 32, 32)) == tuple(vectors.shape[1:])
-    found = extracted(dataset((3, 32, 32)), f"timm:{folder}", {"size": 64}, silent, quietly)
+    found = extracted(dataset((3, 32, 32)), f"timm:{folder}", {"size": 64}, silent, no_progress)
     assert f"timm:{folder}" in found.notes[-1]
     assert len([*(cache / "features").iterdir()]) == 1
 

@@ -90,13 +90,16 @@ class DrawnFeatures(FeatureMap):
 
 
 def group_normalised(maps: Tensor, groups: int) -> Tensor:
-    """Return ``maps`` (N, C, H, W) with mean 0 and variance 1 in each sample and group of channels (Wu and He 2018, without weights)."""
+    """Scale ``maps`` (N, C, H, W) to mean 0 and variance 1 in each group of channels of each sample.
+
+    Source: Wu and He 2018 (group normalisation), here without learnt weights.
+    """
     grouped = maps.reshape(len(maps), groups, -1)
     centered = grouped - grouped.mean(dim=2, keepdim=True)
     return (centered / (grouped.var(dim=2, keepdim=True, unbiased=False) + 1e-5).sqrt()).reshape(maps.shape)
 
 
-def unit(rows: Tensor) -> Tensor:
+def unit_length(rows: Tensor) -> Tensor:
     """Return ``rows`` (N, ...) as vectors (N, F) of length 1. A row of zeros remains zeros."""
     flat = rows.reshape(len(rows), -1)
     norms = flat.norm(dim=1, keepdim=True)

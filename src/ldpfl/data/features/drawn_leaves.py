@@ -51,7 +51,7 @@ class _Leaves:
     slant: Tensor
 
 
-def drawn(generator: torch.Generator, count: int) -> Tensor:
+def draw_pictures(generator: torch.Generator, count: int) -> Tensor:
     """Draw ``count`` pictures: (count, 3, 32, 32) uint8."""
     leaves = _draw_leaves(generator, count)
     side = _SUPERSAMPLING * SIDE
@@ -74,10 +74,10 @@ def _draw_leaves(generator: torch.Generator, count: int) -> _Leaves:
     def normal(*more: int) -> Tensor:
         return torch.randn(count, _LEAVES, *more, generator=generator)
 
-    sizes = (_SMALLEST**-2 + uniform() * (_LARGEST**-2 - _SMALLEST**-2)) ** -0.5
+    sizes = (_SMALLEST**-2 + uniform() * (_LARGEST**-2 - _SMALLEST**-2)) ** -0.5  # by inversion of the power law
     # Large leaves mostly fall first. Otherwise they would cover nearly all others.
     order = (torch.arange(_LEAVES) + 0.6 * _LEAVES * uniform()).argsort(dim=1)
-    light = 0.12 * torch.randn(count, 1, 3, generator=generator)
+    light = 0.12 * torch.randn(count, 1, 3, generator=generator)  # one colour of light for all leaves of a picture
     return _Leaves(
         size=sizes.sort(dim=1, descending=True).values.gather(1, order),
         place=uniform(2) * 2.8 - 1.4,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit
+from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit_length
 from ldpfl.errors import ConfigError
 
 CHANNELS = 1280
@@ -72,7 +72,7 @@ class EfficientNetLite0(FeatureMap):
         if self.mirrored:
             activations = (activations + _activations(self.version, pictures.flip(3))) / 2
         roots = activations.sqrt()
-        return unit(roots - roots.mean(dim=1, keepdim=True))
+        return unit_length(roots - roots.mean(dim=1, keepdim=True))
 
 
 class EfficientNetLite1(EfficientNetLite0):
@@ -159,5 +159,7 @@ class _SamePadding(nn.Module):
         self.kernel, self.stride = kernel, stride
 
     def forward(self, maps: Tensor) -> Tensor:
-        rows, columns = (max((-(-size // self.stride) - 1) * self.stride + self.kernel - size, 0) for size in maps.shape[-2:])
+        outputs = [-(-size // self.stride) for size in maps.shape[-2:]]  # size / stride, rounded up
+        sizes = zip(maps.shape[-2:], outputs, strict=True)
+        rows, columns = (max((output - 1) * self.stride + self.kernel - size, 0) for size, output in sizes)
         return F.pad(maps, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)) if rows or columns else maps

@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is computed and whether it is stored, samples done, samples in all)."""
 
 
-def quietly(what: str, done: int, total: int) -> None:
+def no_progress(what: str, done: int, total: int) -> None:
     """Report no progress."""
 
 
@@ -37,7 +37,7 @@ def extracted(
     name: str,
     options: Mapping[str, Any],
     warn: Warn,
-    progress: Progress = quietly,
+    progress: Progress = no_progress,
     *,
     digest: str = "",
     keep: bool = True,
@@ -87,7 +87,7 @@ def extracted(
     notes = [features.note] if features.note else []
     classes = dataset.classes if dataset.encoder is None else dataset.encoder.classes
     with_features = replace(dataset, train=train, test=test, fingerprint=fingerprint, vocabulary=None, encoder=None, classes=classes)
-    return with_features.noted(*notes)
+    return with_features.with_notes(*notes)
 
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
@@ -145,7 +145,7 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
                 part[start : start + _BATCH_SIZE] = batch.where(torch.isfinite(batch), 0.0)
                 done += len(batch)
                 progress(what, done, total)
-            if path and len(rows) > _PART_SIZE:
+            if path and len(rows) > _PART_SIZE:  # a single part is cached as the whole, by the caller
                 write_cached(path, {"rows": part.clone()}, "features", _ignore_warning)
         by_split[split] = rows
     return by_split

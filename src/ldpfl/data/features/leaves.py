@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ldpfl.data.features.base import DrawnFeatures, unit
-from ldpfl.data.features.drawn_leaves import SIDE, drawn
+from ldpfl.data.features.base import DrawnFeatures, unit_length
+from ldpfl.data.features.drawn_leaves import SIDE, draw_pictures
 from ldpfl.models.leaf_network import VARIANCE_FLOOR, leaves
 
 DIRECTIONS = 800
@@ -64,17 +64,17 @@ class LeafFeatures(DrawnFeatures):
         self.shape(tuple(inputs.shape[1:]))
         tensors = leaves()
         centered = _responses(inputs, tensors["filters"], tensors["thresholds"]) - tensors["mean"]
-        return unit(centered @ tensors["directions"][:, : self.directions])
+        return unit_length(centered @ tensors["directions"][:, : self.directions])
 
 
 def _responses(pictures: Tensor, filters: Tensor, thresholds: Tensor) -> Tensor:
-    """Return for ``pictures`` (N, 3, H, W) the root of the response of each of K filters in each quarter: (N, 4 K), of length 1."""
+    """Return the square root of the response of each of K filters in each quarter of ``pictures`` (N, 3, H, W): (N, 4 K), of length 1."""
     values = pictures.float() / 255
-    straight, mirrored = (
+    responses, mirrored_responses = (
         F.adaptive_avg_pool2d((_correlations(images, filters) - thresholds[:, None, None]).clamp_min_(0), _CELLS_PER_SIDE)
         for images in (values, values.flip(-1))
     )
-    return unit(((straight + mirrored) / 2).sqrt())
+    return unit_length(((responses + mirrored_responses) / 2).sqrt())
 
 
 def _correlations(values: Tensor, filters: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> di
     """
     generator, parts = torch.Generator().manual_seed(0), []
     for done in range(0, _PICTURES, _BATCH_SIZE):
-        parts.append(drawn(generator, _BATCH_SIZE))
+        parts.append(draw_pictures(generator, _BATCH_SIZE))
         progress(done + _BATCH_SIZE, 2 * _PICTURES)
     pictures = torch.cat(parts)
     filters = _dictionary(pictures, generator)
@@ -116,12 +116,12 @@ def _dictionary(pictures: Tensor, generator: torch.Generator) -> Tensor:
     normalised = normalised - normalised.mean(dim=0)
     variances, axes = torch.linalg.eigh((normalised.T @ normalised / len(normalised)).double())
     whitening = ((axes * (variances + _RIDGE).rsqrt()) @ axes.T).float()
-    whitened = unit(normalised @ whitening)
+    whitened = unit_length(normalised @ whitening)
     centers = whitened[torch.randperm(len(whitened), generator=generator)[:_FILTERS]]
     for _ in range(_CLUSTERING_STEPS):
         similarities, nearest = (whitened @ centers.T).max(dim=1)
         sums = torch.zeros_like(centers).index_add_(0, nearest, whitened * similarities[:, None])
-        centers = unit(torch.where(sums.any(dim=1, keepdim=True), sums, centers))  # a center without patches stays
+        centers = unit_length(torch.where(sums.any(dim=1, keepdim=True), sums, centers))  # a center without patches stays
     filters: Tensor = centers @ whitening
     return torch.sub(filters, filters.mean(dim=1, keepdim=True)).reshape(_FILTERS, 3, _PATCH_SIDE, _PATCH_SIDE)
 

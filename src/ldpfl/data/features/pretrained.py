@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit
-from ldpfl.data.inputs import MASK, TOKENS, by_name
+from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit_length
+from ldpfl.data.inputs import MASK, TOKENS, tensors_by_name
 from ldpfl.data.samples import Dataset, Samples
-from ldpfl.data.tokens import padding_of
+from ldpfl.data.tokens import padding_token_number
 from ldpfl.errors import ConfigError, first_line, in_short
 from ldpfl.models.adapters import digest_of, explained, quietly
 from ldpfl.models.pretrained import check_padding, check_tokens, local_folder
@@ -87,7 +87,7 @@ class FrozenEncoder(FeatureMap):
             raise ConfigError(
                 f"features {self.name!r} are made from texts, but these samples are not texts: name their column in data.text"
             )
-        inputs = by_name(dataset.train.inputs).get("")
+        inputs = tensors_by_name(dataset.train.inputs).get("")
         if inputs is None or inputs.dtype != torch.uint8 or inputs.dim() != 4:
             raise ConfigError(
                 f"features {self.name!r} need images of bytes with the shape (N, channels, height, width), and these samples are not"
@@ -110,7 +110,7 @@ class FrozenEncoder(FeatureMap):
         with torch.inference_mode(), explained(f"features {self.name!r} cannot be computed"):
             are_images = inputs.dim() == 4
             vectors = self._vectors(inputs.expand(-1, self._channels, -1, -1) if are_images else inputs)
-        return unit(vectors.float().clone())  # a tensor of inference mode could not be used in training
+        return unit_length(vectors.float().clone())  # a tensor of inference mode could not be used in training
 
 
 @dataclass(frozen=True)
@@ -236,11 +236,11 @@ class TransformersFeatures(FrozenEncoder):
 
     def prepared(self, dataset: Dataset) -> Dataset:
         """Return ``dataset`` with tokenised texts as one tensor, or raise if the network cannot read them. Images stay as they are."""
-        if not self.reads_texts or TOKENS not in by_name(dataset.train.inputs):
+        if not self.reads_texts or TOKENS not in tensors_by_name(dataset.train.inputs):
             return super().prepared(dataset)
-        check_tokens(self._network, dataset.tokens(TOKENS) or 0, by_name(dataset.train.inputs)[TOKENS].shape[1])
+        check_tokens(self._network, dataset.tokens(TOKENS) or 0, tensors_by_name(dataset.train.inputs)[TOKENS].shape[1])
         if dataset.encoder is not None and (tokenizer := dataset.encoder.data.tokenizer):
-            check_padding(self._network, padding_of(tokenizer), tokenizer)
+            check_padding(self._network, padding_token_number(tokenizer), tokenizer)
         train, test = (_as_one_tensor(samples) for samples in (dataset.train, dataset.test))
         return replace(dataset, train=train, test=test, vocabulary=dataset.tokens(TOKENS))
 
@@ -258,7 +258,7 @@ class TransformersFeatures(FrozenEncoder):
 
 def _as_one_tensor(samples: Samples) -> Samples:
     """Return tokenised texts as one tensor (N, T): the tokens, with ``_PADDING`` where the mask is 0."""
-    parts = by_name(samples.inputs)
+    parts = tensors_by_name(samples.inputs)
     return replace(samples, inputs=parts[TOKENS].masked_fill(parts[MASK] == 0, _PADDING))
 
 

@@ -60,7 +60,7 @@ def feature_map(name: str, options: Mapping[str, Any]) -> FeatureMap:
             _check_options(name, encoder, options)
             return encoder(name, **options)
     if is_code(name):
-        return _imported(name, tuple(sorted(options.items())))
+        return _load_module(name, tuple(sorted(options.items())))
     if name not in _REGISTRY:
         raise ConfigError(
             f"unknown features {name!r}: {did_you_mean(name, (NONE, *_REGISTRY))}, or give an import path package.module:Class"
@@ -105,7 +105,7 @@ class _FrozenModule(FeatureMap):
 
 
 @lru_cache(maxsize=4)
-def _imported(path: str, options: tuple[tuple[str, Any], ...]) -> _FrozenModule:
+def _load_module(path: str, options: tuple[tuple[str, Any], ...]) -> _FrozenModule:
     """Return the module that the user's class or function at ``path`` builds with ``options``, frozen. It is built once for a run."""
     module = called("features", path, **dict(options))
     if not isinstance(module, nn.Module):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from ldpfl.data.features.base import FeatureMap, group_normalised, unit
+from ldpfl.data.features.base import FeatureMap, group_normalised, unit_length
 from ldpfl.errors import ConfigError
 
 _DIRECTIONS = 8
@@ -65,10 +65,10 @@ class ScatteringFeatures(FeatureMap):
             maps = F.avg_pool2d(maps, self.pooled)
         if self.roots:
             maps = maps.clamp_min(0).sqrt()
-        return unit(group_normalised(maps, 1 if self.roots else _GROUPS))
+        return unit_length(group_normalised(maps, 1 if self.roots else _GROUPS))
 
 
-def scattered(images: Tensor) -> Tensor:
+def normalised_scattering(images: Tensor) -> Tensor:
     """Return the scattering (N, 81 C, H / 4, W / 4) of ``images`` (N, C, H, W), normalised in 27 groups of maps."""
     return group_normalised(Scattering()(images), _GROUPS)
 
@@ -111,7 +111,10 @@ class Scattering(FeatureMap):
 
 @lru_cache(maxsize=4)
 def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the spectra, which are real, as float32: of the wavelets of both scales, (8, height, width) each, and of the average."""
+    """Return the spectra of the filters: of the finer and the coarser wavelets, (8, height, width) each, and of the average.
+
+    The spectra are real, because each filter's value at -x is the complex conjugate of its value at x.
+    """
 
     def spectra(filters: list[NDArray[np.complex128]]) -> Tensor:
         return torch.from_numpy(np.fft.fft2(np.stack(filters)).real.astype(np.float32))

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.features.base import DrawnFeatures, unit
-from ldpfl.data.features.scattering import MAPS, scattered
+from ldpfl.data.features.base import DrawnFeatures, unit_length
+from ldpfl.data.features.scattering import MAPS, normalised_scattering
 from ldpfl.util.packaged_tensors import packaged_tensors
 
 SIDE = 28
@@ -52,12 +52,12 @@ class StrokeFeatures(DrawnFeatures):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         self.shape(tuple(inputs.shape[1:]))
-        tensors = learnt()
-        return unit((scattered(inputs).flatten(1) - tensors["mean"]) @ tensors["directions"][:, : self.directions])
+        tensors = load_learnt()
+        return unit_length((normalised_scattering(inputs).flatten(1) - tensors["mean"]) @ tensors["directions"][:, : self.directions])
 
 
 @lru_cache(maxsize=1)
-def learnt() -> dict[str, Tensor]:
+def load_learnt() -> dict[str, Tensor]:
     """Return the tensors of the package's file: the mean (3969,) of the scribbles' features, and the directions (3969, 200)."""
     return packaged_tensors("ldpfl.data.features", "strokes")
 
@@ -71,32 +71,32 @@ def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> di
     generator = np.random.Generator(np.random.PCG64DXSM(0))
     rows = np.empty((_SCRIBBLES * _COPIES, MAPS * (SIDE // 4) ** 2), dtype=np.float32)
     for scribble in range(_SCRIBBLES):
-        images = torch.from_numpy(copies(generator, _COPIES))
-        rows[scribble * _COPIES : (scribble + 1) * _COPIES] = scattered(images[:, None]).flatten(1).numpy()
+        images = torch.from_numpy(draw_copies(generator, _COPIES))
+        rows[scribble * _COPIES : (scribble + 1) * _COPIES] = normalised_scattering(images[:, None]).flatten(1).numpy()
         progress(scribble + 1, _SCRIBBLES)
     mean = rows.mean(axis=0, dtype=np.float64)
     rows -= mean.astype(np.float32)
     means = rows.reshape(_SCRIBBLES, _COPIES, -1).mean(axis=1, dtype=np.float64)
-    between = means.T @ means / _SCRIBBLES
-    within = (rows.T @ rows).astype(np.float64) / len(rows) - between
-    size = len(within)
-    within += np.eye(size) * (_RIDGE * np.trace(within) / size)
-    _, ascending = scipy.linalg.eigh(between, within, subset_by_index=[size - DIRECTIONS, size - 1])
-    directions = ascending[:, ::-1]
+    between_scribbles = means.T @ means / _SCRIBBLES  # covariance matrices
+    within_scribbles = (rows.T @ rows).astype(np.float64) / len(rows) - between_scribbles
+    size = len(within_scribbles)
+    within_scribbles += np.eye(size) * (_RIDGE * np.trace(within_scribbles) / size)
+    _, ascending = scipy.linalg.eigh(between_scribbles, within_scribbles, subset_by_index=[size - DIRECTIONS, size - 1])
+    directions = ascending[:, ::-1]  # the best first
     # A direction and its opposite are equally good. To be reproducible, its largest entry is made positive.
     directions = directions * np.sign(directions[np.abs(directions).argmax(axis=0), np.arange(DIRECTIONS)])
     directions = directions / np.abs(directions).max()
     return {"mean": torch.from_numpy(mean).half(), "directions": torch.from_numpy(directions.copy()).half()}
 
 
-def copies(generator: np.random.Generator, count: int) -> NDArray[np.uint8]:
+def draw_copies(generator: np.random.Generator, count: int) -> NDArray[np.uint8]:
     """Draw a random scribble ``count`` times, each time a little differently: (count, 28, 28)."""
-    curves = _scribble(generator)
-    return np.stack([_drawn(_deformed(curves, generator), generator.uniform(0.7, 1.7)) for _ in range(count)])
+    curves = _draw_scribble(generator)
+    return np.stack([_draw_points(_deform(curves, generator), generator.uniform(0.7, 1.7)) for _ in range(count)])
 
 
-def _scribble(generator: np.random.Generator) -> Floats:
-    """Draw the control points (S, 4, 2), in a square of side 2, of one to three cubic curves. Most begin where the one before ended."""
+def _draw_scribble(generator: np.random.Generator) -> Floats:
+    """Draw the control points (S, 4, 2) of one to three cubic curves in a square of side 2. Most begin where the previous curve ended."""
     curves = generator.uniform(-1, 1, (generator.integers(1, 4), 4, 2))
     for number in range(1, len(curves)):
         if generator.random() < 0.6:
@@ -104,7 +104,7 @@ def _scribble(generator: np.random.Generator) -> Floats:
     return curves
 
 
-def _deformed(curves: Floats, generator: np.random.Generator) -> Floats:
+def _deform(curves: Floats, generator: np.random.Generator) -> Floats:
     """Return points (P, 2) on ``curves`` (S, 4, 2) with control points moved a little, and all turned, slanted and stretched at random."""
     moved_controls = curves + generator.normal(0, 0.12, curves.shape)
     time = np.linspace(0, 1, _CURVE_POINTS)[:, None]
@@ -116,9 +116,9 @@ def _deformed(curves: Floats, generator: np.random.Generator) -> Floats:
     return deformed
 
 
-def _drawn(points: Floats, width: float) -> NDArray[np.uint8]:
+def _draw_points(points: Floats, width: float) -> NDArray[np.uint8]:
     """Draw ``points`` (P, 2) in the middle of an image (28, 28), 18 pixels high or wide, with ink ``width`` pixels around each point."""
-    extent = max(float((points.max(axis=0) - points.min(axis=0)).max()), 0.6)  # a tiny scribble is not made as large
+    extent = max(float((points.max(axis=0) - points.min(axis=0)).max()), 0.6)  # a tiny scribble is not enlarged to the full 18 pixels
     placed = points * (18 / extent)
     placed = placed - placed.mean(axis=0) + (SIDE - 1) / 2
     pixels = np.stack(np.meshgrid(np.arange(SIDE), np.arange(SIDE)), axis=-1).reshape(-1, 1, 2)
