@@ -157,7 +157,7 @@ def test_each_mistake_with_an_encoder_of_texts_is_one_error(
 
 
 def test_features_that_are_not_there_are_named_before_data_are_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ldpfl.experiments.dataset.load_brought", lambda *a: pytest.fail("data were read"))
+    monkeypatch.setattr("ldpfl.experiments.dataset.load_user_data", lambda *a: pytest.fail("data were read"))
     for features, model, why in (
         ("hf:nobody/nothing", "linear", "nor a model in the hub's cache on this machine: download it with `hf download nobody/nothing`"),
         ("hf:/no/such/folder", "linear", "there is no folder /no/such/folder"),
