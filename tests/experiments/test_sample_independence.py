@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,8 +14,12 @@ from torch import Tensor, nn
 from ldpfl import PrivacyError, api
 from ldpfl.experiments.build import build
 from ldpfl.experiments.dataset import CallerObjects, load_dataset
+from ldpfl.mechanisms.record_clipping import STEPS
+from ldpfl.simulation import RecordGradientTrainer
+from ldpfl.simulation.local_steps import full_batch
 
 SEQUENCES = (torch.randn(48, 4, 6, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 2)
+SETTINGS: dict[str, Any] = {"data.name": "given", "model.name": "given", "clients.count": 4, "privacy.target_epsilon": "off"}
 RECORDS: dict[str, Any] = {"mechanism.name": "dp-sgd", "mechanism.clip_norm": 1.0}
 UPDATES: dict[str, Any] = {"mechanism.name": "duchi", "mechanism.perturbed": "update"}
 
@@ -41,6 +47,12 @@ def half(part: nn.Module, rows: Tensor) -> Tensor:
     return torch.as_tensor(part(rows).to(torch.bfloat16).to(torch.float32))
 
 
+def on_a_shared_scale(part: nn.Module, rows: Tensor) -> Tensor:
+    """Round to 8 bits, with the largest value of the batch as the end of the scale, and hand on gradients as they are."""
+    scale = rows.abs().amax() / 127
+    return torch.as_tensor(part(rows + ((rows / scale).round() * scale - rows).detach()))
+
+
 def begins_with_zeros(module: Net) -> Net:
     nn.init.zeros_(module.last.weight)
     return module
@@ -55,6 +67,7 @@ MIXING: dict[str, Callable[[], nn.Module]] = {
     "mean, and a last layer of zeros": lambda: begins_with_zeros(Net(nn.Identity(), lambda part, rows: rows - rows.mean(dim=0))),
     "mean in evaluation": lambda: Net(nn.Linear(6, 6), with_only_evaluation_mixing),
     "sum beside the weights": lambda: Net(nn.Linear(6, 6), lambda part, rows: part(rows) + rows.detach().sum(dim=0)),
+    "one scale for a batch": lambda: Net(nn.Linear(6, 6), on_a_shared_scale),
     "attention": lambda: Net(nn.MultiheadAttention(6, 2), attending),
     "recurrent": lambda: Net(nn.LSTM(6, 6), recurrent),
     "encoder": lambda: Net(nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0)),
@@ -73,8 +86,7 @@ HONEST: dict[str, Callable[[], nn.Module]] = {
 
 
 def begin(module: nn.Module, settings: dict[str, Any]) -> list[str]:
-    named = {"data.name": "given", "model.name": "given", "clients.count": 4, "privacy.target_epsilon": "off", **settings}
-    config, notes = api.configure("own", settings=named), list[str]()
+    config, notes = api.configure("own", settings=SETTINGS | settings), list[str]()
     task = load_dataset(config, None, caller_objects=CallerObjects(SEQUENCES, module))
     build(config, task, torch.device("cpu"), module, notes.append, secret=1)
     return notes
@@ -84,6 +96,58 @@ def begin(module: nn.Module, settings: dict[str, Any]) -> list[str]:
 def test_a_model_that_mixes_the_samples_of_a_batch_is_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(PrivacyError, match=r"it mixes the samples of a batch.* without batch_first=True"):
         begin(MIXING[name](), settings)
+
+
+def with_all_large(rows: Tensor) -> Tensor:
+    """Return ``rows``, unless a value is so large that no made-up sample has it: then all values change."""
+    return rows + (rows.abs().amax() > 1e5)
+
+
+class Copied(torch.autograd.Function):
+    """A copy of one record. Its rule for vmap, which gets all records, lets one record change the others."""
+
+    @staticmethod
+    def forward(rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, rows: Tensor) -> Any:
+        return Copied.apply(with_all_large(rows)), in_dims[0]  # type: ignore[no-untyped-call]
+
+
+@torch.library.custom_op("ldpfl_tests::copied", mutates_args=())
+def copied(rows: Tensor) -> Tensor:
+    return rows.clone()
+
+
+torch.library.register_autograd("ldpfl_tests::copied", lambda ctx, gradient: gradient)
+torch.library.register_vmap("ldpfl_tests::copied", lambda info, dims, rows: (copied(with_all_large(rows)), dims[0]))
+
+
+@pytest.mark.parametrize(("operator", "name"), [(Copied.apply, "Copied"), (copied, "ldpfl_tests.copied.default")])
+def test_an_operator_with_its_own_rule_for_vmap_carries_no_record_to_others(operator: Callable[[Tensor], Tensor], name: str) -> None:
+    module = Net(nn.Linear(6, 6), lambda part, rows: part(operator(rows)))
+    config, notes = api.configure("own", settings=SETTINGS | RECORDS | {"clients.count": 1}), list[str]()
+    task = load_dataset(config, None, caller_objects=CallerObjects(SEQUENCES, module))
+    federation, start = build(config, task, torch.device("cpu"), module, notes.append, secret=1)
+    assert any(f"{name} has its own rule for vmap" in note for note in notes)
+    assert isinstance(federation.trainer, RecordGradientTrainer)
+    data, sums = federation.task.data, []
+    schedule = full_batch([np.arange(len(data))], len(data))
+    for factor in (1.0, 1e6):
+        inputs = data.tensor.clone()
+        inputs[3] *= factor
+        trainer = replace(federation.trainer, task=replace(federation.task, data=replace(data, inputs=inputs)))
+        sums.append(trainer.train(start.state.weights, schedule)[0].double())
+    assert 0 < (sums[0] - sums[1]).norm() <= 2 * STEPS
 
 
 @pytest.mark.parametrize("name", HONEST)

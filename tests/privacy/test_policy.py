@@ -332,6 +332,8 @@ def test_an_empty_file_allows_nothing(tmp_path: Path) -> None:
         ("rounds =", "not valid TOML"),
         (b"\xff\xfe", "cannot be read"),
         ("x = " + "[" * 5000, "not valid TOML"),
+        ("rounds = " + "9" * 5000, "not valid TOML"),
+        ("min_clients = 100\ncolluding = 100", "colluding = 100"),
     ],
 )
 def test_a_file_with_a_mistake_lets_nothing_leave(text: str | bytes, named: str, tmp_path: Path) -> None:

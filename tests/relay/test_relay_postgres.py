@@ -161,6 +161,8 @@ SETTINGS = {
     "transaction_read_only": "off",
     "synchronous_commit": "on",
     "session_replication_role": "origin",
+    "zero_damaged_pages": "off",
+    "ignore_checksum_failure": "off",
     "row_security": "off",
     "quote_all_identifiers": "off",
     "default_tablespace": "",
@@ -175,10 +177,13 @@ SETTINGS = {
 }
 
 
-def test_a_setting_that_the_relay_may_not_make_is_refused(postgres: Postgres) -> None:
+@pytest.mark.parametrize(
+    ("setting", "value", "needed"), [("session_replication_role", "replica", "origin"), ("zero_damaged_pages", "on", "off")]
+)
+def test_a_setting_that_the_relay_may_not_make_is_refused(setting: str, value: str, needed: str, postgres: Postgres) -> None:
     database = postgres.new_database()
-    postgres.command(f"ALTER DATABASE {database} SET session_replication_role TO replica")
-    with pytest.raises(UnfitStore, match=r"session_replication_role = 'replica'.*needs 'origin': reset it"):
+    postgres.command(f"ALTER DATABASE {database} SET {setting} TO {value}")
+    with pytest.raises(UnfitStore, match=f"{setting} = '{value}'.*needs '{needed}': reset it"):
         open_engine(postgres.url(database))
 
 

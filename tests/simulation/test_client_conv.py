@@ -9,7 +9,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from grids import each
-from ldpfl.simulation.local_training import PatchConvolutions
+from ldpfl.simulation.local_training import ManyAtOnce
 
 
 def seeded() -> torch.Generator:
@@ -38,7 +38,7 @@ def test_patches_give_the_convolution_of_each_client(channels: int, options: dic
         # A model may rely on the result being contiguous, as PyTorch's own is.
         return F.conv2d(x, w, b if with_bias else None, **options).view(2, -1)
 
-    with PatchConvolutions():
+    with ManyAtOnce():
         patched = vmap(convolve)(images, weight, bias)
     expected = torch.stack([convolve(*client) for client in zip(images, weight, bias, strict=True)])
     torch.testing.assert_close(patched, expected, rtol=1e-4, atol=1e-4)
@@ -46,13 +46,13 @@ def test_patches_give_the_convolution_of_each_client(channels: int, options: dic
 
 def test_strides_and_paddings_of_one_number_are_read_as_pytorch_reads_them() -> None:
     images, weight = torch.randn(2, 1, 7, 7, generator=seeded()), torch.randn(3, 1, 3, 3, generator=seeded())
-    with PatchConvolutions():
+    with ManyAtOnce():
         patched = F.conv2d(images, weight, stride=(2,), padding=(1,))
     torch.testing.assert_close(patched, F.conv2d(images, weight, stride=2, padding=1), rtol=1e-4, atol=1e-5)
 
 
 def test_grouped_convolutions_are_left_alone() -> None:
     images, weight = torch.randn(2, 4, 6, 6, generator=seeded()), torch.randn(4, 1, 3, 3, generator=seeded())
-    with PatchConvolutions():
+    with ManyAtOnce():
         assert torch.equal(F.conv2d(images, weight, groups=4), torch.conv2d(images, weight, groups=4))
         assert F.conv2d(images, weight, groups=4).shape == (2, 4, 4, 4)

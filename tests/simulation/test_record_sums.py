@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -76,6 +77,27 @@ def test_any_record_by_any_other_moves_what_clients_measure_by_no_more_than_a_gr
     vectors = torch.cat([scores.vectors(task, outputs, torch.full((len(outputs),), target)) for target in (-100, 0, 1, classes - 1)])
     for steps in STEPS_OF:
         assert farthest(vectors, steps) <= 1
+
+
+class Mixing(LogisticRegression):
+    """A model whose outputs all change if its batch holds a large number."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(inputs)
+        return outputs + (inputs.abs().amax() > 1e3) * torch.arange(3)
+
+
+def test_no_record_changes_what_another_adds_to_an_evaluation_whatever_the_model_does_in_a_batch() -> None:
+    inputs, targets = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
+    task, weights = task_of(inputs, targets)
+    scores, units = RecordScores("class", 3, 2.0), Division.of([np.arange(8)])
+    task = replace(task, module=Mixing((2,), 3))
+    with_outlier = replace(task, data=Samples(torch.where(torch.arange(9)[:, None] == 8, 1e4, inputs), targets))
+    sums = [client_sums(scores, some, weights, units, STEPS) for some in (task, with_outlier)]
+    both = client_sums(scores, with_outlier, weights, Division.of([np.arange(9)]), STEPS)
+    outlier = client_sums(scores, with_outlier, weights, Division.of([np.array([8])]), STEPS)
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(both, sums[0] + outlier)
 
 
 def test_a_person_counts_as_one_record() -> None:

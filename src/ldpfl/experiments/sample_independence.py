@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from math import sqrt
 
 import torch
@@ -17,22 +18,37 @@ MADE_UP = 5
 _BATCH_SIZES = (2, MADE_UP)
 
 _TOLERANCE, _TINY = 0.02, 1e-6
-"""Tolerance between outputs for the same samples, relative to their norm and absolute. Kernels round differently for other batch sizes."""
+"""Tolerance between outputs for the same sample, relative to their norm and absolute. Kernels round differently for other batch sizes."""
+
+_OUTLIER_FACTOR, _BYTES_DIVISOR = 1e4, 16
+"""Factor that makes one sample larger than others, and divisor that makes the bytes of the others smaller."""
 
 
 def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
     """Return whether the output of the model with ``weights`` (d,) for a sample depends on the other samples of its batch.
 
     Outputs for batches of several sizes are compared with the outputs for single samples, in training mode and in evaluation mode. Only
-    differences beyond rounding count.
+    differences beyond rounding count. All is done twice, the second time with one sample that is far larger than the others: where all are
+    of similar size, a scale that a whole batch shares (as in quantisation) is nearly that of each sample.
     """
     parameters = _without_zero_layers(trial.layout.unflatten(weights.to(trial.data.device)))
-    for mode in (nullcontext(), _in_evaluation_mode(trial.module)):
-        with mode, torch.no_grad():
-            alone = [_outputs(trial, parameters, slice(place, place + 1)) for place in range(MADE_UP)]
-            if any(_batch_differs(_outputs(trial, parameters, slice(size)), alone[:size]) for size in _BATCH_SIZES):
-                return True
+    inputs_with_outlier = map_tensors(_with_outlier, trial.data.inputs)
+    for tried in (trial, replace(trial, data=replace(trial.data, inputs=inputs_with_outlier))):
+        for mode in (nullcontext(), _in_evaluation_mode(trial.module)):
+            with mode, torch.no_grad():
+                alone = [_outputs(tried, parameters, slice(place, place + 1)) for place in range(MADE_UP)]
+                if any(_batch_differs(_outputs(tried, parameters, slice(size)), alone[:size]) for size in _BATCH_SIZES):
+                    return True
     return False
+
+
+def _with_outlier(values: Tensor) -> Tensor:
+    """Return ``values`` (B, ...) with a first sample that is far larger than the others. Whole numbers other than bytes may be tokens: they
+    are returned unchanged."""
+    is_first = torch.arange(len(values), device=values.device).view(-1, *[1] * (values.dim() - 1)) == 0
+    if values.is_floating_point():
+        return torch.where(is_first, values * _OUTLIER_FACTOR, values)
+    return torch.where(is_first, values, values // _BYTES_DIVISOR) if values.dtype == torch.uint8 else values
 
 
 def _without_zero_layers(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,6 +91,7 @@ def _batch_differs(together: list[Tensor], alone: list[list[Tensor]]) -> bool:
 
 
 def _differ_beyond_rounding(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors differ by more than rounding. Entries that are NaN or infinite count as 0."""
-    first, second = (tensor.double().nan_to_num(0.0, 0.0, 0.0) for tensor in (first, second))
-    return bool((first - second).norm() > _TOLERANCE * torch.maximum(first.norm(), second.norm()) + _TINY)
+    """Return whether two tensors (B, ...) differ in any row by more than rounding. Entries that are NaN or infinite count as 0."""
+    first, second = (tensor.double().nan_to_num(0.0, 0.0, 0.0).reshape(len(tensor), -1) for tensor in (first, second))
+    sizes = torch.maximum(first.norm(dim=1), second.norm(dim=1))
+    return bool(((first - second).norm(dim=1) > _TOLERANCE * sizes + _TINY).any())

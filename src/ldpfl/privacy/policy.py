@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
@@ -22,6 +21,7 @@ from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, Release, 
 from ldpfl.privacy.guarantee import Protected
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.util.file_owners import require_own
+from ldpfl.util.files import from_toml
 from ldpfl.util.quantities import NotNegative, Positive
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import is_pretrained, lies_in_file
@@ -350,12 +350,12 @@ def read_policy(path: Path) -> Policy:
     try:
         path.stat()  # a missing file gets its own error below
         checked_path = require_own(path, "nothing leaves this client: policy", Declined, secret=False)
-        tree = tomllib.loads(checked_path.read_text(encoding="utf-8"))
+        tree = from_toml(checked_path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise NotSetUp(f"there is no policy at {path}: make one with ldpfl policy init; without one nothing leaves this client") from None
     except (OSError, UnicodeDecodeError) as error:
         raise Declined(f"policy {path} cannot be read, so nothing leaves this client: {error}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise Declined(f"policy {path} is not valid TOML, so nothing leaves this client: {error}") from None
     try:
         return Policy.model_validate(tree)
@@ -364,13 +364,16 @@ def read_policy(path: Path) -> Policy:
 
 
 def _explain(error: ValidationError, path: Path) -> str:
-    """Return the first error in the policy file ``path`` as one line that names the setting."""
+    """Return the first error in the policy file ``path`` as one line that names the setting, or the settings that contradict each other."""
     first: Any = error.errors()[0]
+    problem = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return f"policy {path}: {problem}; nothing leaves this client"
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         return f"unknown setting {key!r} in policy {path}: {did_you_mean(key, Policy.model_fields)}; nothing leaves this client"
-    why, shown = first["msg"].removeprefix("Value error, "), repr(first["input"])[:60]
-    return f"setting {key!r} in policy {path}: {why[0].lower()}{why[1:]}, got {shown}; nothing leaves this client"
+    shown = repr(first["input"])[:60]
+    return f"setting {key!r} in policy {path}: {problem[0].lower()}{problem[1:]}, got {shown}; nothing leaves this client"
 
 
 def _too_large(setting: str, requested: float, bound: float) -> str:

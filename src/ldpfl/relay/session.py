@@ -47,8 +47,14 @@ _SETTINGS_SINCE = {
 _TCP_SETTINGS = {"tcp_user_timeout": "30s", "tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """Settings by which the server closes a connection to a relay that no longer reads. On a Unix socket the server shows them as 0."""
 
-_CHECKED_ONLY = {"transaction_isolation": ISOLATION.lower(), "transaction_read_only": "off", "session_replication_role": "origin"}
-"""Settings that are read only: the last one switches the checks of foreign keys off, and is a superuser's to change."""
+_CHECKED_ONLY = {
+    "transaction_isolation": ISOLATION.lower(),
+    "transaction_read_only": "off",
+    "session_replication_role": "origin",  # otherwise foreign keys are not checked; only a superuser can change it, and the next two
+    "zero_damaged_pages": "off",  # these two turn a damaged page into rows that are missing without a word
+    "ignore_checksum_failure": "off",
+}
+"""Settings that are read only."""
 
 _LOGGED_VALUE_LENGTH = "log_parameter_max_length"
 _LOGS_STATEMENTS = {

@@ -108,9 +108,13 @@ class RecordScores:
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
-        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
-        batches = [self.vectors(task, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(task, weights, task.data.take(rows))]
-        return torch.cat(batches) if batches else torch.zeros(0, self.size, dtype=torch.float64)
+        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,).
+
+        Model and loss process one record at a time, so that no record can change the vector of another, whatever the model does in a batch.
+        """
+        one_by_one = evaluated(task, weights, task.data.take(rows), at_once=1)
+        vectors = [self.vectors(task, outputs.cpu(), targets.cpu()) for outputs, targets in one_by_one]
+        return torch.cat(vectors) if vectors else torch.zeros(0, self.size, dtype=torch.float64)
 
     def vectors(self, task: LocalTask, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong.

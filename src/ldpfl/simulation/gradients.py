@@ -23,7 +23,7 @@ from ldpfl.models.mending import copied
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule, for_many_clients_at_once
-from ldpfl.simulation.local_training import LocalTask, PatchConvolutions, Trainer
+from ldpfl.simulation.local_training import LocalTask, ManyAtOnce, Trainer
 
 _LOG = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tenso
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
     losses = for_many_clients_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
     with refuse_tensor_writes(task.module, shared, by_value=False):
-        with PatchConvolutions():
+        with ManyAtOnce():
             total = losses(parameters, *task.batch(index), mask).sum()
         gradients = torch.autograd.grad(total, parameters, materialize_grads=True)  # measured weights have no gradient
     flat = task.layout.flatten(dict(zip(names, gradients, strict=True))).neg_()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf, nan
 from typing import Any, Literal, Protocol
@@ -141,7 +140,7 @@ class VectorizedTrainer:
     On a CPU, a client's result does not depend on the other clients in the schedule, to the last bit.
 
     Attributes:
-        patches: whether to compute convolutions over few channels by patches (see :class:`PatchConvolutions`): faster, rounded differently.
+        patches: whether to compute convolutions over few channels by patches (see :class:`ManyAtOnce`): faster, rounded differently.
     """
 
     task: LocalTask
@@ -166,7 +165,7 @@ class VectorizedTrainer:
             inputs, targets = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]
             with refuse_tensor_writes(task.module, dict(zip(names, parameters, strict=True)), by_value=False):
-                with PatchConvolutions() if self.patches else nullcontext():
+                with ManyAtOnce(self.patches):
                     total = client_losses(parameters, inputs, targets, mask).sum()
                 # Clients share no parameter, so the gradient of the sum is every client's own gradient.
                 gradients = torch.autograd.grad(total, parameters)
@@ -260,8 +259,8 @@ def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool 
     return task.task.measured(evaluated(task, weights, samples), every=every)
 
 
-def evaluated(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the outputs of the model with ``weights`` (d,) for ``samples``, and the targets, batch by batch.
+def evaluated(task: LocalTask, weights: Tensor, samples: Samples, at_once: int = AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the outputs of the model with ``weights`` (d,) for ``samples``, and the targets, in batches of ``at_once`` samples.
 
     Raises:
         PrivacyError: the model changes its own state while it runs, so the evaluated model would not be the given one.
@@ -269,8 +268,8 @@ def evaluated(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tu
     # The model gets copies, so that it cannot change the broadcast weights.
     parameters = {name: value.clone() for name, value in task.layout.unflatten(weights.to(samples.device)).items()}
     with torch.no_grad(), refuse_state_changes(task.module):
-        for start in range(0, len(samples), AT_ONCE):
-            batch = samples.take(slice(start, start + AT_ONCE))
+        for start in range(0, len(samples), at_once):
+            batch = samples.take(slice(start, start + at_once))
             with refuse_tensor_writes(task.module, parameters, by_value=True):
                 outputs = task.outputs(parameters, task.normalised(batch.inputs))
             yield outputs, batch.targets
@@ -280,23 +279,46 @@ FEW_CHANNELS = 4
 """Maximum number of input channels of a convolution that is computed by patches."""
 
 
-class PatchConvolutions(TorchFunctionMode):
-    """Context in which convolutions over few channels are computed as matrix products of patches. Other convolutions are unchanged.
+class ManyAtOnce(TorchFunctionMode):
+    """Context in which ``torch.func.vmap`` processes many clients or records at once.
 
-    ``torch.func.vmap`` turns a convolution with per-client weights into one grouped convolution. With one to four input channels per
-    group, that kernel leaves most of a vector unit idle. Patches and a matrix product train the two-layer CNN 1.4 times faster on two
-    cores (``benchmarks/local_training.py``).
+    It refuses operators with a batching rule written by their author. Such a rule sees the values of all clients or records, and could mix
+    them. PyTorch's own rules do not.
+
+    With ``patches``, convolutions over few channels are computed as matrix products of patches. PyTorch's rule turns a convolution with
+    per-client weights into one grouped convolution. With one to four input channels per group, that kernel leaves most of a vector unit
+    idle. Patches and a matrix product train the two-layer CNN 1.4 times faster on two cores (``benchmarks/local_training.py``).
 
     The choice depends on shapes only, so the result does not depend on the number of clients that are trained together.
     """
 
+    def __init__(self, patches: bool = True) -> None:
+        super().__init__()
+        self._patches = patches
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in (torch.conv2d, F.conv2d) and _has_few_channels(*args, **(kwargs or {})):
+        if name := _named_batching_rule(func, args):
+            raise RuntimeError(f"{name} has its own rule for vmap, which could mix samples")
+        if self._patches and func in (torch.conv2d, F.conv2d) and _has_few_channels(*args, **(kwargs or {})):
             return _patch_conv2d(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
+
+def _named_batching_rule(func: Callable[..., Any], args: Sequence[Any]) -> str:
+    """Return the name of the operator that ``func`` calls, if its author wrote (or may have written) its batching rule; else ""."""
+    if isinstance(func, _OPERATOR_TYPES):
+        return "" if str(func).startswith(_OPERATORS_OF_TORCH) else str(func)
+    function = args[0] if args else None  # vmap passes the class of a torch.autograd.Function
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)) or function.generate_vmap_rule:
+        return ""
+    return "" if function.__module__.startswith(_MODULES_WITH_CHECKED_RULES) else function.__name__
+
+
+_OPERATOR_TYPES = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+_OPERATORS_OF_TORCH = ("aten.", "prim.", "prims.")
+_MODULES_WITH_CHECKED_RULES = ("torch.", "ldpfl.")
 
 Pair = int | tuple[int, ...] | str
 """Setting of a convolution: one number for both directions, one for each, or a name such as "same"."""

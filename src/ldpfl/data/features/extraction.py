@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from ldpfl.data.features.base import FeatureMap
-from ldpfl.data.features.registry import NONE, feature_map, is_cacheable
+from ldpfl.data.features.registry import NONE, feature_map, is_cacheable, names
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.util.user_cache import Warn, cache_dir, read_cached, write_cached
-from ldpfl.util.user_code import is_code
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is computed and whether it is stored, samples done, samples in all)."""
@@ -69,7 +68,7 @@ def extracted(
         )
     dataset = features.prepared(dataset)
     features.shape(dataset.shape)  # raises if they do not fit
-    if is_code(name):
+    if name not in names():  # code of others, or a network by its name
         _check_independence(name, features, dataset)
     key = f"{name} {json.dumps(dict(options), sort_keys=True)} {_VERSION}{features.digest}"
     fingerprint = hashlib.sha256(f"{dataset.fingerprint} {key}".encode()).hexdigest()[:16]
@@ -96,14 +95,20 @@ _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
 def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> None:
     """Raise if a sample's ``features`` depend on the other samples of a batch. Then one record would change the features of others.
 
-    Of five made-up samples, the first, the middle and the last one are replaced in turn. The features of the other four must not change.
+    Of five made-up samples, the first, the middle and the last one are replaced in turn by a far larger one. The features of the other four
+    must not change.
 
     Raises:
         PrivacyError: they change, and no mechanism randomises that.
     """
     inputs, generator = dataset.train.tensor, torch.Generator().manual_seed(0)
     uniform = torch.rand(6, *inputs.shape[1:], generator=generator)
-    samples = (uniform if inputs.is_floating_point() else uniform * (dataset.tokens() or 256)).to(inputs.dtype)
+    if tokens := dataset.tokens():
+        uniform *= tokens
+    else:  # a scale that a whole batch shares, as in quantisation, shows only beside an outlier
+        uniform[5] *= _OUTLIER_FACTOR
+        uniform *= 1 if inputs.is_floating_point() else 256 / _OUTLIER_FACTOR
+    samples = uniform.to(inputs.dtype)
     batch, replacement = samples[:5], samples[5]
     before = features(batch).nan_to_num()
     for replaced in (0, 2, 4):
@@ -113,6 +118,9 @@ def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> No
             problem = f"features {name!r} of one sample change with the other samples of its batch, so a record would affect others"
             raise PrivacyError(f"{problem}: let forward treat each sample by itself (does it use batch statistics?)")
 
+
+_OUTLIER_FACTOR = 16
+"""Factor by which one made-up sample is larger than others. Bytes leave room for no larger one."""
 
 _VERSION = 1
 """Version of the features, a part of the cache's key. Raise it if features change, so that old ones are not read from the cache."""
