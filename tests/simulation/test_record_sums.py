@@ -83,7 +83,7 @@ class Mixing(LogisticRegression):
     """A model whose outputs all change if its batch holds a large number."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = super().forward(inputs)
+        outputs: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
         return outputs + (inputs.abs().amax() > 1e3) * torch.arange(3)
 
 
