@@ -123,7 +123,7 @@ def test_a_certificate_of_such_a_run_is_confirmed_by_other_accountants(tmp_path:
 
 
 def scores_for(mechanism: Mechanism) -> ClientScores:
-    return (MeanScores if isinstance(mechanism, DpFedAvg) else BitScores)("class", 2, 5.0)
+    return (MeanScores if isinstance(mechanism, DpFedAvg) else BitScores)("class", 2, 5.0, one_by_one=False)
 
 
 def bits_of(mechanism: Mechanism, *, clients: int = 600, held: int = 1) -> tuple[Federation, Checkpoint, WholeClientEvaluation]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
-from ldpfl import tasks
+from ldpfl import models, tasks
 from ldpfl.data import Dataset
 from ldpfl.data.division import Division
 from ldpfl.data.holding_out import split_off_share, split_off_share_by_name
@@ -124,9 +125,11 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
 
 def evaluation_vector_layout(config: RunConfig, outputs: int) -> RecordScores:
     """Return the layout of the vector that each held-back record contributes."""
-    if not isinstance(config.mechanism, DpSgdSettings):
-        return figures_layout(config, outputs)
-    return RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
+    if isinstance(config.mechanism, DpSgdSettings):
+        layout = RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
+    else:
+        layout = figures_layout(config, outputs)
+    return replace(layout, one_by_one=config.model.name not in models.names() or config.task.name not in tasks.names())
 
 
 def split_for_evaluation(config: RunConfig, division: Division, persons: Persons | None, data: Dataset) -> tuple[Division, Division]:
