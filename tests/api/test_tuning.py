@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,11 @@ import pytest
 from conftest import CommandLine
 from ldpfl import ConfigError, PrivacyError, api
 from ldpfl.api.showing import FinishedRun
+from ldpfl.api.tuning import _note_on_noise
 from ldpfl.experiments.run_folder import TRIAL
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.sweep_config import sweep_of
-from ldpfl.experiments.tuning import Tuning, candidates, guarantee_of
+from ldpfl.experiments.tuning import Chosen, Tuning, candidates, guarantee_of
 from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussian_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.ledger import Ledger
@@ -50,6 +52,22 @@ def ledgers(folder: Path) -> list[Ledger]:
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "low", "high", "is_told"),
+    [
+        (LOSS, 0.08645, 0.0, 0.7554, True),
+        (LOSS, 0.4, 0.35, 0.45, False),
+        ("AUROC", 0.6, 0.49, 0.66, True),
+        ("AUROC", 0.8, 0.75, 0.85, False),
+        ("accuracy", 0.8, 0.6, 1.0, True),
+    ],
+)
+def test_trials_that_noise_leaves_alike_are_said(metric: str, value: float, low: float, high: float, is_told: bool) -> None:
+    chosen = SimpleNamespace(metric=metric, figure={"value": value, "low": low, "high": high})
+    sentences = _note_on_noise(cast("Chosen", chosen))
+    assert [text.startswith("the trials could not be told apart: ") for text in sentences] == [True] * is_told
 
 
 @pytest.mark.slow

@@ -153,7 +153,18 @@ PERSONS = (
         "patient's id",
     ),
     *("memberNumber", "phone number", "medical record number", "patient_email", "user_name"),
-    *("Patienten-Nr", "Patientennummer", "Kundennummer", "Teilnehmer_ID", "Telefon", "numéro du patient", "id_patient", "PATIENT1"),
+    *(
+        "Patienten-Nr",
+        "Patientennummer",
+        "Kundennummer",
+        "Teilnehmer_ID",
+        "Telefon",
+        "numéro du patient",
+        "id_patient",
+        "PATIENT1",
+        "KVNR",
+        "kv_nummer",
+    ),
 )
 CLIENTS = (
     "client",
@@ -170,7 +181,23 @@ CLIENTS = (
 )
 ROWS = ("id", "row_number", "case_id", "uuid", "sample no", "Vorname", "Prénom", "stay_id")
 INPUTS = (
-    *("age", "ward_id", "drug name", "paid", "number of stays", "kidney", "identity", "x", "", "1", "persons", "patients", "no_patients"),
+    *(
+        "age",
+        "ward_id",
+        "drug name",
+        "paid",
+        "number of stays",
+        "kidney",
+        "identity",
+        "geburtsdatum",
+        "birth date",
+        "x",
+        "",
+        "1",
+        "persons",
+        "patients",
+        "no_patients",
+    ),
     *("user_age", "account_balance", "client_income", "patient_age", "person_count", "patient weight", "email_domain", "phone_calls"),
     *(
         "household_size",
@@ -211,6 +238,7 @@ def test_the_note_on_columns_left_out_names_the_flag_that_protects_persons_or_di
     (note,) = [one for one in made(frame).notes if "suggest identifiers" in one]
     assert "suggest identifiers: patient, mrn, account; list them in data.columns to use them" in note
     assert "--person COLUMN (data.person), such as patient, " in note
+    assert "else scores and intervals are too good" in note
     assert "--client COLUMN (data.client), such as account, " in note
     (note,) = [one for one in made(frame, person="patient", client="account").notes if "suggest identifiers" in one]
     assert "suggest identifiers: mrn; " in note

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from ldpfl import api
-from ldpfl.data.leaks import LEAK
+from ldpfl.data.leaks import EMPTY, LEAK, REPEATED
 from ldpfl.data.nodes import read_node_table
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.public_figures import without_private_figures
@@ -63,6 +63,31 @@ def test_a_column_that_tells_the_target_is_named(task: str, target: str | list[s
     (note,) = notes(frame.assign(**values), target, task)
     (name,) = values
     assert note.startswith(f"{LEAK}: {name} predicts it nearly without error, alone. Where such a column is known")
+
+
+def private_notes(frame: pd.DataFrame, start: str, **changes: Any) -> list[str]:
+    """Return the notes of a run that begin with ``start``; of these none may be handed on."""
+    result = api.run(data=frame.assign(sick=SICK.astype(int)), target="sick", **{**HOW, **changes})
+    figures = result.to_dict()
+    assert not any(note.startswith(start) for note in without_private_figures(result.config, figures)["caveats"])
+    return [note for note in figures["caveats"] if note.startswith(start)]
+
+
+def test_several_rows_of_a_person_are_said_where_the_person_is_not_named() -> None:
+    visits = CLEAN.assign(patient=[f"p{place % 150}" for place in range(ROWS)])
+    for columns in ([], ["age", "ward"]):
+        (note,) = private_notes(visits, REPEATED, columns=columns)
+        assert "400 rows have 150 different values of patient. So scores and intervals are too good" in note
+        assert note.endswith("set --person patient (data.person)")
+    assert private_notes(visits, REPEATED, person="patient") == []
+    assert private_notes(CLEAN.assign(patient=range(ROWS)), REPEATED) == []
+    assert private_notes(CLEAN.assign(patient=["p1", *[""] * (ROWS - 1)]), REPEATED) == []
+
+
+def test_a_column_without_any_value_is_said() -> None:
+    (note,) = private_notes(CLEAN.assign(lost="", gone="n/a"), EMPTY)
+    assert note.startswith(f"{EMPTY}: lost, gone. ")
+    assert private_notes(CLEAN.assign(lost=["x", *[""] * (ROWS - 1)]), EMPTY) == []
 
 
 def test_several_columns_that_tell_the_target_are_named_together() -> None:

@@ -65,12 +65,25 @@ def test_a_model_that_is_no_better_than_chance_is_said() -> None:
     (note,) = notes_of(samples(told=0.0), FEW, CHANCE)
     assert note.startswith(f"{CHANCE}: AUROC 0.")
     assert "chance is 0.5" in note
-    assert "More clients or rows, a larger epsilon" in note
+    assert "More rows at each client (of rows that you deal out: fewer clients, because each adds noise of its own), a larger" in note
     (note,) = notes_of(samples(3, told=0.0), FEW, CHANCE)
     assert note.startswith(f"{CHANCE}: accuracy 0.")
     assert "the share of the commonest class is 3" in note
     for classes in (2, 3):
         assert not notes_of(samples(classes), FEW, CHANCE)
+
+
+def test_a_model_that_has_learnt_nothing_gets_no_advice_on_thresholds_and_risks() -> None:
+    """All rows are predicted to be of the rare class, with risks far from its share. Both notes come where something was learnt."""
+    settings = {**FEW, "task.class_weights": [1.0, 100.0]}
+    starts = (CHANCE, ONE_CLASS, OFF)
+    for learnt in (True, False):
+        inputs, rare = rare_samples()
+        order = np.arange(len(rare)) if learnt else np.random.default_rng(3).permutation(len(rare))
+        frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(died=rare[order])
+        result = api.run(data=frame, target="died", target_epsilon=50.0, settings=settings, **HOW)
+        found = [start for note in result.to_dict()["caveats"] for start in starts if note.startswith(start)]
+        assert found == ([ONE_CLASS, OFF] if learnt else [CHANCE])
 
 
 @pytest.mark.slow

@@ -39,6 +39,36 @@ def test_a_stated_number_of_records_that_is_far_off_is_said_with_both_numbers(re
     assert not any("mechanism.records" in line for line in caveats(rows(500), **{"mechanism.records": 90}))
 
 
+def test_rows_dealt_to_a_default_number_of_clients_are_said_with_what_to_set(tmp_path: Path, ldpfl: CommandLine) -> None:
+    """Who gives a number of clients, or their column, reads nothing of it; neither does who protects whole clients hear of full noise."""
+
+    def notes(frame: Any, how: dict[str, Any] = HOW, **settings: Any) -> list[str]:
+        changes = {"data.bounds": {"age": [0, 100]}, "training.rounds": 1, **settings} if isinstance(frame, pd.DataFrame) else settings
+        found = api.run(data=frame, settings=changes, **how).to_dict()["caveats"]
+        return [line for line in found if "made-up clients" in line]
+
+    (note,) = notes(rows(500))
+    assert note.startswith(
+        "the data name no clients, so their rows were dealt to 100 made-up clients of 4 rows on average. Each client adds "
+    )
+    assert note.endswith(
+        "Name the column of the real clients (--client, data.client), or set clients.count to their real number (1 if one "
+        "place holds all rows)"
+    )
+    assert not notes(rows(500), **{"clients.count": 4})
+    assert not notes(rows(500).assign(town=np.arange(500) % 3), {**HOW, "client": "town"})
+    (note,) = notes(rows(500), **{"shuffling.channel": "secure-sum"})
+    assert "adds noise" not in note
+    pair = (np.zeros((500, 3), dtype=np.float32), np.arange(500) % 2)
+    (note,) = notes(pair, {**HOW, "target": "", "model": "linear"}, **{"training.rounds": 1})
+    assert "few large ones. Set clients.count to" in note
+    rows(500).to_csv(tmp_path / "rows.csv", index=False)
+    changes = ("--set", "data.bounds={age=[0,100]}", "--set", "training.rounds=1")
+    printed = ldpfl("run", "--data", tmp_path / "rows.csv", "--target", "ill", "--no-baseline", "--out", "run", *changes)
+    for text in (printed.err, printed.out):
+        assert "dealt to 100 made-up clients" in " ".join(text.split())
+
+
 def test_too_few_rows_are_said_with_how_many_are_needed_at_the_start_and_under_the_result(tmp_path: Path, ldpfl: CommandLine) -> None:
     rows(5).to_csv(tmp_path / "five.csv", index=False)
     changes = ("--set", "data.bounds={age=[0,100]}", "--set", "clients.count=2", "--set", "training.rounds=1")

@@ -28,6 +28,8 @@ from ldpfl.privacy.guarantee import IF_TRUSTED
 from ldpfl.report.privacy import guarantee_table
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import shown
+from ldpfl.simulation.evaluating import LOSS
+from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.displays import Shown
 from ldpfl.util.files import from_toml, read_text, to_json, write_text
 from ldpfl.util.number_format import number
@@ -204,12 +206,29 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
         interval=(figure["low"], figure["high"]),
         settings=chosen.labels,
         guarantee=chosen.guarantee,
-        sentences=_sentences(tuning, chosen.guarantee, len(chosen.labels)),
+        sentences=(*_note_on_noise(chosen), *_sentences(tuning, chosen.guarantee, len(chosen.labels))),
         folder=release,
     )
     write_model(chosen.folder, release)
     write_text(release / TUNED, to_json(result.to_dict(), indent=2) + "\n")
     return result
+
+
+def _note_on_noise(chosen: Chosen) -> tuple[str, ...]:
+    """Return a sentence if the score's interval is so wide that it does not tell settings apart; else an empty tuple."""
+    low, high, is_loss = chosen.figure["low"], chosen.figure["high"], chosen.metric == LOSS
+    widest = abs(chosen.figure["value"]) * _WIDEST_OF_LOSS if is_loss else _WIDEST_OF_SHARE
+    if high - low <= widest and not (chosen.metric == AUROC and low <= 0.5):
+        return ()
+    return (
+        f"the trials could not be told apart: the {chosen.metric} of the chosen one is known only from {shown(chosen.metric, low)} "
+        f"to {shown(chosen.metric, high)}, so the choice of the setting says little. More rows, a larger evaluation epsilon "
+        "(--evaluation-epsilon), or fewer trials or settings help",
+    )
+
+
+_WIDEST_OF_LOSS, _WIDEST_OF_SHARE = 0.5, 0.2
+"""Widest intervals that tell settings apart: of a loss as a multiple of it, and of an AUROC or accuracy."""
 
 
 def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def identifier_note(left_out: Collection[str], *, person: str, client: str) -> s
 
 
 _HINTS: dict[IdentifierKind, str] = {
-    "person": "Where a person may have several rows, --person COLUMN (data.person), such as {name}, protects them together",
+    "person": "Where a person may have several rows, --person COLUMN (data.person), such as {name}, protects them together, and keeps them "
+    "either all in training or all in the test: else scores and intervals are too good",
     "client": "Where each is a client of the federation, --client COLUMN (data.client), such as {name}, gives it its own rows",
 }
 
@@ -68,7 +69,9 @@ _PERSONS = (
     "patient|patientin|person|personne|subject|sujet|participant|proband|teilnehmer|user|benutzer|nutzer|utilisateur|member|mitglied|"
     "customer|kunde|employee|student"
 )
-_ABBREVIATED = "pat|subj|cust|usr|nhs|insurance|versicherten|kunden|personal|passport|socialsecurity|medicalrecord|national"
+_ABBREVIATED = (
+    "pat|subj|cust|usr|nhs|kv|insurance|versicherten|krankenversicherten|kunden|personal|passport|socialsecurity|medicalrecord|national"
+)
 _PERSONS_THEMSELVES = "mrn|nhs|ssn|email|emailaddress|mail|courriel|phone|phonenumber|phoneno|telephone|telefon|telefonnummer|pid"
 _CLIENTS = "client|account|household|haushalt|menage|device|gerat|geraet"
 _CLIENTS_ABBREVIATED = "acct|konto|compte|hh"

@@ -1,6 +1,7 @@
-"""Notice input columns that give the target away, such as a copy of it or a column that is filled in after the outcome.
+"""Notice faults of a table that its cells show: columns that give the target away, several rows of a person, columns without values.
 
-This looks at private cells, so only a simulation on the user's own rows calls it, and its note is not published.
+A column that gives the target away is, for example, a copy of it or filled in after the outcome. All of this looks at private cells, so
+only a simulation on the user's own rows calls it, and its notes are not published.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from ldpfl.data.columns import column_words
 from ldpfl.data.encoder import Encoder
+from ldpfl.data.identifiers import identifier_kind
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.errors import printable
@@ -19,6 +21,12 @@ from ldpfl.tasks import Targets
 
 LEAK = "columns may give the target away"
 """Start of the note on such columns. The note reveals a property of private rows."""
+
+REPEATED = "rows of one person are both in training and in the test"
+"""Start of the note on an identifier column with several rows of a person. The note reveals a property of private rows."""
+
+EMPTY = "columns without any value"
+"""Start of the note on empty input columns. The note reveals a property of private rows."""
 
 _MAX_ROWS = 20_000
 """Number of rows that are looked at, at even distances. More rows would take seconds."""
@@ -70,6 +78,26 @@ def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, 
         f"{LEAK}: {', '.join(names)} {predict} it nearly without error, alone. Where {such_are} known only after the outcome, leave "
         f"{them} out (data.columns names the columns to use): a model that needs {them} is of no use for new rows",
     )
+
+
+def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
+    """Yield a note on columns of persons with repeated values, if ``data.person`` is not set, and one on input columns without any value.
+
+    ``config`` has the kind of each column filled in.
+    """
+    used = {*config.target_names, *config.columns, config.client, config.text}
+    for name in table.columns if not config.person else ():
+        if name not in used and identifier_kind(name) == "person":
+            persons = [word for word in column_words(table, name) if word]
+            if len(set(persons)) < len(persons):
+                yield (
+                    f"{REPEATED}, and are not protected together: {len(persons):,} rows have {len(set(persons)):,} different values of "
+                    f"{name}. So scores and intervals are too good, and one row is protected, not one person. Where a value means a "
+                    f"person, set --person {name} (data.person)"
+                )
+    empty = [name for name in config.columns if not any(column_words(table, name, values=config.categories.get(name, ())))]
+    if empty:
+        yield f"{EMPTY}: {', '.join(empty)}. Their inputs are the same for all rows; leave them out (data.columns names the columns to use)"
 
 
 def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple[str, bool]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_file_name
 from ldpfl.data.inputs import TOKENS, Inputs, density_problem, map_tensors, tensors_by_name
-from ldpfl.data.leaks import find_leaks
+from ldpfl.data.leaks import find_leaks, notes_on_cells
 from ldpfl.data.samples import Dataset, Owners, Samples, number_clients
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_from_frame
@@ -125,11 +125,14 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
 
 
 def _dataset_of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
-    """Return the data set of a user's own tables, with the columns that give the target away as its ``leaks``."""
+    """Return the data set of a user's own tables, with notes on faults that its cells show; for ``leaks`` see :class:`Dataset`."""
     dataset = dataset_from_table(name, train, test, config, targets)
+    rows, resolved = train.with_missing(config.missing_words), config if dataset.encoder is None else dataset.encoder.data
+    whose = {"person": config.person, "client": config.client}  # an encoder does not keep them
+    dataset = dataset.with_notes(*notes_on_cells(rows, resolved.model_copy(update=whose)))
     if dataset.encoder is None:  # texts for a language model
         return dataset
-    return replace(dataset, leaks=find_leaks(train.with_missing(config.missing_words), dataset.encoder.data, targets))
+    return replace(dataset, leaks=find_leaks(rows, resolved, targets))
 
 
 def _are_tokens(data: object) -> bool:

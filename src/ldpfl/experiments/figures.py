@@ -17,6 +17,7 @@ from ldpfl.data import Dataset
 from ldpfl.errors import in_short
 from ldpfl.experiments.client_evaluation import add_figures_of_clients, client_evaluation_entries, lost_evaluations
 from ldpfl.experiments.config import RunConfig, toml_value
+from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
 from ldpfl.experiments.quality import Reference, quality_entries
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
@@ -136,10 +137,11 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
         )
     if chance := entries.pop("chance", ""):
         caveats.append(
-            f"{CHANCE}: {chance}. More clients or rows, a larger epsilon, or a model with fewer weights may help; the "
+            f"{CHANCE}: {chance}. {_more_data(config, federation)}, a larger epsilon, or a model with fewer weights may help; the "
             "noise-free baseline shows whether the data can be learnt at all"
         )
-    if entries.pop("constant", False) and not _all_columns_hidden(federation):
+    constant = entries.pop("constant", False)
+    if constant and not _all_columns_hidden(federation):
         caveats.append(
             f"{CHANCE}: the model's output is the same for all {entries['test_rows']:,} test rows, whatever their inputs. Either training "
             "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
@@ -147,7 +149,8 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
             "wider than the values"
         )
     threshold = entries.pop("threshold", "")
-    if one_class := entries.pop("one_class", ""):
+    one_class, has_learnt = entries.pop("one_class", ""), not chance and not constant
+    if one_class and has_learnt:  # a threshold does not help a model that ranks rows by chance
         caveats.append(
             f"{ONE_CLASS} {one_class}: the accuracy shows no more than how common that class is. Probabilities still differ between rows"
             + (
@@ -159,10 +162,18 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
     caveats += _common_event_caveats(entries, config)
     off = entries.pop("off", "")
     if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):  # else the two differ by nothing that matters
-        is_risk = OBSERVED in entries["scores"]
-        remedy = _remedy_for_risks(config, federation) if is_risk else _remedy_for_numbers(config)
-        caveats.append(f"{OFF if is_risk else OFF_MEAN}: {off}. {remedy}")
+        if OBSERVED not in entries["scores"]:  # of numbers, a mean that is off may be the reason why R2 shows nothing learnt
+            caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config)}")
+        elif has_learnt:
+            caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
     return caveats
+
+
+def _more_data(config: RunConfig, federation: Federation) -> str:
+    """Return which data would help training against the noise. It depends on whether each client adds all the noise of its records."""
+    if record_clip_of(federation.mechanism) is None or not server_sees_senders(config.shuffling.channel):
+        return "More clients or rows"
+    return "More rows at each client (of rows that you deal out: fewer clients, because each adds noise of its own)"
 
 
 def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list[str]:

@@ -14,7 +14,8 @@ from torch import Tensor
 from ldpfl.data import Dataset
 from ldpfl.data.division import Division
 from ldpfl.data.holding_out import TEST_SHARE
-from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.config import ClientsConfig, RunConfig
+from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
 from ldpfl.experiments.quality import MIN_SITE_ROWS
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 
@@ -31,9 +32,30 @@ _MAX_RECORDS_RATIO = 2.0
 def start_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
     """Yield warnings about a run on ``data``, divided over clients as ``division``. None of them stops the run."""
     if not config.data.at_nodes:  # nobody but each node knows its rows
+        yield from _made_up_clients_warnings(config, data, division)
         yield from _stated_records_warnings(config, division)
         yield from _few_rows_warnings(config, data)
         yield from _scale_warnings(config, data)
+
+
+def _made_up_clients_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
+    """Warn if a user's own data name no clients, and ``clients.count`` has its default. Then the number of clients means nothing.
+
+    The saved config of a run does not tell whether the user gave the default. So the default counts as not given.
+    """
+    count = config.clients.count
+    if not config.data.brought or data.clients is not None or count != ClientsConfig().count or not config.mechanism.protects:
+        return
+    unit = "persons" if config.data.person else "rows"
+    noise = ""
+    if isinstance(config.mechanism, DpSgdSettings) and server_sees_senders(config.shuffling.channel):
+        noise = " Each client adds noise of its own, so many small clients learn far less than few large ones."
+    is_table = bool(config.data.target or config.data.text)
+    column = "Name the column of the real clients (--client, data.client), or s" if is_table else "S"
+    yield (
+        f"the data name no clients, so their {unit} were dealt to {count:,} made-up clients of {division.sizes.mean():,.4g} {unit} on "
+        f"average.{noise} {column}et clients.count to their real number (1 if one place holds all {unit})"
+    )
 
 
 def _stated_records_warnings(config: RunConfig, division: Division) -> Iterator[str]:

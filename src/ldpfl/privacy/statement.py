@@ -109,6 +109,8 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
     rows += _rows_for_everything_sent([[group] for group in costliest], delta, "round", protected_unit, notes)
     rows += _rows_for_everything_sent([groups], delta, "run", protected_unit, notes)
     notes = list(dict.fromkeys(notes))
+    if any(group.histograms for group in costliest):
+        notes.append("one round means the costliest release, which may be one that measures columns before round 1, not a training round")
     clients = max(group.population for group in groups)
     warnings = [f"no guarantee: {reason}" for reason in _unprotected_reasons(groups)]
     if protected_unit is not _CLIENT:

@@ -217,8 +217,10 @@ def canary_table(audit: RunAudit) -> Table:
             f"{ceil(1000 * row.best_possible_if_claim_held) / 10:.1f}%",
         )
     best = max(audit.rows, key=lambda row: row.accuracy)
+    is_chance = " Its interval includes 50%, so this may be chance." if best.accuracy_low <= 0.5 else ""
     table.caption = (
-        f"An adversary guesses right in {best.accuracy:.0%} of trials where the claim allows {best.best_possible_if_claim_held:.0%}. "
+        f"In the best of {len(audit.rows)} rows an adversary guesses right in {best.accuracy:.0%} of trials, "
+        f"where the claim allows {best.best_possible_if_claim_held:.0%}.{is_chance} "
         f"{audit.trials} trials, epsilon at delta {audit.delta:g}; the canary holds one of two known patterns, "
         "the server knows what all others hold. "
         "The last column is the most that anyone could guess right if all that a client sends in a round cost the claimed epsilon."

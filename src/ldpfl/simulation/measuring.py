@@ -233,7 +233,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     if hidden:
         dataset = dataset.with_notes(
             f"columns left out, because their values were not seen above the noise of measuring: {', '.join(hidden)}. To include them, set "
-            "data.bounds for them, set a larger privacy.measuring_share or target epsilon, or give more rows"
+            f"data.bounds for them, set a larger privacy.measuring_share or target epsilon, or give more rows{_LARGER_CLIENTS}"
         )
     if by_bounds:
         dataset = dataset.with_notes(
@@ -248,10 +248,13 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
     if rough:
         dataset = dataset.with_notes(
             f"columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: {', '.join(rough)}. "
-            "Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows help"
+            f"Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows help{_LARGER_CLIENTS}"
         )
     return scaling.apply_scale(dataset, knots, target, scaling.estimate_hazards(ended, shares[0]) if ended else tuple(shares))
 
+
+_LARGER_CLIENTS = "; without a secure sum each client adds noise of its own, so fewer and larger clients help too"
+"""End of notes on columns that noise hides."""
 
 NOT_SEEN_TO_VARY = "they were not seen to vary"
 """Part of the note on a target with nearly one value."""
