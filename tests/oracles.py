@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from math import e, exp, expm1, log, log1p, sqrt, tanh
+from collections.abc import Sequence
+from itertools import product
+from math import e, exp, expm1, log, log1p, prod, sqrt, tanh
 
+import mpmath
 import numpy as np
 
 from ldpfl.errors import ConfigError
@@ -99,6 +102,24 @@ def _times(left: Array, right: Array) -> Array:
         for column in range(2):
             product[row : row + left.shape[0], column : column + left.shape[1]] += left * right[row, column]
     return product
+
+
+def enumerated_reports_delta(groups: Sequence[tuple[float, int]], epsilon: float) -> float:
+    """delta(``epsilon``) of groups of (epsilon, number) reports of randomised response, to fifty digits: the sum over all their losses."""
+    with mpmath.workdps(50):
+        laws = []
+        for epsilon0, number in groups:
+            odds = mpmath.exp(mpmath.mpf(epsilon0))
+            scale = (1 + odds) ** number
+            laws.append(
+                [(mpmath.mpf(epsilon0) * (2 * k - number), mpmath.binomial(number, k) * odds**k / scale) for k in range(number + 1)]
+            )
+        total = mpmath.mpf(0)
+        for outcomes in product(*laws):
+            loss = sum(loss for loss, _ in outcomes)
+            if loss > epsilon:
+                total += prod(mass for _, mass in outcomes) * -mpmath.expm1(epsilon - loss)
+        return float(total)
 
 
 def clone_closed_form(epsilon0: float, clients: int, delta: float) -> float:

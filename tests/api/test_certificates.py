@@ -66,6 +66,9 @@ RUNS: dict[str, Ledger] = {
     "a part of the clients": ledger(BITS, cohort=50, population=200, joined=1, sampling="visible"),
     "cohorts of two sizes": mixed(ledger(BITS, 2, sampling="visible"), ledger(BITS, 2, 60, population=100, sampling="visible")),
     "two budgets": mixed(ledger(BITS, 2), ledger(replace(BITS, epsilon=0.5), 1)),
+    "three budgets of nearly one size": mixed(
+        *(ledger(replace(BITS, epsilon=epsilon, units=40), 1, channel="direct") for epsilon in (0.1, 0.1001, 0.12))
+    ),
     "vectors behind a shuffler": ledger(VECTOR, 4, 5000),
     "vectors with something in common": ledger(replace(VECTOR, blanket=0.2), 4, 5000),
     "one of them in all": ledger(replace(VECTOR, epsilon=8.0, blanket=0.09), 3, 1000, population=3000, joined=1, sampling="once"),

@@ -135,3 +135,23 @@ def test_another_signer_is_refused(key: str, said: str, run: Run) -> None:
     code, out, err = run(CERTIFICATE, "--signed-by", key)
     assert (code, out) == (2, "")
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("trusted", "needed"),
+    [("shuffled", "trust a shuffler hold only if an ideal shuffler shows"), ("summed", "trust a sum hold only if nobody learns")],
+)
+def test_what_a_kind_of_trust_needs_is_said_even_if_the_author_removed_it(trusted: str, needed: str, run: Run, tmp_path: Path) -> None:
+    def change(statement: dict[str, Any]) -> None:
+        statement["guarantees"] = [{**statement["guarantees"][0], "trusted": trusted, "assumptions": []}]
+
+    _, out, _ = run(unsigned(tmp_path, change))
+    assert needed in out
+    assert "the other clients are honest" in out
+
+
+def test_a_guarantee_that_trusts_nobody_needs_no_such_note(run: Run, tmp_path: Path) -> None:
+    def change(statement: dict[str, Any]) -> None:
+        statement["guarantees"] = [{**statement["guarantees"][0], "trusted": "local"}]
+
+    assert "hold only if" not in run(unsigned(tmp_path, change))[1]

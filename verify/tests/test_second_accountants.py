@@ -15,7 +15,7 @@ from ldpfl_verify.closed_forms import gaussian_delta, least_epsilon, pure_sum, r
 from ldpfl_verify.composition import ReleaseBound, composed_epsilon, convolved_epsilon, renyi_epsilon
 from ldpfl_verify.shuffled_bits import CountedBit, CountedRound
 from ldpfl_verify.shuffled_reports import ClonedReport
-from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport
+from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport, different_reports_delta
 
 DELTA = 1e-3
 
@@ -62,6 +62,22 @@ def test_randomised_response_is_summed_exactly(epsilon0: float, reports: int) ->
         found = randomised_response_delta(epsilon0, reports, epsilon)
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-18)
     assert randomised_response_delta(epsilon0, reports, epsilon0 * reports * (1 + 1e-12)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "groups", [[(1.0, 3), (0.4, 6)], [(0.1, 8), (0.1001, 9)], [(2.0, 2), (0.7, 3), (0.2, 4), (0.7, 1)], [(9.0, 2), (1e-3, 9)]]
+)
+def test_different_reports_are_enumerated(groups: list[tuple[float, int]]) -> None:
+    truths = [(epsilon, 1 / (1 + exp(-epsilon))) for epsilon, number in groups for _ in range(number)]
+    for share in (0.0, 0.3, 0.9, 0.9999):
+        epsilon, expected = share * sum(epsilon for epsilon, _ in truths), 0.0
+        for signs in itertools.product((1, -1), repeat=len(truths)):
+            loss = sum(sign * epsilon for sign, (epsilon, _) in zip(signs, truths, strict=True))
+            mass = np.prod([truth if sign > 0 else 1 - truth for sign, (_, truth) in zip(signs, truths, strict=True)])
+            expected += max(0.0, float(mass) * (1 - exp(epsilon - loss)))
+        assert different_reports_delta(groups, epsilon) == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    assert different_reports_delta(groups, 1e300) < 1e-25
+    assert different_reports_delta([(1.0, 10**6), (0.1, 10**6), (0.2, 10**6)], 1.0) == 1.0, "too many outcomes"
 
 
 def test_pure_costs_are_added_without_rounding() -> None:

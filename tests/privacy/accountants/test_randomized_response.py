@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from grids import each
+from ldpfl.privacy.accountants import randomized_response
 from ldpfl.privacy.accountants.randomized_response import composed_delta, composed_epsilon, log_moment, report_delta, sum_of_reports_epsilon
-from oracles import advanced_composition_epsilon, composed_rdp_epsilon, optimal_composition_epsilon, report_rdp, report_zcdp, zcdp_epsilon
+from oracles import (
+    advanced_composition_epsilon,
+    composed_rdp_epsilon,
+    enumerated_reports_delta,
+    optimal_composition_epsilon,
+    report_rdp,
+    report_zcdp,
+    zcdp_epsilon,
+)
 
 DELTAS = st.floats(min_value=1e-12, max_value=0.5)
 COUNTS = st.integers(min_value=1, max_value=3000)
@@ -201,19 +210,53 @@ def test_unequal_groups_lie_between_their_extremes() -> None:
     assert mixed >= composed_epsilon(1.0, 500, 1e-5)
 
 
-def test_unequal_groups_dominate_direct_enumeration() -> None:
-    first, second = (2.0, 6), (0.7, 9)
-    losses, masses = np.zeros(1), np.ones(1)
-    for epsilon0, count in (first, second):
-        ones = np.arange(count + 1)
-        part = binom.pmf(ones, count, 1 / (1 + math.exp(-epsilon0)))
-        losses = np.add.outer(losses, epsilon0 * (2 * ones - count)).ravel()
-        masses = np.multiply.outer(masses, part).ravel()
-    for delta in (1e-6, 1e-3, 0.1):
-        epsilon = sum_of_reports_epsilon([first, second], delta)
-        above = losses > epsilon
-        assert np.dot(masses[above], -np.expm1(epsilon - losses[above])) <= delta
-        assert epsilon <= 2.0 * 6 + 0.7 * 9
+@each(
+    "groups",
+    [
+        [(2.0, 6), (0.7, 9)],
+        [(1.0, 1), (2.0, 1)],
+        [(0.1, 30), (0.1001, 30)],
+        [(0.3, 5), (0.5, 4), (3.0, 3)],
+        [(1e-9, 8), (2.5e-9, 3)],
+        [(0.01, 12), (9.0, 2)],
+    ],
+)
+@each("delta", [1e-18, 1e-12, 1e-5, 0.1])
+def test_unequal_groups_are_enumerated(groups: list[tuple[float, int]], delta: float) -> None:
+    """Above the smallest epsilon, by rounding alone."""
+    epsilon = sum_of_reports_epsilon(groups, delta)
+    assert enumerated_reports_delta(groups, epsilon) <= delta
+    assert epsilon < 1e-13 or enumerated_reports_delta(groups, epsilon * (1 - 1e-9) - 1e-13) > delta
+
+
+@each("groups", [[(0.1, 900), (0.17, 700)], [(0.02, 90), (0.03, 80), (0.05, 70)], [(3.0, 900), (1.0, 900)]])
+@each("delta", [1e-12, 1e-5])
+def test_losses_on_a_grid_bound_enumerated_ones_closely(
+    monkeypatch: pytest.MonkeyPatch, groups: list[tuple[float, int]], delta: float
+) -> None:
+    monkeypatch.setattr(randomized_response, "_ENUMERATED", 10**6)
+    enumerated = randomized_response._convolved_epsilon(tuple(groups), delta)
+    monkeypatch.setattr(randomized_response, "_ENUMERATED", 0)
+    randomized_response._sums_of_losses.cache_clear()
+    assert enumerated * (1 - 1e-11) <= randomized_response._convolved_epsilon(tuple(groups), delta) <= enumerated * (1 + 1e-4)
+    randomized_response._sums_of_losses.cache_clear()
+
+
+@each("numbers", [(30, 30), (20_000, 30_000), (400, 10**6)])
+@each("factor", [1.0001, 1.01, 1.5])
+def test_a_larger_epsilon_of_some_reports_costs_more_and_at_most_as_if_all_had_it(numbers: tuple[int, int], factor: float) -> None:
+    base = 1 / math.sqrt(sum(numbers))
+    equal, mixed, larger = (
+        sum_of_reports_epsilon([(base * first, numbers[0]), (base * second, numbers[1])], 1e-5)
+        for first, second in ((1, 1), (1, factor), (factor, factor))
+    )
+    assert equal < mixed <= larger
+
+
+def test_many_different_epsilons_cost_at_most_as_if_all_had_the_largest() -> None:
+    """Too many to be convolved."""
+    mixed = sum_of_reports_epsilon([(0.1 + 1e-6 * index, 3) for index in range(100)], 1e-5)
+    assert composed_epsilon(0.1, 300, 1e-5) <= mixed <= composed_epsilon(0.1 + 99e-6, 300, 1e-5)
 
 
 def test_groups_never_count_more_than_their_pure_sum() -> None:

@@ -17,7 +17,7 @@ from ldpfl_verify.composition import ReleaseBound, composed_epsilon, convolved_e
 from ldpfl_verify.shuffled_bits import CountedBit, CountedRound
 from ldpfl_verify.shuffled_blankets import LinkedBits, ShuffledVector, common_share
 from ldpfl_verify.shuffled_reports import BlanketedReport, ClonedReport
-from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport
+from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport, different_reports_delta
 
 Bound = tuple[float | None, str]
 
@@ -138,6 +138,8 @@ def _unshuffled(charged: Sequence[ChargedRounds], delta: float, stated: float) -
         return _equal_reports(epsilon0, number, delta, stated)
     if len(epsilons) > MAX_KINDS_OF_REPORTS:
         return None, f"{len(epsilons):,} different epsilons; this package composes at most {MAX_KINDS_OF_REPORTS}"
+    if not noise and number <= MAX_EQUAL_REPORTS and stated < inf and different_reports_delta(pure, stated) <= delta * SAME:
+        return stated, "exact sum over all outcomes"
     kinds: list[tuple[ReleaseBound, int]] = [(PureReport(epsilon), count) for epsilon, count in pure]
     kinds += [(GaussianReport(mu), 1)] if noise else []
     return composed_epsilon(kinds, delta, stated), "convolution and Renyi divergences"

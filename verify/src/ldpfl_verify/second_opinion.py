@@ -18,6 +18,12 @@ from ldpfl_verify.stated_author import with_believed_author
 
 Status = Literal["confirmed", "nearly", "author's claim", "not confirmed", "not checked"]
 
+_TRUST = {
+    "shuffled": "shuffler hold only if an ideal shuffler shows the mixed reports and nothing else",
+    "summed": "sum hold only if nobody learns more than the sum over all clients",
+}
+"""What has to be true for a guarantee by its kind of trust. A certificate's own assumptions are its author's words."""
+
 _PUBLISHED = {"client": "all data of one client", "person": "all records of one person", "record": "one whole record"}
 
 
@@ -103,7 +109,9 @@ def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None =
     if ledger is not None:
         check_charged(statement, Path(ledger))
     notes = _notes(signer, known=signed_by is not None, with_ledger=ledger is not None)
-    return SecondOpinion(statement.run, tuple(_verdicts(statement)), (*notes, *_large_deltas(statement), *statement.caveats))
+    return SecondOpinion(
+        statement.run, tuple(_verdicts(statement)), (*notes, *_needed(statement), *_large_deltas(statement), *statement.caveats)
+    )
 
 
 def _notes(signer: str | None, *, known: bool, with_ledger: bool) -> Iterator[str]:
@@ -113,6 +121,15 @@ def _notes(signer: str | None, *, known: bool, with_ledger: bool) -> Iterator[st
         yield "nobody signed the certificate"
     else:
         yield f"signed by {signer}" + ("" if known else ": make sure that you know whose key this is")
+
+
+def _needed(statement: Statement) -> Iterator[str]:
+    """Yield for each kind of trust what its guarantees need, whatever the certificate's own assumptions say."""
+    kinds = dict.fromkeys(line.trusted for line in statement.guarantees if line.trusted != "local")
+    secret = {one.sampling for one in statement.charged} & {"secret", "once"}
+    hidden = ", and nobody learns in which rounds a client takes part" if secret else ""
+    for kind in kinds:
+        yield f"rows that trust a {_TRUST[kind]}, the other clients are honest{hidden}"
 
 
 def _large_deltas(statement: Statement) -> Iterator[str]:

@@ -16,11 +16,8 @@ from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.binomial import TAIL, Array
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
-from ldpfl.privacy.accountants.randomized_response import composed_delta, log_moment, sum_of_reports_epsilon
+from ldpfl.privacy.accountants.randomized_response import MOST_REPORTS, composed_delta, log_moment, sum_of_reports_epsilon
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
-
-MOST_REPORTS = 10**10
-"""Largest number of reports that is composed exactly. Above it the pure sum of epsilons is charged, which is never smaller."""
 
 
 class LocalAccountant(Accountant):
@@ -62,7 +59,10 @@ class LocalAccountant(Accountant):
 
 
 class PureAccountant(LocalAccountant):
-    """Reports of pure mechanisms: exact where all have one epsilon, else by Renyi divergences, and never more than their sum."""
+    """Reports of pure mechanisms: exact where all have one epsilon or few, else by a bound that is never more than their sum.
+
+    More than :data:`MOST_REPORTS` reports are charged their sum.
+    """
 
     kinds: ClassVar[frozenset[type]] = frozenset({BinaryRelease, PureRelease})
 

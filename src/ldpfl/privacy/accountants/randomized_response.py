@@ -2,7 +2,7 @@
 
 k reports of one client at epsilon each have the privacy loss epsilon * (2 B - k), B ~ Bin(k, e^epsilon / (1 + e^epsilon)). That is also the
 worst case over all k-fold adaptive compositions of pure epsilon-DP mechanisms (Kairouz, Oh, Viswanath 2015). So the same functions compose
-every pure mechanism.
+every pure mechanism. For reports of several epsilons the worst case is a product of randomised responses, so their losses add up.
 """
 
 from __future__ import annotations
@@ -10,16 +10,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from math import expm1, inf, nextafter, sqrt
+from functools import lru_cache, reduce
+from math import ceil, expm1, floor, inf, nextafter, prod, sqrt
 
 import numpy as np
 
 from ldpfl.privacy.accountants.binomial import TAIL, Array, Binomial, sigmoid
-from ldpfl.privacy.accountants.losses import delta_of, epsilon_of
+from ldpfl.privacy.accountants.losses import connect_the_dots, delta_of, epsilon_of
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 
 HUGE_BUDGET = 700.0
 """Epsilon above which e^epsilon overflows; nothing is protected there anyway."""
+
+MOST_REPORTS = 10**10
+"""Largest number of reports that is composed exactly. Time and memory grow with its square root."""
+
+MOST_EPSILONS = 64
+"""Largest number of different epsilons whose reports are composed by convolution."""
+
+_ENUMERATED = 1 << 18
+"""Largest number of combined losses of several groups that are all kept. More are put on a grid, which takes a tenth of a second."""
+
+_GRID_POINTS = 1 << 14
+"""Number of grid points for the losses of several groups."""
 
 
 def report_delta(epsilon0: float, epsilon: float) -> float:
@@ -59,13 +72,13 @@ The largest error that a comparison with 50 digits found is half as large.
 def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     """Return the smallest epsilon for ``delta`` of ``reports`` reports of one client at ``epsilon0`` each, exact.
 
-    ``delta`` = 0 gives the pure sum. Up to 1e10 reports; time and memory grow with the square root of their number.
+    ``delta`` = 0 gives the pure sum. Up to :data:`MOST_REPORTS` reports.
     """
     if reports == 0 or epsilon0 == 0:
         return 0.0
     # The probability outside the window may exceed a tiny delta. For a huge epsilon0 the pure sum is right to all digits.
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
-        return pure_sum(epsilon0, reports)
+        return pure_sum((epsilon0, reports))
     losses, masses = _losses(epsilon0, reports)
     computed = epsilon_of(losses, masses, delta - TAIL)
     # Round up by more than the rounding error. Near the pure sum half a unit in the last place changes delta by a relative 1e-4, and a tiny
@@ -73,13 +86,16 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     rounded_up = computed * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(computed, inf), inf)
     # A positive epsilon below the rounding error comes out as 0. Whether it is positive is decided by delta at epsilon 0.
     is_tiny = computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
-    return min(pure_sum(epsilon0, reports), rounded_up + ROUNDED * sqrt(losses.size)) if computed > 0 or is_tiny else 0.0
+    return min(pure_sum((epsilon0, reports)), rounded_up + ROUNDED * sqrt(losses.size)) if computed > 0 or is_tiny else 0.0
 
 
-def pure_sum(epsilon0: float, reports: int) -> float:
-    """Return ``reports`` times ``epsilon0``, rounded up."""
-    product = epsilon0 * reports
-    return product if product == inf or Fraction(product) >= Fraction(epsilon0) * reports else nextafter(product, inf)
+def pure_sum(*groups: tuple[float, int]) -> float:
+    """Return the sum of epsilon times number of reports over all ``groups``, rounded up."""
+    total = sum(epsilon0 * number for epsilon0, number in groups)
+    exact = sum(Fraction(epsilon0) * number for epsilon0, number in groups) if total < inf else 0
+    while total < inf and Fraction(total) < exact:
+        total = nextafter(total, inf)
+    return total
 
 
 def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:
@@ -90,22 +106,59 @@ def _losses(epsilon0: float, reports: int) -> tuple[Array, Array]:
 
 
 def sum_of_reports_epsilon(reports: Sequence[tuple[float, int]], delta: float) -> float:
-    """Return epsilon at ``delta`` of one client's reports, given as (epsilon, number) groups. Exact for one group.
+    """Return epsilon at ``delta`` of one client's reports, given as (epsilon, number) groups.
 
-    Several groups are composed by Rényi divergences; the result is never larger than the pure sum.
+    Exact for one group, and for several groups whose losses are few enough to enumerate. Otherwise it is the smallest of the bounds by
+    convolution on a grid, by Rényi divergences, by the pure sum, and by taking every report to have the largest epsilon.
     """
     counts: Counter[float] = Counter()
     for epsilon0, number in reports:
-        if number > 0:
+        if number > 0 and epsilon0 > 0:
             counts[epsilon0] += number
-    pure = sum(epsilon0 * number for epsilon0, number in counts.items())
+    pure = pure_sum(*counts.items())
     if len(counts) == 1:
         return composed_epsilon(*next(iter(counts.items())), delta)
     if delta <= 0 or pure == 0 or max(counts) > HUGE_BUDGET:
         return pure
-    return min(
-        pure,
-        epsilon_from_log_moment(
-            lambda order: np.sum([number * log_moment(epsilon0, order) for epsilon0, number in counts.items()], axis=0), delta
-        ),
+    by_moments = epsilon_from_log_moment(
+        lambda order: np.sum([number * log_moment(epsilon0, order) for epsilon0, number in counts.items()], axis=0), delta
     )
+    if counts.total() > MOST_REPORTS:
+        return min(pure, by_moments)
+    convolved = _convolved_epsilon(tuple(sorted(counts.items())), delta) if len(counts) <= MOST_EPSILONS else inf
+    return min(pure, by_moments, composed_epsilon(max(counts), counts.total(), delta), convolved)
+
+
+def _convolved_epsilon(groups: tuple[tuple[float, int], ...], delta: float) -> float:
+    """Return an upper bound of epsilon at ``delta`` of the reports of all ``groups``, by the sum of their losses."""
+    inside = delta - len(groups) * TAIL
+    if inside <= 0:
+        return inf
+    losses, masses = _sums_of_losses(groups)
+    computed = epsilon_of(losses, masses, inside)
+    if computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) <= inside:
+        return 0.0
+    # Round up as in composed_epsilon. Sums of losses are rounded relative to the largest of them.
+    return computed * (1 + 1e-12) + ROUNDED * (sqrt(losses.size) + max(-losses[0], losses[-1]))
+
+
+@lru_cache(maxsize=4)  # for searches over delta
+def _sums_of_losses(groups: tuple[tuple[float, int], ...]) -> tuple[Array, Array]:
+    """Return the possible losses of the reports of all ``groups``, ascending, and their probabilities.
+
+    Too many losses are moved to a grid so that delta is nowhere lower. All terms are positive, so the probabilities are precise.
+    """
+    parts = [_losses(epsilon0, number) for epsilon0, number in groups]
+    if prod(losses.size for losses, _ in parts) <= _ENUMERATED:
+        sums = reduce(np.add.outer, [losses for losses, _ in parts]).ravel()
+        masses = reduce(np.multiply.outer, [masses for _, masses in parts]).ravel()
+        order = np.argsort(sums)
+        return sums[order], masses[order]
+    step = sum(float(losses[-1] - losses[0]) for losses, _ in parts) / _GRID_POINTS
+    firsts = [floor(losses[0] / step) for losses, _ in parts]
+    on_grid = [
+        connect_the_dots(losses, masses, step, first, ceil(losses[-1] / step) - first + 2)
+        for (losses, masses), first in zip(parts, firsts, strict=True)
+    ]
+    total = reduce(np.convolve, on_grid)
+    return step * (sum(firsts) + np.arange(total.size, dtype=np.float64)), total
