@@ -167,6 +167,16 @@ def test_set_keeps_delta_and_says_what_was_before(spent: CommandLine) -> None:
     assert any("0: exhausted" in cell for row in shown(spent) for cell in row)
 
 
+def test_raising_a_used_budget_says_that_its_first_limit_decides_how_reports_count(ldpfl: CommandLine) -> None:
+    set_limit(FILE, 4.33, 1e-5)
+    assert "still counted" not in ldpfl("budget", "set", "--file", FILE, "--epsilon", "50").out  # unused
+    charge()
+    assert (
+        "reports are still counted as for the first budget, epsilon 4.33" in ldpfl("budget", "set", "--file", FILE, "--epsilon", "60").out
+    )
+    assert "still counted" not in ldpfl("budget", "set", "--file", FILE, "--epsilon", "55").out  # lowered
+
+
 def test_export_as_json_is_strict_and_says_what_it_holds(spent: CommandLine) -> None:
     charge("open", mechanism=mechanisms.create("none"))
     spent("budget", "set", "--file", FILE, "--epsilon", "50")

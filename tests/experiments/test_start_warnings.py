@@ -42,9 +42,10 @@ def test_a_stated_number_of_records_that_is_far_off_is_said_with_both_numbers(re
 def test_rows_dealt_to_a_default_number_of_clients_are_said_with_what_to_set(tmp_path: Path, ldpfl: CommandLine) -> None:
     """Who gives a number of clients, or their column, reads nothing of it; neither does who protects whole clients hear of full noise."""
 
-    def notes(frame: Any, how: dict[str, Any] = HOW, **settings: Any) -> list[str]:
-        changes = {"data.bounds": {"age": [0, 100]}, "training.rounds": 1, **settings} if isinstance(frame, pd.DataFrame) else settings
-        found = api.run(data=frame, settings=changes, **how).to_dict()["caveats"]
+    def notes(data: Any, settings: dict[str, Any] | None = None, how: dict[str, Any] = HOW) -> list[str]:
+        changes = {"data.bounds": {"age": [0, 100]}, "training.rounds": 1} if isinstance(data, pd.DataFrame) else {}
+        changes |= settings or {}
+        found = api.run(data=data, settings=changes, **how).to_dict()["caveats"]
         return [line for line in found if "made-up clients" in line]
 
     (note,) = notes(rows(500))
@@ -55,12 +56,12 @@ def test_rows_dealt_to_a_default_number_of_clients_are_said_with_what_to_set(tmp
         "Name the column of the real clients (--client, data.client), or set clients.count to their real number (1 if one "
         "place holds all rows)"
     )
-    assert not notes(rows(500), **{"clients.count": 4})
-    assert not notes(rows(500).assign(town=np.arange(500) % 3), {**HOW, "client": "town"})
-    (note,) = notes(rows(500), **{"shuffling.channel": "secure-sum"})
+    assert not notes(rows(500), {"clients.count": 4})
+    assert not notes(rows(500).assign(town=np.arange(500) % 3), how={**HOW, "client": "town"})
+    (note,) = notes(rows(500), {"shuffling.channel": "secure-sum"})
     assert "adds noise" not in note
     pair = (np.zeros((500, 3), dtype=np.float32), np.arange(500) % 2)
-    (note,) = notes(pair, {**HOW, "target": "", "model": "linear"}, **{"training.rounds": 1})
+    (note,) = notes(pair, {"training.rounds": 1}, {**HOW, "target": "", "model": "linear"})
     assert "few large ones. Set clients.count to" in note
     rows(500).to_csv(tmp_path / "rows.csv", index=False)
     changes = ("--set", "data.bounds={age=[0,100]}", "--set", "training.rounds=1")

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,6 +88,13 @@ def set_(
     before = f" (before: {_limit_text(books, -2)})" if len(books.granted) > 1 else ""
     protected_unit = "" if books.protected == "client" else f" for a {books.protected}"
     terminal().print(Text(f"budget: {_limit_text(books, -1)}{before}; spent: {number(spent)}{protected_unit}"), soft_wrap=True)
+    is_raised = len(books.granted) > 1 and books.limit.epsilon > books.granted[-2].limit.epsilon
+    if books.charges and is_raised and isfinite(books.order):  # pure sums count the same for any limit
+        note = (
+            f"reports are still counted as for the first budget, {_limit_text(books, 0)}, which for a far larger one is more than they "
+            "cost by a ledger (docs/budget.md): ldpfl budget show says how many rounds are left"
+        )
+        terminal().print(Text(note), soft_wrap=True)
 
 
 @app.command()
@@ -176,7 +184,10 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         table.add_row("author's claim", Text(printable(text), style="yellow"))
     protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
     hint = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
-    table.caption = f"for whoever keeps all that this client ever sent, {protected}{hint}{_two_bounds_note(spent, spends)}"
+    holds = (
+        ". The figure holds whatever rounds a server chooses, so it exceeds a ledger's until the budget is nearly used" if charges else ""
+    )
+    table.caption = f"for whoever keeps all that this client ever sent, {protected}{hint}{holds}{_two_bounds_note(spent, spends)}"
     table.caption_justify = "left"
     return table
 

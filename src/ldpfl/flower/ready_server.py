@@ -67,18 +67,18 @@ def serve(grid: Grid, context: Context) -> None:
         strategy.start(grid, initial, timeout=settings.timeout_s)
     except TooFewTakePart:
         if any(metrics.clients for metrics in strategy.checkpoint.history):  # otherwise nothing was trained, and there is no model to save
-            _keep_result(strategy, latest[0], folder)
+            _keep_result(strategy, latest[0], folder, "the run ends before its last round")
         raise
-    _keep_result(strategy, latest[0], folder)
+    _keep_result(strategy, latest[0], folder, ROUNDS_OVER)
 
 
-def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None) -> None:
-    """Save the run's result and model in ``folder``, if there is one."""
+def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None, ended: str) -> None:
+    """Save the run's result and model in ``folder``, if there is one. ``ended`` says in the log how the run ended."""
     federation = prepared.federation
     if folder is None:
-        LOGGER.warning("the rounds are over, and the model was not saved: next time set ldpfl.out to a folder for it")
+        LOGGER.warning("%s, and the model was not saved: next time set ldpfl.out to a folder for it", ended)
         return
-    LOGGER.info("%s: computing the run's figures and guarantee, which may take some minutes", ROUNDS_OVER)
+    LOGGER.info("%s: computing the run's figures and guarantee, which may take some minutes", ended)
     result = summarise(strategy.config, federation, prepared.data, strategy.checkpoint, None)
     described = model_file_of(prepared.config, federation, prepared.data)
     folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)

@@ -139,7 +139,7 @@ def _convolved_epsilon(groups: tuple[tuple[float, int], ...], delta: float) -> f
     if computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) <= inside:
         return 0.0
     # Round up as in composed_epsilon. Sums of losses are rounded relative to the largest of them.
-    return computed * (1 + 1e-12) + ROUNDED * (sqrt(losses.size) + max(-losses[0], losses[-1]))
+    return computed * (1 + 1e-12) + ROUNDED * (sqrt(losses.size) + max(-float(losses[0]), float(losses[-1])))
 
 
 @lru_cache(maxsize=4)  # for searches over delta
