@@ -85,7 +85,8 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
 
     ``config`` has the kind of each column filled in.
     """
-    used = {*config.target_names, *config.columns, config.client, config.text}
+    targets = config.target_names if config.target else ()  # a language model has none
+    used = {*targets, *config.columns, config.client, config.text}
     for name in table.columns if not config.person else ():
         if name not in used and identifier_kind(name) == "person":
             persons = [word for word in column_words(table, name) if word]
