@@ -1234,7 +1234,8 @@ def test_two_simulations_of_one_seed_are_not_taken_for_independent(
 @pytest.mark.slow
 def test_a_seed_that_is_given_for_own_data_is_shown_to_nobody(table: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     """The noise follows from it; it stands in the run's folder alone, as a note says."""
-    run: list[str | Path] = ["run", "--data", table, "--target", "outcome", "--set", "training.rounds=1", "--no-baseline", "--out", "run"]
+    settings = ("--set", "training.rounds=1", "--set", "clients.count=4")
+    run: list[str | Path] = ["run", "--data", table, "--target", "outcome", *settings, "--no-baseline", "--out", "run"]
     outcome = ldpfl(*run, "--seed", "7654321")
     assert outcome.code == 0, outcome.err
     assert "7654321" not in outcome.out + outcome.err
