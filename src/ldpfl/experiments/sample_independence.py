@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from math import sqrt
 
@@ -33,12 +33,20 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
     """
     parameters = _without_zero_layers(trial.layout.unflatten(weights.to(trial.data.device)))
     inputs_with_outlier = map_tensors(_with_outlier, trial.data.inputs)
-    for tried in (trial, replace(trial, data=replace(trial.data, inputs=inputs_with_outlier))):
-        for mode in (nullcontext(), _in_evaluation_mode(trial.module)):
-            with mode, torch.no_grad():
-                alone = [_outputs(tried, parameters, slice(place, place + 1)) for place in range(MADE_UP)]
-                if any(_batch_differs(_outputs(tried, parameters, slice(size)), alone[:size]) for size in _BATCH_SIZES):
-                    return True
+    if _mixes(trial, parameters):
+        return True
+    with suppress(Exception):  # a model may refuse numbers as large as the outlier's
+        return _mixes(replace(trial, data=replace(trial.data, inputs=inputs_with_outlier)), parameters)
+    return False
+
+
+def _mixes(trial: LocalTask, parameters: dict[str, Tensor]) -> bool:
+    """Return whether outputs for batches of the ``trial``'s samples differ from those for single samples."""
+    for mode in (nullcontext(), _in_evaluation_mode(trial.module)):
+        with mode, torch.no_grad():
+            alone = [_outputs(trial, parameters, slice(place, place + 1)) for place in range(MADE_UP)]
+            if any(_batch_differs(_outputs(trial, parameters, slice(size)), alone[:size]) for size in _BATCH_SIZES):
+                return True
     return False
 
 
