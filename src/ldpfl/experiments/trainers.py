@@ -240,7 +240,7 @@ def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
 
 
 def _made_up_persons(persons: Persons | None) -> Persons | None:
-    """Return persons to whom one made-up sample each belongs; None if ``persons`` is None, which means that records are protected."""
+    """Return made-up persons with one sample each, or None if ``persons`` is None: then records are protected."""
     return None if persons is None else Persons.of(list(map(str, range(MADE_UP))), persons.most)
 
 

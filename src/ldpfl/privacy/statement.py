@@ -502,7 +502,7 @@ def _what_is_revealed(groups: Sequence[RoundGroup]) -> str:
 
 
 def _what_others_do(groups: Sequence[RoundGroup]) -> str:
-    """Return the assumption on the other clients: that they are honest, and what they keep secret."""
+    """Return the assumption about the other clients: how many are honest, and what nobody learns about their participation."""
     cohort = min(group.cohort for group in groups)
     if any(group.sampling == "secret" for group in groups):
         population = min(group.population for group in groups)

@@ -345,7 +345,7 @@ def _factor_figure(logits: Floats, one_hot: Floats) -> Callable[[Floats], Floats
 
 
 _MAX_STEPS, _TOLERANCE = 50, 1e-9
-"""Newton's method stops when a step is below the tolerance. After so many steps there is no slope."""
+"""Maximum number of steps of Newton's method, and the relative step below which it stops. If it does not stop, the slope is NaN."""
 
 
 def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> tuple[Floats, Floats]:

@@ -22,7 +22,7 @@ _TRUST = {
     "shuffled": "shuffler hold only if an ideal shuffler shows the mixed reports and nothing else",
     "summed": "sum hold only if nobody learns more than the sum over all clients",
 }
-"""What has to be true for a guarantee by its kind of trust. A certificate's own assumptions are its author's words."""
+"""Assumptions that a guarantee needs, by whom it trusts. The list in a certificate is not used, because its author may leave some out."""
 
 _PUBLISHED = {"client": "all data of one client", "person": "all records of one person", "record": "one whole record"}
 

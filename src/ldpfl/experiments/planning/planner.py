@@ -384,7 +384,7 @@ def _lower_bound(rounds: ShuffledRounds, delta: float) -> float:
 
 
 def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
-    """Return the smallest number of clients of which ``cohort`` honest ones take part in a round; None if ``cohort`` is None."""
+    """Return the smallest number of clients so that ``cohort`` honest clients take part in each round. None stays None."""
     if cohort is None:
         return None
     # A cohort is participation * clients, rounded up. It is large enough as soon as the product exceeds the number below by any amount.
