@@ -45,24 +45,24 @@ class ParameterLayout:
         )
 
     def split(self, prefixes: Iterable[str]) -> tuple[ParameterLayout, ParameterLayout]:
-        """Return the layouts of all other layers, and of the layers whose names are one of ``prefixes``, or begin with one and a dot.
+        """Return two layouts: the layers outside the modules and parameters that ``prefixes`` name, and the layers inside.
 
         Raises:
             ConfigError: a prefix names no layer, or no other layer is left.
         """
-        chosen: set[str] = set()
+        named_layers: set[str] = set()
         for prefix in prefixes:
             matching = {name for name in self.names if f"{name}.".startswith(f"{prefix}.")}
             if not matching:
                 raise ConfigError(
                     f"model.personal: no layer of the model has a name that starts with {prefix!r}; its layers: {', '.join(self.names)}"
                 )
-            chosen |= matching
-        if len(chosen) == len(self.names):
+            named_layers |= matching
+        if len(named_layers) == len(self.names):
             raise ConfigError("model.personal names all layers, so no layer is left to train together: remove some of them")
-        return self._restricted(set(self.names) - chosen), self._restricted(chosen)
+        return self._with_layers(set(self.names) - named_layers), self._with_layers(named_layers)
 
-    def _restricted(self, names: Set[str]) -> ParameterLayout:
+    def _with_layers(self, names: Set[str]) -> ParameterLayout:
         """Return the layout of the layers called ``names`` alone, in the same order."""
         layers = [(name, shape) for name, shape in zip(self.names, self.shapes, strict=True) if name in names]
         return ParameterLayout(tuple(name for name, _ in layers), tuple(shape for _, shape in layers))
@@ -262,10 +262,10 @@ def _device_problems(module: nn.Module) -> list[_Problem]:
         others = f", nor do {len(without_values) - 1} others" if len(without_values) > 1 else ""
         what = f" has no values (device meta){others}: make the model on the CPU"
         return [_Problem(f"parameter {without_values[0]}", _A_PARAMETER, what)]
-    common_first = Counter(devices.values()).most_common()
-    if len(common_first) > 1:
-        name = next(name for name, device in devices.items() if device == common_first[-1][0])
-        what = f" is on {devices[name]}, and most others are on {common_first[0][0]}: move the whole model with .to(device)"
+    most_common_first = Counter(devices.values()).most_common()
+    if len(most_common_first) > 1:
+        name = next(name for name, device in devices.items() if device == most_common_first[-1][0])
+        what = f" is on {devices[name]}, and most others are on {most_common_first[0][0]}: move the whole model with .to(device)"
         return [_Problem(f"parameter {name}", _A_PARAMETER, what)]
     return []
 
@@ -297,12 +297,12 @@ def _hook_problems(module: nn.Module) -> list[_Problem]:
 
 def _shared_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters that share memory. They are trained separately, and could not be written back into the model."""
-    spans = []  # of each parameter: device, first byte, byte behind the last, name
+    spans = []  # one for each parameter: (device, address of its first byte, address behind its last byte, name)
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, nn.parameter.UninitializedParameter) and not parameter.is_meta and parameter.numel():
-            span = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
+            elements = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
             start = parameter.data_ptr()
-            spans.append((str(parameter.device), start, start + span * parameter.element_size(), name))
+            spans.append((str(parameter.device), start, start + elements * parameter.element_size(), name))
     spans.sort()
     what = " share memory: make them one nn.Parameter, or give one of them a .clone()"
     return [

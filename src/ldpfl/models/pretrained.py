@@ -15,7 +15,7 @@ from torch import nn
 from ldpfl.errors import ConfigError
 from ldpfl.models.adapters import Adapter, explained, quietly, with_adapter
 from ldpfl.util.seeded_torch import SeededDraws
-from ldpfl.util.user_code import PRETRAINED, library
+from ldpfl.util.user_code import PRETRAINED, import_library
 
 
 def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adapter: Adapter) -> nn.Module:
@@ -27,19 +27,19 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
     Raises:
         ConfigError: there is no such model, its weights are missing or of another model, or it has no form for these targets.
     """
-    transformers, place = library("transformers"), place_of(name)
+    transformers, place = import_library("transformers"), place_of(name)
     sizes = {} if targets == "tokens" else {"num_labels": outputs}
-    safe = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
+    without_code = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
     with explained(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
         load = partial(
             getattr(transformers, _class_for(targets, images)).from_pretrained,
             place,
-            config=transformers.AutoConfig.from_pretrained(place, **safe, **sizes),
+            config=transformers.AutoConfig.from_pretrained(place, **without_code, **sizes),
             use_safetensors=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **safe,
+            **without_code,
         )
         module, report = _with_pinned_parts(load)
         end_of_text = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
@@ -92,8 +92,8 @@ def _check_complete(module: Any, absent: Collection[str], misfits: Collection[st
     prefix = f"{module.base_model_prefix}."
     base_names = [parameter for parameter, _ in module.named_parameters() if parameter.startswith(prefix)]
     missing = [parameter for parameter in base_names if parameter in absent]
-    part_sizes, missing_by_part = (Counter(map(_part, names)) for names in (base_names, missing))
-    incomplete = [key for key in missing if key in misfits or missing_by_part[_part(key)] < part_sizes[_part(key)]]
+    part_sizes, missing_by_part = (Counter(map(_part_of_base, names)) for names in (base_names, missing))
+    incomplete = [key for key in missing if key in misfits or missing_by_part[_part_of_base(key)] < part_sizes[_part_of_base(key)]]
     if incomplete or 2 * len(missing) > len(base_names):
         raise ConfigError(
             f"the weights of model {name!r} do not fit its config.json: {len(missing)} of {len(base_names)} parameters are absent or of "
@@ -101,7 +101,7 @@ def _check_complete(module: Any, absent: Collection[str], misfits: Collection[st
         )
 
 
-def _part(name: str) -> str:
+def _part_of_base(name: str) -> str:
     """Return which part of the base the parameter ``name`` belongs to: ``encoder`` of ``bert.encoder.layer.0.output.dense.bias``."""
     return name.split(".")[1]
 
@@ -136,7 +136,7 @@ def local_folder(name: str) -> str:
     if Path(place).is_dir():
         return place
     try:
-        folder: str = library("huggingface_hub").snapshot_download(place, local_files_only=True)
+        folder: str = import_library("huggingface_hub").snapshot_download(place, local_files_only=True)
     except Exception as error:  # the library raises many kinds
         raise ConfigError(
             f"{place!r} is neither a folder nor a model in the hub's cache on this machine: download it with `hf download {place}`, or "
@@ -180,11 +180,12 @@ def check_tokens(module: nn.Module, tokens: int, length: int) -> None:
     if isinstance(size, int) and tokens > size:
         raise ConfigError(f"the tokenizer has {tokens:,} tokens, but the model only {size:,}: set data.tokenizer to the model's tokenizer")
     prompt = sum(getattr(adapter, "num_virtual_tokens", 0) for adapter in getattr(module, "peft_config", {}).values())
-    places = _places(module)
-    if places is not None and length + prompt > places:
+    max_tokens = _max_tokens(module)
+    if max_tokens is not None and length + prompt > max_tokens:
         beside = f", and the prompt has {prompt}" if prompt else ""
         raise ConfigError(
-            f"data.length is {length} tokens{beside}, but the model takes {places} in all: set data.length to {places - prompt} or less"
+            f"data.length is {length} tokens{beside}, but the model takes {max_tokens} in all: "
+            f"set data.length to {max_tokens - prompt} or less"
         )
 
 
@@ -202,10 +203,10 @@ def check_padding(module: nn.Module, padding: int, tokenizer: str) -> None:
         )
 
 
-def _places(module: nn.Module) -> int | None:
+def _max_tokens(module: nn.Module) -> int | None:
     """Return the maximum number of tokens of a text for ``module``; None if its config states none."""
-    places = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    positions = getattr(getattr(module, "config", None), "max_position_embeddings", None)
     tables = (part for name, part in module.named_modules() if name.endswith("position_embeddings") and isinstance(part, nn.Embedding))
-    # RoBERTa's positions begin after the one of padding.
+    # In RoBERTa, the positions up to that of the padding token are not used for tokens.
     unused = max((table.padding_idx + 1 for table in tables if table.padding_idx is not None), default=0)
-    return places - unused if isinstance(places, int) else None
+    return positions - unused if isinstance(positions, int) else None

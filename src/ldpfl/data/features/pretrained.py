@@ -18,11 +18,11 @@ from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit_length
 from ldpfl.data.inputs import MASK, TOKENS, tensors_by_name
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.tokens import padding_token_number
-from ldpfl.errors import ConfigError, first_line, in_short
+from ldpfl.errors import ConfigError, error_without_data, first_line
 from ldpfl.models.adapters import digest_of, explained, quietly
 from ldpfl.models.pretrained import check_padding, check_tokens, local_folder
 from ldpfl.util.suggestions import did_you_mean
-from ldpfl.util.user_code import PRETRAINED, TIMM, library
+from ldpfl.util.user_code import PRETRAINED, TIMM, import_library
 
 _PADDING = -1
 """Stands for padding in texts as one tensor, which has no mask."""
@@ -172,7 +172,7 @@ def _timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise ConfigError(f"features '{TIMM}...' need timm ({in_short(error)}): pip install 'ldpfl[timm]'") from error
+        raise ConfigError(f"features '{TIMM}...' need timm ({error_without_data(error)}): pip install 'ldpfl[timm]'") from error
     except Exception as error:  # for example from a torchvision that was built for another PyTorch
         raise ConfigError(
             f"timm cannot be imported ({type(error).__name__}: {first_line(error)}): install the torchvision that fits this PyTorch "
@@ -269,7 +269,7 @@ def _transformers_network(folder: str) -> Any:
     Raises:
         ConfigError: the weights are missing, or do not fit the config.
     """
-    transformers = library("transformers")
+    transformers = import_library("transformers")
     with explained(f"features {PRETRAINED}{folder} cannot be loaded"), quietly():
         safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         network, report = transformers.AutoModel.from_pretrained(
@@ -301,7 +301,7 @@ _PILLOW_BILINEAR = 2
 def _preprocessing(folder: str) -> Preprocessing:
     """Return how images are prepared for the network in ``folder``, by its processor config."""
     with explained(f"{folder} has no usable preprocessor_config.json"):
-        processor = library("transformers.image_processing_utils").BaseImageProcessor
+        processor = import_library("transformers.image_processing_utils").BaseImageProcessor
         config, _ = processor.get_image_processor_dict(folder, local_files_only=True)
         size = config.get("crop_size") if config.get("do_center_crop") else config["size"]
         height, width = (
