@@ -54,36 +54,36 @@ def main() -> None:
     parser.add_argument("--largest", action="store_true")
     parser.add_argument("--vectors", action="store_true")
     chosen = parser.parse_args()
-    Console(width=140).print(vectors() if chosen.vectors else bits(SETTINGS + (LARGEST if chosen.largest else ())))
+    Console(width=140).print(vectors_table() if chosen.vectors else bits_table(SETTINGS + (LARGEST if chosen.largest else ())))
 
 
-def bits(settings: tuple[ShuffledRounds, ...]) -> Table:
-    """Return what runs that send bits cost."""
+def bits_table(settings: tuple[ShuffledRounds, ...]) -> Table:
+    """Return a table of the epsilons of runs that send bits."""
     table = Table(title=f"central epsilon of a whole run, delta {DELTA:g}, ideal shuffler")
     for heading in _HEADINGS:
         table.add_column(heading, justify="right")
     for setting in settings:
         shuffled_losses.cache_clear()
         began = time.perf_counter()
-        found = shuffled_epsilon([setting], DELTA)
+        bounds = shuffled_epsilon([setting], DELTA)
         seconds = time.perf_counter() - began
         table.add_row(
             f"{setting.clients:,}",
             f"{setting.epsilon0:g}",
             f"{setting.reports:,} x {setting.rounds}",
             number(composed_epsilon(setting.epsilon0, setting.releases, DELTA)),
-            f"{found.lower:.7g}",
-            f"{found.upper:.7g}",
-            f"{found.adaptive:.7g}",
-            f"{found.upper / found.lower - 1:.2%}",
-            f"{found.adaptive / found.lower - 1:.2%}",
+            f"{bounds.lower:.7g}",
+            f"{bounds.upper:.7g}",
+            f"{bounds.adaptive:.7g}",
+            f"{bounds.upper / bounds.lower - 1:.2%}",
+            f"{bounds.adaptive / bounds.lower - 1:.2%}",
             f"{seconds:.1f}",
         )
     return table
 
 
-def vectors() -> Table:
-    """Return what runs cost in which each client sends a whole vector with Gaussian noise in each round."""
+def vectors_table() -> Table:
+    """Return a table of the epsilons of runs in which each client sends a whole vector with Gaussian noise in each round."""
     table = Table(title=f"epsilon of a whole run of whole vectors with Gaussian noise, delta {DELTA:g}")
     for heading in ("epsilon of a round", "rounds", "clients", "trusting nobody", "behind a shuffler", "attained", "seconds"):
         table.add_column(heading, justify="right")
