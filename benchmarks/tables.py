@@ -80,7 +80,7 @@ def rows_of_numbers_and_words(rows: int, sites: int) -> Callable[[int], Split]:
 
 
 def rows_of_many_words(rows: int, sites: int) -> Callable[[int], Split]:
-    """Return splits, by seed, of made-up rows with a column of numbers, one of five wards, and one of 200 diagnoses, of which few are frequent."""
+    """Return splits, by seed, of made-up rows with a number, one of five wards, and one of 200 diagnoses, of which few are frequent."""
 
     def draw(rows: int, generator: np.random.Generator) -> pd.DataFrame:
         share, effect = 1 / np.arange(1, 201), np.random.default_rng(7).normal(0, 0.7, 200)
@@ -94,7 +94,7 @@ def rows_of_many_words(rows: int, sites: int) -> Callable[[int], Split]:
 
 
 def rows_with_interactions(rows: int, sites: int) -> Callable[[int], Split]:
-    """Return splits, by seed, of made-up rows whose outcome depends on a product and a distance, which a logistic regression cannot represent."""
+    """Return splits, by seed, of made-up rows whose outcome depends mainly on a product and a distance, which are not linear."""
 
     def draw(rows: int, generator: np.random.Generator) -> pd.DataFrame:
         first, second, third, fourth = generator.normal(size=(4, rows))
