@@ -94,6 +94,7 @@ def step_of_opacus(options: argparse.Namespace) -> Callable[[], object]:
 
 
 def _gradients_of_opacus(options: argparse.Namespace) -> Callable[[], Tensor]:
+    """Return a function that computes the gradient of each record by Opacus."""
     from opacus import GradSampleModule
 
     data = samples(options.records, options.length)

@@ -36,6 +36,7 @@ def schedule_of(schedule: BatchSchedule, chosen: slice) -> BatchSchedule:
 
 
 def samples_per_second(trainer: Trainer, weights: torch.Tensor, schedule: BatchSchedule, chunk: int) -> float:
+    """Train all clients, ``chunk`` at a time, and return the samples per second."""
     began = time.perf_counter()
     for piece in split_evenly(schedule.clients, chunk):
         trainer.train(weights, schedule_of(schedule, piece))

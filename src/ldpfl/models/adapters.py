@@ -73,13 +73,13 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
     """
     if adapter.kind == "none":
         return module.train()
-    # A language model comes with a trained head. For other tasks the head is new: it is each part beside the base.
+    # A language model comes with a trained head. For other tasks the head is new: it consists of all parts beside the base.
     children = {} if targets == "tokens" else dict(module.named_children())
     heads = [name for name, part in children.items() if name != module.base_model_prefix and [*part.parameters()]]
     trained_layers = sorted({*heads, *absent})
     if adapter.kind == "head":
         module.requires_grad_(False)
-        for name in trained_layers or ["lm_head"]:
+        for name in trained_layers or ["lm_head"]:  # the head of a language model
             module.get_submodule(name).requires_grad_(True)
         return module.train()
     _check_modules(module, adapter)

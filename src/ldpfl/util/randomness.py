@@ -244,7 +244,7 @@ _BLOCKS_AT_ONCE = 1 << 14
 
 
 class SecureSource:
-    """Random bits of :func:`ldpfl.util.entropy.secure_words`, for deployed clients."""
+    """Random bits of :func:`ldpfl.util.entropy.secure_words`, for deployed clients. They are the same source for all rows."""
 
     def int32(self, row: int, count: int) -> Tensor:
         return torch.from_numpy(secure_words(count))

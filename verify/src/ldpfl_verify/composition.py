@@ -252,13 +252,14 @@ class _TiltedSum:
         def log_moment(order: float) -> float:
             return sum(times * _log_moment(law, order * step) for law, times in laws)
 
+        # At this tilt, the weighted mean of the sum is epsilon.
         optimum = minimize_scalar(lambda log_tilt: log_moment(exp(log_tilt)) - exp(log_tilt) * epsilon, bounds=(-12, 12), method="bounded")
         tilt = exp(float(optimum.x))
         tilted = [(law, times, *_tilted_probabilities(law, tilt * step)) for law, times in laws]
         mean = sum(times * center_of_release for _, times, _, center_of_release, _ in tilted)
-        spread = sqrt(sum(times * variance for _, times, _, _, variance in tilted))
+        deviation = sqrt(sum(times * variance for _, times, _, _, variance in tilted))
         longest_distribution = max(law.masses.size for law, _ in laws)
-        points = 1 << ceil(log2(2 * COVERED_DEVIATIONS * spread + 2 * longest_distribution + 64))
+        points = 1 << ceil(log2(2 * COVERED_DEVIATIONS * deviation + 2 * longest_distribution + 64))
         if points > MAX_SUM_POINTS:
             raise _SumTooLong
         transform, offset = np.ones(points // 2 + 1, dtype=np.complex128), 0

@@ -99,7 +99,7 @@ class CountedRound:
         """Return the logarithm of a bound on the mean of (1 - e^-y) e^(-order y), if weighted losses exceed epsilon by y > 0."""
         peak = exp(order * log(order) - (1 + order) * log1p(order))
         _, min_deviation, _, normal_error = self._moments(order)
-        if min_deviation <= 1e-50:
+        if min_deviation <= 1e-50:  # the normal distribution would have no width
             return log(peak)
         return log(min(peak, 1 / (sqrt(2 * pi) * min_deviation * order * (1 + order)) + 2 * peak * normal_error))
 

@@ -118,7 +118,7 @@ class _Blanketed(ABC):
         total = np.zeros_like(transform_minus_one)
         for size_of_set, chance in zip(self._set_sizes.tolist(), self._chances.tolist(), strict=True):
             present = log_transform.real * size_of_set > -LOG_TAIL
-            total[present] += chance / size_of_set * np.exp(size_of_set * log_transform[present])
+            total[present] += chance / size_of_set * np.exp(size_of_set * log_transform[present])  # a sum's transform is a power
         sum_distribution = fft.irfft(total, size)
         # An error relative to the norm counts most at the ends.
         largest_error = sqrt(float(np.dot(sum_distribution, sum_distribution)) * size) * max_sum
@@ -139,8 +139,8 @@ class LinkedBits(_Blanketed):
         lie = 1 / (1 + exp(bit_epsilon))
         super().__init__(clients, (2 * lie) ** count, SET_SIZES_OF_BITS)
         self._bit, self._count, self.max_loss = bit_epsilon, count, bit_epsilon * count
-        alike = np.arange(count + 1)
-        right, wrong = 2 * (1 - lie), 2 * lie
+        alike = np.arange(count + 1)  # number of bits that equal those of the first input; all others equal those of the second
+        right, wrong = 2 * (1 - lie), 2 * lie  # likelihood ratios of a bit to a fair coin
         self._first, self._second = right**alike * wrong ** (count - alike), wrong**alike * right ** (count - alike)
         self._law = binom.pmf(alike, count, 0.5)
         self.neglected = NEGLECTED_OF_BITS
@@ -222,6 +222,7 @@ def common_share(mu: float, variation: float) -> float | None:
     report = GaussianReport(mu / 2)
 
     def excess(budget: float) -> float:
+        """Return the logarithm of the probability above U / g, over ``variation``, for g = e^-``budget``."""
         return log(float(report.delta(np.array([budget], dtype=np.longdouble))[0]) + 1e-300) - budget - log(variation)
 
     if excess(MAX_SHUFFLED_EPSILON) > 0:
