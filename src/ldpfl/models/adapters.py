@@ -58,7 +58,7 @@ def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, 
     """
     if not is_of_transformers(module):
         raise ConfigError(f"model.adapter = {adapter.kind!r} needs a model of the transformers library, got a {type(module).__name__}")
-    with explained(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
+    with raising_config_error(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
         return with_adapter(module, adapter, targets, images, ())
 
 
@@ -212,7 +212,7 @@ def quietly() -> Iterator[None]:
 
 
 @contextmanager
-def explained(trouble: str) -> Iterator[None]:
+def raising_config_error(trouble: str) -> Iterator[None]:
     """Turn any error within this context into a :class:`ConfigError` that begins with ``trouble``. The libraries raise many kinds."""
     try:
         yield

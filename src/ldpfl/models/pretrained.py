@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ldpfl.errors import ConfigError
-from ldpfl.models.adapters import Adapter, explained, quietly, with_adapter
+from ldpfl.models.adapters import Adapter, quietly, raising_config_error, with_adapter
 from ldpfl.util.seeded_torch import SeededDraws
 from ldpfl.util.user_code import PRETRAINED, import_library
 
@@ -27,14 +27,14 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
     Raises:
         ConfigError: there is no such model, its weights are missing or of another model, or it has no form for these targets.
     """
-    transformers, place = import_library("transformers"), place_of(name)
+    transformers, folder_or_name = import_library("transformers"), folder_or_hub_name(name)
     sizes = {} if targets == "tokens" else {"num_labels": outputs}
-    without_code = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
-    with explained(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
+    without_code = {"local_files_only": Path(folder_or_name).is_dir(), "trust_remote_code": False}
+    with raising_config_error(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
         load = partial(
             getattr(transformers, _class_for(targets, images)).from_pretrained,
-            place,
-            config=transformers.AutoConfig.from_pretrained(place, **without_code, **sizes),
+            folder_or_name,
+            config=transformers.AutoConfig.from_pretrained(folder_or_name, **without_code, **sizes),
             use_safetensors=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
@@ -106,24 +106,24 @@ def _part_of_base(name: str) -> str:
     return name.split(".")[1]
 
 
-def place_of(name: str) -> str:
+def folder_or_hub_name(name: str) -> str:
     """Return the folder of a pretrained model, or its name on the hub.
 
     Raises:
         ConfigError: the folder lacks the model, or its weights.
     """
-    place = name.removeprefix(PRETRAINED)
-    folder = Path(place)
+    folder_or_name = name.removeprefix(PRETRAINED)
+    folder = Path(folder_or_name)
     if folder.is_absolute() or folder.is_dir():
         if not folder.is_dir():
-            raise ConfigError(f"there is no folder {place}: give the folder of the pretrained model, --model FOLDER")
+            raise ConfigError(f"there is no folder {folder_or_name}: give the folder of the pretrained model, --model FOLDER")
         if (folder / "adapter_config.json").is_file():  # transformers would load the base that this file names
-            raise ConfigError(f"{place} has only an adapter: give the folder of its base model, --model FOLDER")
+            raise ConfigError(f"{folder_or_name} has only an adapter: give the folder of its base model, --model FOLDER")
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{place} has no config.json: give a folder that model.save_pretrained wrote, --model FOLDER")
+            raise ConfigError(f"{folder_or_name} has no config.json: give a folder that model.save_pretrained wrote, --model FOLDER")
         if not any(folder.glob("*.safetensors")):
-            raise ConfigError(f"{place} has no weights (*.safetensors): save the model there with model.save_pretrained(folder)")
-    return place
+            raise ConfigError(f"{folder_or_name} has no weights (*.safetensors): save the model there with model.save_pretrained(folder)")
+    return folder_or_name
 
 
 def local_folder(name: str) -> str:
@@ -132,17 +132,17 @@ def local_folder(name: str) -> str:
     Raises:
         ConfigError: the model is not on this machine, or its folder lacks a part.
     """
-    place = place_of(name)
-    if Path(place).is_dir():
-        return place
+    folder_or_name = folder_or_hub_name(name)
+    if Path(folder_or_name).is_dir():
+        return folder_or_name
     try:
-        folder: str = import_library("huggingface_hub").snapshot_download(place, local_files_only=True)
+        folder: str = import_library("huggingface_hub").snapshot_download(folder_or_name, local_files_only=True)
     except Exception as error:  # the library raises many kinds
         raise ConfigError(
-            f"{place!r} is neither a folder nor a model in the hub's cache on this machine: download it with `hf download {place}`, or "
-            f"give the model's folder, {PRETRAINED}FOLDER"
+            f"{folder_or_name!r} is neither a folder nor a model in the hub's cache on this machine: download it with "
+            f"`hf download {folder_or_name}`, or give the model's folder, {PRETRAINED}FOLDER"
         ) from error
-    return place_of(folder)
+    return folder_or_hub_name(folder)
 
 
 def licence_of(name: str, setting: str) -> str:
@@ -154,7 +154,7 @@ def licence_of(name: str, setting: str) -> str:
     Raises:
         ConfigError: nothing says under which licence the weights may be used.
     """
-    folder = Path(place_of(name))
+    folder = Path(folder_or_hub_name(name))
     if setting or not folder.is_dir():
         return setting
     card = folder / "README.md"
