@@ -88,13 +88,13 @@ def vectors_table() -> Table:
     for heading in ("epsilon of a round", "rounds", "clients", "trusting nobody", "behind a shuffler", "attained", "seconds"):
         table.add_column(heading, justify="right")
     for epsilon, rounds, clients in product((1.0, 4.0, 8.0), (1, 10), (100, 2000, 60_000)):
-        sent = [Vectors(gaussian_mu(epsilon, DELTA), clients, rounds)]
-        local = gaussian_epsilon(sent[0].mu * sqrt(rounds), DELTA)
+        vectors = [Vectors(gaussian_mu(epsilon, DELTA), clients, rounds)]
+        local = gaussian_epsilon(vectors[0].mu * sqrt(rounds), DELTA)
         began = time.perf_counter()
-        found = shuffled_gaussian_epsilon(sent, DELTA, local)
+        certified = shuffled_gaussian_epsilon(vectors, DELTA, local)
         seconds = time.perf_counter() - began
-        attained = gaussian_epsilon(shuffled_gaussian_attained(sent), DELTA)
-        figures = (f"{epsilon:g}", f"{rounds}", f"{clients:,}", number(local), f"{found:.4g}", f"{attained:.4g}", f"{seconds:.1f}")
+        attained = gaussian_epsilon(shuffled_gaussian_attained(vectors), DELTA)
+        figures = (f"{epsilon:g}", f"{rounds}", f"{clients:,}", number(local), f"{certified:.4g}", f"{attained:.4g}", f"{seconds:.1f}")
         table.add_row(*figures)
     return table
 

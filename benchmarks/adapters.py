@@ -114,12 +114,12 @@ def _gradients_of_opacus(options: argparse.Namespace) -> Callable[[], Tensor]:
 def print_measurements(options: argparse.Namespace) -> None:
     """Print seconds of the fastest step, memory before the first step, and memory at the peak, in MiB."""
     step = step_of_ldpfl(options) if options.only == "ldpfl" else step_of_opacus(options)
-    before, taken = _peak_mib(), []
+    mib_before, seconds = _peak_mib(), []
     for _ in range(options.steps):
         began = time.process_time()  # of this process alone, whatever else the machine does
         step()
-        taken.append(time.process_time() - began)
-    print(min(taken), before, _peak_mib())
+        seconds.append(time.process_time() - began)
+    print(min(seconds), mib_before, _peak_mib())
 
 
 def _peak_mib() -> float:

@@ -95,11 +95,11 @@ class MadeUpFederation:
         sums = self.sums_by_client(lattice_points(scores.vectors(self.task, self.outputs, self.targets), mechanism.steps))
 
         def figures(seed: int) -> ClientFigures:
-            def values_of(some: range) -> Tensor:
-                return sums[some.start : some.stop]
+            def values_of(client_range: range) -> Tensor:
+                return sums[client_range.start : client_range.stop]
 
-            found = released_sum(values_of, self.clients, scores.size, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
-            return ClientFigures(scores, found.in_units(mechanism.steps), len(self.targets))
+            summed_scores = released_sum(values_of, self.clients, scores.size, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
+            return ClientFigures(scores, summed_scores.in_units(mechanism.steps), len(self.targets))
 
         return figures
 
@@ -108,8 +108,8 @@ class MadeUpFederation:
         values = scores.sent_values(self.sums_by_client(scores.vectors(self.task, self.outputs, self.targets)) / self.held)
 
         def figures(seed: int) -> ClientFigures:
-            def values_of(some: range) -> Tensor:
-                return values[some.start : some.stop]
+            def values_of(client_range: range) -> Tensor:
+                return values[client_range.start : client_range.stop]
 
             pool = released_pool(values_of, self.clients, scores.ranges, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
             return ClientFigures(scores, scores.estimated_sum(pool, mechanism), self.clients)

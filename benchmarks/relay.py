@@ -159,24 +159,29 @@ def measure_throughput(options: argparse.Namespace, store: str) -> None:
         began = time.perf_counter()
         with ThreadPoolExecutor(options.threads) as pool:
             list(pool.map(upload, range(options.uploads)))
-        uploaded, peak_uploading = time.perf_counter(), resident(pid, "VmHWM")
+        uploaded_at, peak_uploading = time.perf_counter(), resident(pid, "VmHWM")
         pulling = aggregator.pull(RUN, number)
         pulled = [next(pulling)]
-        mixed = time.perf_counter()
+        mixed_at = time.perf_counter()
         pulled += pulling
-        taken = time.perf_counter()
+        pulled_at = time.perf_counter()
         aggregator.acknowledge(RUN, number)
-        acknowledged, peak = time.perf_counter(), resident(pid, "VmHWM")
+        acknowledged_at, peak = time.perf_counter(), resident(pid, "VmHWM")
     if sum(map(hash, pulled)) != expected or len(pulled) != options.uploads * options.records:
         raise RuntimeError("other records came back than were uploaded")
-    steps = {"upload": (began, uploaded), "mix": (uploaded, mixed), "pull": (mixed, taken), "acknowledge": (taken, acknowledged)}
+    steps = {
+        "upload": (began, uploaded_at),
+        "mix": (uploaded_at, mixed_at),
+        "pull": (mixed_at, pulled_at),
+        "acknowledge": (pulled_at, acknowledged_at),
+    }
     table = Table(
         title=f"{options.uploads} uploads of {options.records:,} records of {options.record_bytes} bytes, {options.threads} threads"
     )
     for heading in ("", "seconds", "MB/s"):
         table.add_column(heading, justify="right")
     size = terms.upload_bytes * options.uploads / 1e6
-    for name, (start, end) in {**steps, "all": (began, acknowledged)}.items():
+    for name, (start, end) in {**steps, "all": (began, acknowledged_at)}.items():
         table.add_row(name, f"{end - start:.1f}", f"{size / (end - start):.0f}")
     table.add_section()
     for name, megabytes in (("relay idle", idle), ("peak, uploads", peak_uploading), ("peak, all", peak)):

@@ -56,9 +56,9 @@ def train(message: Message, context: Context) -> Message:
         end = time.monotonic() + (0.7 * float(context.node_config["reply-s"]) if way == "long" else inf)
         _compute_until(end)
     elif way == "much memory":
-        held = np.ones(1 << 27)  # 1 GiB
+        memory = np.ones(1 << 27)  # 1 GiB
         _compute_until(inf)
-        del held
+        del memory
     elif way == "many processes":
         for _ in range(15):
             if os.fork() == 0:
@@ -93,10 +93,10 @@ def lateness_ms(way: str, seconds: float) -> float:
     message = Message(RecordDict(content), grid.get_node_ids()[0], "train")
     began = time.monotonic()
     (reply,) = grid.send_and_receive([message])
-    taken = time.monotonic() - began
+    elapsed_s = time.monotonic() - began
     if reply.has_error():
         raise RuntimeError(reply.error.reason)
-    return (taken - seconds) * 1000
+    return (elapsed_s - seconds) * 1000
 
 
 def share_recognised(first_way: NDArray[np.float64], second_way: NDArray[np.float64]) -> float:

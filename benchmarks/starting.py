@@ -46,8 +46,8 @@ def main() -> None:
         run_command(folder, "certify ledger.json")
         Path(folder, "plan.json").write_text(run_command(folder, "plan --epsilon 1 --clients 1000 --json")[0])
         for name, command in COMMANDS.items():
-            found = [run_command(folder, command)[1:] for _ in range(times)]
-            wall, busy = (min(column) for column in zip(*found, strict=True))
+            times_of_runs = [run_command(folder, command)[1:] for _ in range(times)]
+            wall, busy = (min(column) for column in zip(*times_of_runs, strict=True))
             table.add_row(name, f"{wall:.2f}", f"{busy:.2f}")
     Console().print(table)
 

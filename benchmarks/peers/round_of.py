@@ -81,13 +81,13 @@ class _Memory:
 
     def _watch(self) -> None:
         while True:
-            found = 0
+            total_bytes = 0
             for process in (self._process, *self._process.children(recursive=True)):
                 try:
-                    found += process.memory_full_info().pss
+                    total_bytes += process.memory_full_info().pss
                 except Exception:  # it has ended
                     continue
-            self._most = max(self._most, found / 2**20)
+            self._most = max(self._most, total_bytes / 2**20)
             time.sleep(0.2)
 
     def peak(self) -> float:

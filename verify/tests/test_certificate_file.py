@@ -15,15 +15,15 @@ from ldpfl_verify import Certificate, CertificateError, read_certificate
 
 
 def test_a_certificate_is_written_as_it_was_read() -> None:
-    made = read_certificate(CERTIFICATE)
-    assert made.to_json() == CERTIFICATE.read_text()
-    assert Certificate.from_dict(made.to_dict()) == made
+    certificate = read_certificate(CERTIFICATE)
+    assert certificate.to_json() == CERTIFICATE.read_text()
+    assert Certificate.from_dict(certificate.to_dict()) == certificate
 
 
 def test_a_changed_statement_does_not_fit_its_signature(tmp_path: Path) -> None:
-    made = read_certificate(CERTIFICATE)
+    certificate = read_certificate(CERTIFICATE)
     path = tmp_path / "certificate.json"
-    path.write_text(replace(made, statement=replace(made.statement, run="another")).to_json())
+    path.write_text(replace(certificate, statement=replace(certificate.statement, run="another")).to_json())
     with pytest.raises(CertificateError, match="was changed after it was signed"):
         read_certificate(path)
 
@@ -58,16 +58,16 @@ def release(statement: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_message_names_the_place_the_value_and_what_was_expected(fault: str, tmp_path: Path) -> None:
-    change, said = FAULTS[fault]
+    change, expected_message = FAULTS[fault]
     with pytest.raises(CertificateError) as caught:
         read_certificate(write_unsigned(tmp_path, change))
     assert "certificate.json is not a certificate: statement" in str(caught.value)
-    assert said in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
 def test_what_steers_a_terminal_is_spelled_out(tmp_path: Path) -> None:
-    made = read_certificate(write_unsigned(tmp_path, lambda statement: statement.update(run="good\x1b[31m\nconfirmed")))
-    assert made.statement.run == "good\\x1b[31m\\nconfirmed"
+    certificate = read_certificate(write_unsigned(tmp_path, lambda statement: statement.update(run="good\x1b[31m\nconfirmed")))
+    assert certificate.statement.run == "good\\x1b[31m\\nconfirmed"
 
 
 def test_a_bare_nan_is_refused(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ ODD_FIGURES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str
 @pytest.mark.parametrize("case", ODD_FIGURES)
 def test_odd_figures_are_computed_or_left_without_a_warning_of_numpy(case: str, run: Run, tmp_path: Path) -> None:
     """Pytest makes an error of each warning. Where a bound is found, it is far below the stated epsilon."""
-    release, charged, guarantee, said = ODD_FIGURES[case]
+    release, charged, guarantee, expected_text = ODD_FIGURES[case]
 
     def change(statement: dict[str, Any]) -> None:
         statement["charged"][0]["release"].update(release)
@@ -120,7 +120,7 @@ def test_odd_figures_are_computed_or_left_without_a_warning_of_numpy(case: str, 
 
     code, out, err = run(write_unsigned(tmp_path, change))
     assert (code, err) == (4, "")  # no mechanism of ldpfl has such figures: they are claimed, or not checked
-    assert said in out
+    assert expected_text in out
 
 
 def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run) -> None:
@@ -130,11 +130,11 @@ def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run) -> None
     assert {line["status"] for line in one["lines"]} == {"confirmed"}
 
 
-@pytest.mark.parametrize(("key", "said"), [("00" * 32, "expected the key '0000"), ("nobody", "expected the key 'nobody'")])
-def test_another_signer_is_refused(key: str, said: str, run: Run) -> None:
+@pytest.mark.parametrize(("key", "expected_text"), [("00" * 32, "expected the key '0000"), ("nobody", "expected the key 'nobody'")])
+def test_another_signer_is_refused(key: str, expected_text: str, run: Run) -> None:
     code, out, err = run(CERTIFICATE, "--signed-by", key)
     assert (code, out) == (2, "")
-    assert said in err
+    assert expected_text in err
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,15 @@ CONTRADICTIONS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_a_ledger_that_contradicts_itself_is_refused_even_with_new_hashes(name: str, tmp_path: Path) -> None:
-    change, said = CONTRADICTIONS[name]
+    change, expected_message = CONTRADICTIONS[name]
     with pytest.raises(CertificateError) as caught:
         read_ledger(write_chained(tmp_path, lambda tree: change(tree["events"])))
     assert "is not a ledger of a run" in str(caught.value)
-    assert said in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_message"),
     [
         ("[]", "lacks the field format"),
         ('{"format": "ldpfl-ledger", "version": 2, "events": []}', "it has version 2, expected 3"),
@@ -79,10 +79,10 @@ def test_a_ledger_that_contradicts_itself_is_refused_even_with_new_hashes(name: 
     ],
     ids=["a list", "another version", "nested", "commas", "names"],
 )
-def test_a_file_that_is_no_ledger_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_ledger_is_refused(text: str, expected_message: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text(text)
-    with pytest.raises(CertificateError, match=said):
+    with pytest.raises(CertificateError, match=expected_message):
         read_ledger(path)
 
 

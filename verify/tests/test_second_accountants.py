@@ -45,10 +45,10 @@ def law_of_ones(inputs: tuple[int, ...], truth: float) -> dict[Any, float]:
 
 def repeated_law(law: dict[Any, float], times: int) -> dict[Any, float]:
     """Return the joint law of ``times`` independent outcomes."""
-    found: dict[Any, float] = {}
+    joint_law: dict[Any, float] = {}
     for outcomes in itertools.product(law.items(), repeat=times):
-        found[tuple(outcome for outcome, _ in outcomes)] = float(np.prod([mass for _, mass in outcomes]))
-    return found
+        joint_law[tuple(outcome for outcome, _ in outcomes)] = float(np.prod([mass for _, mass in outcomes]))
+    return joint_law
 
 
 @pytest.mark.parametrize(("epsilon0", "reports"), [(1.0, 1), (0.3, 7), (2.5, 20), (0.05, 40), (9.0, 3)])
@@ -62,8 +62,8 @@ def test_randomised_response_is_summed_exactly(epsilon0: float, reports: int) ->
         expected = float(sum(mass for mass, ones in masses) * 0) + sum(
             max(0.0, float(mass) * (1 - exp(epsilon - epsilon0 * (2 * ones - reports)))) for mass, ones in masses
         )
-        found = randomised_response_delta(epsilon0, reports, epsilon)
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-18)
+        delta = randomised_response_delta(epsilon0, reports, epsilon)
+        assert delta == pytest.approx(expected, rel=1e-9, abs=1e-18)
     assert randomised_response_delta(epsilon0, reports, epsilon0 * reports * (1 + 1e-12)) < 1e-12
 
 

@@ -37,14 +37,14 @@ def test_nothing_is_confirmed_of_a_report_that_is_made_up(name: str, tmp_path: P
             one["release"].update(MADE_UP[name])
 
     ledger = write_chained(tmp_path, in_ledger)
-    for certificate, compared in (
+    for certificate, compared_ledger in (
         (write_unsigned(tmp_path, in_certificate), None),
         (write_certificate_of(tmp_path, ledger, in_certificate), ledger),
     ):
-        found = verify(certificate, ledger=compared)
-        assert {verdict.status for verdict in found.lines} == {"author's claim"}
-        assert all(DOUBTED in verdict.why for verdict in found.lines)
-        assert not found.holds
+        opinion = verify(certificate, ledger=compared_ledger)
+        assert {verdict.status for verdict in opinion.lines} == {"author's claim"}
+        assert all(DOUBTED in verdict.why for verdict in opinion.lines)
+        assert not opinion.holds
 
 
 def test_the_report_of_the_golden_certificate_is_believed() -> None:
@@ -115,8 +115,8 @@ def test_an_epsilon_of_rounded_bits_is_computed_again(tmp_path: Path) -> None:
             for one in statement["charged"]:
                 one["release"].update(author=DOUBTED)
 
-        found = verify(write_certificate_of(tmp_path, ledger, as_doubted), ledger=ledger)
-        assert {verdict.status for verdict in found.lines} == {"author's claim"}
+        opinion = verify(write_certificate_of(tmp_path, ledger, as_doubted), ledger=ledger)
+        assert {verdict.status for verdict in opinion.lines} == {"author's claim"}
 
 
 @pytest.mark.parametrize("realised", [0.0, -1.0, 1.5, "1.0", True])

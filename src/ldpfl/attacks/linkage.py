@@ -184,17 +184,17 @@ class LinkageRow:
 
     def attributed(self, place: int) -> Figure:
         """Share of reports that are attributed to the right client after ``watched[place]`` rounds."""
-        return Figure.of([found.attributed[place] for found in self.found])
+        return Figure.of([success.attributed[place] for success in self.found])
 
     @property
     def auc(self) -> Figure:
         """Probability that two reports of one client look more alike than two of different clients, see :class:`Success`."""
-        return Figure.of([found.auc for found in self.found])
+        return Figure.of([success.auc for success in self.found])
 
     @property
     def linked(self) -> Figure:
         """Size of the largest linked set."""
-        return Figure.of([float(found.linked) for found in self.found])
+        return Figure.of([float(success.linked) for success in self.found])
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _notes_on_signer_and_ledger(signer: str | None, *, signer_was_expected: bool
 def _notes_on_trust(statement: Statement) -> Iterator[str]:
     """Yield a note for each kind of trust, with the assumptions of its guarantees, which the certificate may leave out."""
     kinds = dict.fromkeys(line.trusted for line in statement.guarantees if line.trusted != "local")
-    secret = {one.sampling for one in statement.charged} & {"secret", "once"}
+    secret = {group.sampling for group in statement.charged} & {"secret", "once"}
     hidden = ", and nobody learns in which rounds a client takes part" if secret else ""
     for kind in kinds:
         yield f"rows that trust a {_ASSUMPTION_OF_TRUST[kind]}, the other clients are honest{hidden}"
@@ -137,7 +137,7 @@ def _notes_on_trust(statement: Statement) -> Iterator[str]:
 
 def _notes_on_large_deltas(statement: Statement) -> Iterator[str]:
     """Yield a note for each delta of one over the number of clients or more. It allows to publish all data of a client drawn at random."""
-    clients = max(one.population for one in statement.charged)
+    clients = max(group.population for group in statement.charged)
     for delta, protects in dict.fromkeys((line.delta, line.protects) for line in statement.guarantees):
         if clients > 1 and delta >= 1 / clients:
             allowed = f"it allows {_PUBLISHED[protects]} to be published"
@@ -167,7 +167,7 @@ def _status(stated: float, second: float | None) -> Status:
 
 def _with_authors_claim(verdict: Verdict, charged: Sequence[ChargedRounds]) -> Verdict:
     """Return ``verdict``. A confirmed one becomes an ``author's claim`` if a mechanism is not, or cannot be, the ldpfl project's code."""
-    authors = (with_believed_author(one.release).author for one in charged)
+    authors = (with_believed_author(group.release).author for group in charged)
     others = dict.fromkeys(author for author in authors if author != OURS)
     if verdict.status not in ("confirmed", "nearly") or not (others or verdict.line.status != "proved"):
         return verdict

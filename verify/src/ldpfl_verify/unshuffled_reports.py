@@ -85,12 +85,12 @@ def different_reports_delta(reports: Sequence[tuple[float, int]], epsilon: float
     epsilon_left = epsilon - reduce(np.add.outer, [group_losses for group_losses, _ in others], np.zeros((), np.longdouble)).ravel()
     chances = reduce(np.multiply.outer, [group_chances for _, group_chances in others], np.ones((), np.longdouble)).ravel()
     # Probability of the n largest losses of the longest group, and its logarithm under the other input.
-    own = np.append(0, np.cumsum(masses))
+    mass_above = np.append(0, np.cumsum(masses))
     with np.errstate(divide="ignore"):
         log_other = np.append(-np.inf, np.logaddexp.accumulate(np.log(masses) - losses))
-    above = np.searchsorted(-losses, -epsilon_left)
-    gains = np.maximum(own[above] - np.exp(np.minimum(epsilon_left + log_other[above], 0)), 0)
-    rounding = np.finfo(np.longdouble).eps * (losses.size + np.abs(losses).max() + np.abs(epsilon_left).max()) * own[above]
+    losses_above = np.searchsorted(-losses, -epsilon_left)
+    gains = np.maximum(mass_above[losses_above] - np.exp(np.minimum(epsilon_left + log_other[losses_above], 0)), 0)
+    rounding = np.finfo(np.longdouble).eps * (losses.size + np.abs(losses).max() + np.abs(epsilon_left).max()) * mass_above[losses_above]
     return float(chances @ (gains + rounding)) * (1 + 1e-10) + len(numbers) * TAIL
 
 
