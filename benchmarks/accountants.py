@@ -28,29 +28,29 @@ DELTA = 1e-5
 Case = tuple[str, Callable[[], float]]
 
 
-def gaussian(noise: float, rounds: int) -> list[Case]:
-    """Noise of ``noise`` times the sensitivity in each round; known in closed form."""
+def gaussian_cases(noise: float, rounds: int) -> list[Case]:
+    """Return accountants of Gaussian noise, ``noise`` times the sensitivity in each round. The epsilon is known in closed form."""
     event = dp_accounting.GaussianDpEvent(noise)
 
     def opendp() -> float:
         dp: Any = __import__("opendp.prelude").prelude
         dp.enable_features("contrib", "floating-point")
         space = dp.vector_domain(dp.atom_domain(T=float, nan=False), size=1), dp.l2_distance(T=float)
-        one = dp.m.make_gaussian(*space, scale=noise)
-        all_rounds = dp.c.make_zCDP_to_approxDP(dp.c.make_composition([one] * rounds))
+        one_round = dp.m.make_gaussian(*space, scale=noise)
+        all_rounds = dp.c.make_zCDP_to_approxDP(dp.c.make_composition([one_round] * rounds))
         return float(all_rounds.map(1.0).epsilon(DELTA))
 
     return [
         ("ldpfl (exact)", lambda: gaussian_epsilon(sqrt(rounds) / noise, DELTA)),
-        ("dp-accounting, PLD", lambda: with_events(PLDAccountant(), event, rounds)),
-        ("dp-accounting, RDP", lambda: with_events(RdpAccountant(), event, rounds)),
-        ("prv_accountant", lambda: prv("GaussianMechanism", rounds, noise_multiplier=noise)),
+        ("dp-accounting, PLD", lambda: epsilon_of_rounds(PLDAccountant(), event, rounds)),
+        ("dp-accounting, RDP", lambda: epsilon_of_rounds(RdpAccountant(), event, rounds)),
+        ("prv_accountant", lambda: prv_epsilon("GaussianMechanism", rounds, noise_multiplier=noise)),
         ("OpenDP, zCDP", opendp),
     ]
 
 
-def poisson(noise: float, rate: float, rounds: int) -> list[Case]:
-    """The same on a sample, each record in it with the probability ``rate``."""
+def poisson_cases(noise: float, rate: float, rounds: int) -> list[Case]:
+    """Return accountants of Gaussian noise on a sample, of which each record is a part with the probability ``rate`` in each round."""
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
 
     def opacus(kind: str, **precision: float) -> float:
@@ -62,37 +62,41 @@ def poisson(noise: float, rate: float, rounds: int) -> list[Case]:
     return [
         ("ldpfl (by dp-accounting, PLD)", lambda: added_epsilon([(2 / noise, rate, rounds)], DELTA)),
         ("ldpfl, the record replaced", lambda: sampled_epsilon([(2 / noise, rate, rounds)], DELTA)),
-        ("dp-accounting, PLD, replaced", lambda: with_events(PLDAccountant(NeighboringRelation.REPLACE_ONE), event, rounds)),
-        ("dp-accounting, RDP", lambda: with_events(RdpAccountant(), event, rounds)),
+        ("dp-accounting, PLD, replaced", lambda: epsilon_of_rounds(PLDAccountant(NeighboringRelation.REPLACE_ONE), event, rounds)),
+        ("dp-accounting, RDP", lambda: epsilon_of_rounds(RdpAccountant(), event, rounds)),
         ("Opacus, PRV", lambda: opacus("PRVAccountant", eps_error=1e-3)),
         ("Opacus, RDP", lambda: opacus("RDPAccountant")),
-        ("prv_accountant", lambda: prv("PoissonSubsampledGaussianMechanism", rounds, noise_multiplier=noise, sampling_probability=rate)),
+        (
+            "prv_accountant",
+            lambda: prv_epsilon("PoissonSubsampledGaussianMechanism", rounds, noise_multiplier=noise, sampling_probability=rate),
+        ),
     ]
 
 
-def pure(epsilon: float, reports: int) -> list[Case]:
-    """Any pure reports, of which randomised response is the worst; known in closed form."""
+def pure_cases(epsilon: float, reports: int) -> list[Case]:
+    """Return accountants of pure reports. Randomised response has the largest epsilon of all, which is known in closed form."""
     parameters = common.DifferentialPrivacyParameters(epsilon)
 
-    def pld() -> float:
-        one = privacy_loss_distribution.from_privacy_parameters(parameters, value_discretization_interval=1e-4)
-        return float(one.self_compose(reports).get_epsilon_for_delta(DELTA))
+    def pld_epsilon() -> float:
+        one_report = privacy_loss_distribution.from_privacy_parameters(parameters, value_discretization_interval=1e-4)
+        return float(one_report.self_compose(reports).get_epsilon_for_delta(DELTA))
 
     return [
         ("ldpfl (exact)", lambda: composed_epsilon(epsilon, reports, DELTA)),
-        ("dp-accounting, PLD", pld),
-        ("prv_accountant", lambda: prv("PureDPMechanism", reports, eps=epsilon)),
+        ("dp-accounting, PLD", pld_epsilon),
+        ("prv_accountant", lambda: prv_epsilon("PureDPMechanism", reports, eps=epsilon)),
         ("OpenDP, sum", lambda: epsilon * reports),
     ]
 
 
-def with_events(accountant: Any, event: Any, rounds: int) -> float:
+def epsilon_of_rounds(accountant: Any, event: Any, rounds: int) -> float:
+    """Return the epsilon of ``rounds`` equal events by an ``accountant`` of dp-accounting."""
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, rounds))
     return float(accountant.get_epsilon(DELTA))
 
 
-def prv(name: str, times: int, **parameters: float) -> float:
-    """Return the upper bound of prv_accountant, to about 1e-3."""
+def prv_epsilon(name: str, times: int, **parameters: float) -> float:
+    """Return the upper bound on epsilon by prv_accountant, to about 1e-3."""
     library: Any = __import__("prv_accountant")
     variable = getattr(library.privacy_random_variables, name)(**parameters)
     accountant = library.PRVAccountant(prvs=variable, max_self_compositions=times, eps_error=1e-3, delta_error=DELTA * 1e-3)
@@ -101,31 +105,32 @@ def prv(name: str, times: int, **parameters: float) -> float:
 
 def main() -> None:
     settings = {
-        "Gaussian, sigma 10, 100 rounds": gaussian(10.0, 100),
-        "Gaussian, sigma 1, 1,000 rounds": gaussian(1.0, 1000),
-        "Poisson 0.01, sigma 1, 1,000 rounds": poisson(1.0, 0.01, 1000),
-        "Poisson 0.1, sigma 2, 100 rounds": poisson(2.0, 0.1, 100),
-        "1,000 pure reports of 0.1": pure(0.1, 1000),
-        "10 pure reports of 1": pure(1.0, 10),
+        "Gaussian, sigma 10, 100 rounds": gaussian_cases(10.0, 100),
+        "Gaussian, sigma 1, 1,000 rounds": gaussian_cases(1.0, 1000),
+        "Poisson 0.01, sigma 1, 1,000 rounds": poisson_cases(1.0, 0.01, 1000),
+        "Poisson 0.1, sigma 2, 100 rounds": poisson_cases(2.0, 0.1, 100),
+        "1,000 pure reports of 0.1": pure_cases(0.1, 1000),
+        "10 pure reports of 1": pure_cases(1.0, 10),
     }
     print(f"{'release':36} {'accountant':30} {'epsilon':>12} {'seconds':>13}")
     for release, cases in settings.items():
         for number, (name, epsilon) in enumerate(cases):
-            found, seconds = measured(epsilon)
+            found, seconds = epsilon_and_seconds(epsilon)
             print(f"{release if number == 0 else '':36} {name:30} {found:>12} {seconds:>13}", flush=True)
 
 
-def measured(epsilon: Callable[[], float]) -> tuple[str, str]:
+def epsilon_and_seconds(compute: Callable[[], float]) -> tuple[str, str]:
+    """Return the epsilon that ``compute`` returns and its seconds, as text; the name of the error if it fails."""
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = f"{epsilon():,.4f}"
+            text = f"{compute():,.4f}"
         except ImportError:
             return "-", "not installed"
-        except Exception as error:  # what a library does with such a case is what this is about
-            found = type(error).__name__
-    return found, f"{time.perf_counter() - began:.2f}"
+        except Exception as error:  # how a library fails is a result as well
+            text = type(error).__name__
+    return text, f"{time.perf_counter() - began:.2f}"
 
 
 if __name__ == "__main__":

@@ -54,47 +54,47 @@ def main() -> None:
     parser.add_argument("--largest", action="store_true")
     parser.add_argument("--vectors", action="store_true")
     chosen = parser.parse_args()
-    Console(width=140).print(vectors() if chosen.vectors else bits(SETTINGS + (LARGEST if chosen.largest else ())))
+    Console(width=140).print(vectors_table() if chosen.vectors else bits_table(SETTINGS + (LARGEST if chosen.largest else ())))
 
 
-def bits(settings: tuple[ShuffledRounds, ...]) -> Table:
-    """Return what runs that send bits cost."""
+def bits_table(settings: tuple[ShuffledRounds, ...]) -> Table:
+    """Return a table of the epsilons of runs that send bits."""
     table = Table(title=f"central epsilon of a whole run, delta {DELTA:g}, ideal shuffler")
     for heading in _HEADINGS:
         table.add_column(heading, justify="right")
     for setting in settings:
         shuffled_losses.cache_clear()
         began = time.perf_counter()
-        found = shuffled_epsilon([setting], DELTA)
+        bounds = shuffled_epsilon([setting], DELTA)
         seconds = time.perf_counter() - began
         table.add_row(
             f"{setting.clients:,}",
             f"{setting.epsilon0:g}",
             f"{setting.reports:,} x {setting.rounds}",
             number(composed_epsilon(setting.epsilon0, setting.releases, DELTA)),
-            f"{found.lower:.7g}",
-            f"{found.upper:.7g}",
-            f"{found.adaptive:.7g}",
-            f"{found.upper / found.lower - 1:.2%}",
-            f"{found.adaptive / found.lower - 1:.2%}",
+            f"{bounds.lower:.7g}",
+            f"{bounds.upper:.7g}",
+            f"{bounds.adaptive:.7g}",
+            f"{bounds.upper / bounds.lower - 1:.2%}",
+            f"{bounds.adaptive / bounds.lower - 1:.2%}",
             f"{seconds:.1f}",
         )
     return table
 
 
-def vectors() -> Table:
-    """Return what runs cost in which each client sends a whole vector with Gaussian noise in each round."""
+def vectors_table() -> Table:
+    """Return a table of the epsilons of runs in which each client sends a whole vector with Gaussian noise in each round."""
     table = Table(title=f"epsilon of a whole run of whole vectors with Gaussian noise, delta {DELTA:g}")
     for heading in ("epsilon of a round", "rounds", "clients", "trusting nobody", "behind a shuffler", "attained", "seconds"):
         table.add_column(heading, justify="right")
     for epsilon, rounds, clients in product((1.0, 4.0, 8.0), (1, 10), (100, 2000, 60_000)):
-        sent = [Vectors(gaussian_mu(epsilon, DELTA), clients, rounds)]
-        local = gaussian_epsilon(sent[0].mu * sqrt(rounds), DELTA)
+        vectors = [Vectors(gaussian_mu(epsilon, DELTA), clients, rounds)]
+        local = gaussian_epsilon(vectors[0].mu * sqrt(rounds), DELTA)
         began = time.perf_counter()
-        found = shuffled_gaussian_epsilon(sent, DELTA, local)
+        certified = shuffled_gaussian_epsilon(vectors, DELTA, local)
         seconds = time.perf_counter() - began
-        attained = gaussian_epsilon(shuffled_gaussian_attained(sent), DELTA)
-        figures = (f"{epsilon:g}", f"{rounds}", f"{clients:,}", number(local), f"{found:.4g}", f"{attained:.4g}", f"{seconds:.1f}")
+        attained = gaussian_epsilon(shuffled_gaussian_attained(vectors), DELTA)
+        figures = (f"{epsilon:g}", f"{rounds}", f"{clients:,}", number(local), f"{certified:.4g}", f"{attained:.4g}", f"{seconds:.1f}")
         table.add_row(*figures)
     return table
 

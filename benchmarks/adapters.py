@@ -28,7 +28,7 @@ from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, RecordGr
 from ldpfl.simulation.local_steps import LocalOptimiser
 
 CLIP = 1.0
-MIB = 1024  # of what the system counts in KiB
+KIB_PER_MIB = 1024
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--records", type=int, default=32)
@@ -38,56 +38,63 @@ parser.add_argument("--only", choices=("ldpfl", "opacus", "apart"), help="what t
 
 
 def model() -> Any:
-    """Return the model, whose second factors are no zeros, so that all gradients are to be computed."""
+    """Return the model. LoRA's second factors begin at 0; here they do not, so that no gradient is 0."""
     from peft import LoraConfig, get_peft_model
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 8000, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 2048}
     config = BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    found = get_peft_model(BertForSequenceClassification(config), LoraConfig(r=8, task_type="SEQ_CLS", target_modules=["query", "value"]))
-    for name, own in found.named_parameters():
+    lora = LoraConfig(r=8, task_type="SEQ_CLS", target_modules=["query", "value"])
+    adapted_model = get_peft_model(BertForSequenceClassification(config), lora)
+    for name, parameter in adapted_model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(own, std=0.02)
-    return found
+            torch.nn.init.normal_(parameter, std=0.02)
+    return adapted_model
 
 
 def samples(records: int, length: int) -> Samples:
+    """Return random texts of ``length`` / 2 to ``length`` tokens, with padding, and random targets."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(1, 8000, (records, length), generator=generator)
     mask = (torch.arange(length) < torch.randint(length // 2, length + 1, (records, 1), generator=generator)).long()
     return Samples({"input_ids": ids, "attention_mask": mask}, torch.randint(0, 2, (records,), generator=generator))
 
 
-def ours(options: argparse.Namespace) -> tuple[LocalTask, Tensor]:
+def local_task(options: argparse.Namespace) -> tuple[LocalTask, Tensor]:
+    """Return the model and the samples as a task of ldpfl, and the trained weights."""
     module = model()
     layout = ParameterLayout.from_module(module)
-    weights = layout.flatten({name: own.detach() for name, own in module.named_parameters() if own.requires_grad})
+    weights = layout.flatten({name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad})
     return LocalTask(module, layout, samples(options.records, options.length), (), (), LocalOptimiser(0.1)), weights
 
 
 def step_of_ldpfl(options: argparse.Namespace) -> Callable[[], object]:
-    task, weights = ours(options)
-    trainer, schedule = RecordGradientTrainer(task, RecordClip(CLIP)), BatchSchedule(*_all(options.records, 1))
+    """Return a function that sums up clipped gradients by ldpfl."""
+    task, weights = local_task(options)
+    trainer, schedule = RecordGradientTrainer(task, RecordClip(CLIP)), BatchSchedule(*_each_record_once(options.records, 1))
     return lambda: trainer.train(weights, schedule)
 
 
-def _all(records: int, clients: int) -> tuple[Tensor, Tensor]:
+def _each_record_once(records: int, clients: int) -> tuple[Tensor, Tensor]:
+    """Return index and mask of one step in which all ``records`` are divided among ``clients``."""
     index = torch.arange(records).view(clients, 1, records // clients)
     return index, torch.ones(index.shape)
 
 
 def step_of_opacus(options: argparse.Namespace) -> Callable[[], object]:
+    """Return a function that sums up clipped gradients by Opacus."""
     gradients = _gradients_of_opacus(options)
 
     def step() -> object:
-        found = gradients()
-        return (found * (CLIP / found.norm(dim=1).clamp_min(CLIP))[:, None]).sum(dim=0)
+        record_gradients = gradients()
+        return (record_gradients * (CLIP / record_gradients.norm(dim=1).clamp_min(CLIP))[:, None]).sum(dim=0)
 
     return step
 
 
 def _gradients_of_opacus(options: argparse.Namespace) -> Callable[[], Tensor]:
+    """Return a function that computes the gradient of each record by Opacus."""
     from opacus import GradSampleModule
 
     data = samples(options.records, options.length)
@@ -96,35 +103,35 @@ def _gradients_of_opacus(options: argparse.Namespace) -> Callable[[], Tensor]:
 
     def gradients() -> Tensor:
         module.zero_grad(set_to_none=True)
-        for own in module.parameters():
-            own.grad_sample = None
+        for parameter in module.parameters():
+            parameter.grad_sample = None
         torch.nn.functional.cross_entropy(module(**inputs).logits, data.targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
-        return torch.cat([own.grad_sample.flatten(1) for own in module.parameters() if own.requires_grad], dim=1)
+        return torch.cat([parameter.grad_sample.flatten(1) for parameter in module.parameters() if parameter.requires_grad], dim=1)
 
     return gradients
 
 
-def measure(options: argparse.Namespace) -> None:
-    """Print seconds of the quickest step, memory before it and at its peak."""
+def print_measurements(options: argparse.Namespace) -> None:
+    """Print seconds of the fastest step, memory before the first step, and memory at the peak, in MiB."""
     step = step_of_ldpfl(options) if options.only == "ldpfl" else step_of_opacus(options)
-    before, taken = _peak(), []
+    mib_before, seconds = _peak_mib(), []
     for _ in range(options.steps):
         began = time.process_time()  # of this process alone, whatever else the machine does
         step()
-        taken.append(time.process_time() - began)
-    print(min(taken), before, _peak())
+        seconds.append(time.process_time() - began)
+    print(min(seconds), mib_before, _peak_mib())
 
 
-def _peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MIB
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
 
 
-def apart(options: argparse.Namespace) -> None:
-    """Print the largest distance of a record's two gradients, as a share of its length."""
-    task, weights = ours(options)
-    found = -GradientTrainer(task).train(weights, BatchSchedule(*_all(options.records, options.records)))
+def print_distance(options: argparse.Namespace) -> None:
+    """Print the largest distance between the gradients of a record by ldpfl and by Opacus, as a share of the gradient's length."""
+    task, weights = local_task(options)
+    ours = -GradientTrainer(task).train(weights, BatchSchedule(*_each_record_once(options.records, options.records)))
     theirs = _gradients_of_opacus(options)()
-    print(float(((found - theirs).norm(dim=1) / theirs.norm(dim=1)).max()))
+    print(float(((ours - theirs).norm(dim=1) / theirs.norm(dim=1)).max()))
 
 
 def main() -> None:
@@ -132,13 +139,13 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if options.only:
-        (apart if options.only == "apart" else measure)(options)
+        (print_distance if options.only == "apart" else print_measurements)(options)
         return
     figures = {}
     for name in ("ldpfl", "opacus", "apart"):
         command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
-        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-        figures[name] = [float(word) for word in said.splitlines()[-1].split()]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+        figures[name] = [float(word) for word in output.splitlines()[-1].split()]
     for name in ("ldpfl", "opacus"):
         seconds, before, peak = figures[name]
         print(f"{name:6}: {seconds:.2f} s of one core, {peak - before:,.0f} MiB beyond the model's, {peak:,.0f} MiB at the peak")

@@ -37,12 +37,12 @@ class Point:
 
 
 def setting_of(config: RunConfig) -> str:
-    """Return what differs between the runs of the sweep, in words."""
+    """Return the settings in which the runs of the sweep differ, in words."""
     mechanism = config.mechanism
     if not isinstance(mechanism, HarmonySettings):
         return "no noise"
-    of = "a layer" if mechanism.group == "layer" else str(mechanism.group)
-    return f"one of {of}, {config.clients.count:,} clients, radius {config.ranges.radius}, {mechanism.perturbed}s".replace(
+    group = "a layer" if mechanism.group == "layer" else str(mechanism.group)
+    return f"one of {group}, {config.clients.count:,} clients, radius {config.ranges.radius}, {mechanism.perturbed}s".replace(
         "weightss", "weights"
     )
 
@@ -63,6 +63,7 @@ def collect(sweep: Path) -> dict[str, Point]:
 
 
 def _point(folders: Sequence[Path]) -> Point:
+    """Return the point of the runs in ``folders``, which differ only in their seed."""
     results = [json.loads((folder / "result.json").read_text(encoding="utf-8")) for folder in folders]
     given_up = sum(result["stopped_after"] is not None for result in results)
     return Point(fmean(map(noise_of, folders)), [100 * result["score"] for result in results], given_up)
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def draw(path: Path, points: dict[str, Point]) -> None:
-    """Draw circles for updates and squares for weights."""
+    """Draw mean accuracies over noise to ``path``: circles where updates are sent, squares where weights are."""
     with figure_file(path, path.suffix[1:], (9.6, 4.6)) as figure:
         axes = figure.subplots()
         for number, (setting, point) in enumerate(points.items()):

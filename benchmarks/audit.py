@@ -32,30 +32,30 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100_000)
     chosen = parser.parse_args()
     console = Console(width=140)
-    console.print(planted())
-    alarms, longest = false_alarms(chosen.sound, chosen.trials)
+    console.print(planted_faults_table())
+    alarms, longest = count_false_alarms(chosen.sound, chosen.trials)
     console.print(f"sound mechanisms: {alarms} false alarms in {chosen.sound} audits; the longest took {longest:.0f} s")
 
 
-def planted() -> Table:
-    """Return what was found of each fault, and in how many seconds of one core."""
+def planted_faults_table() -> Table:
+    """Return a table of the checks that found each planted fault, and of the seconds that they took on one core."""
     from planted_faults import FAULTS  # of the tests
 
     table = Table("fault", "found by", "trials", "seconds of a core", title="planted faults")
-    found = 0
+    faults_found = 0
     for name, fault in track(FAULTS.items(), "faults"):
         trials, began = default_trials(fault.mechanism), time.process_time()
         failed = audit_mechanism(fault.mechanism, trials=trials, seed=1).failures
         seconds = time.process_time() - began
-        found += bool(failed)
-        by = ", ".join(dict.fromkeys(check.name.split(" at ")[0].split(",")[0] for check in failed)) or "NOT FOUND"
-        table.add_row(name, by, f"{trials:,}", f"{seconds:.1f}")
-    table.caption = f"{found} of {len(FAULTS)} found"
+        faults_found += bool(failed)
+        found_by = ", ".join(dict.fromkeys(check.name.split(" at ")[0].split(",")[0] for check in failed)) or "NOT FOUND"
+        table.add_row(name, found_by, f"{trials:,}", f"{seconds:.1f}")
+    table.caption = f"{faults_found} of {len(FAULTS)} found"
     return table
 
 
-def false_alarms(audits: int, trials: int) -> tuple[int, float]:
-    """Return how many of ``audits`` of sound mechanisms failed, and the seconds of a core that the longest took."""
+def count_false_alarms(audits: int, trials: int) -> tuple[int, float]:
+    """Return how many of ``audits`` audits of sound mechanisms failed, and the seconds that the longest took on one core."""
     alarms, longest = 0, 0.0
     for seed in track(range(audits), "sound mechanisms"):
         mechanism = mechanisms.with_defaults(SOUND[seed % len(SOUND)], 1.0)

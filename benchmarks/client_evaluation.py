@@ -47,18 +47,18 @@ def main() -> None:
     print("classes,clients,records,epsilon,trusted,protects,accuracy,mean loss,AUROC,in intervals")
     for classes in (2, 10):
         for clients in args.clients:
-            made = Made(classes, clients, args.held)
+            federation = MadeUpFederation(classes, clients, args.held)
             for epsilon in (0.5, 1.0):
-                for (trusted, protects), figures in made.regimes(epsilon).items():
-                    cells = made.errors(figures)
+                for (trusted, protects), figures in federation.regimes(epsilon).items():
+                    cells = federation.errors(figures)
                     print(
                         ",".join([str(classes), str(clients), str(clients * args.held), f"{epsilon:g}", trusted, protects, *cells]),
                         flush=True,
                     )
 
 
-class Made:
-    """Made-up held-back records of a federation, and what a model says of them."""
+class MadeUpFederation:
+    """A federation with made-up held-back records, ``held`` for each client, and a model's outputs for them."""
 
     def __init__(self, classes: int, clients: int, held: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -68,59 +68,62 @@ class Made:
         self.outputs[torch.arange(len(self.targets)), self.targets] += 2.0
         module = Linear((1,), classes)
         self.task = LocalTask(module, ParameterLayout.from_module(module), None, (), (), LocalOptimiser(0.1))  # type: ignore[arg-type]
-        self.exact = self.summed(DpSgd(RecordClip(1.0), 2.0**-10, summed=True, records=float(held)))(0).all()
+        self.exact = self.figures_of_record_sums(DpSgd(RecordClip(1.0), 2.0**-10, summed=True, records=float(held)))(0).all()
 
     def regimes(self, epsilon: float) -> Mapping[tuple[str, str], Figures]:
         """Return the figures of each regime, by who is trusted and what is protected."""
         mu, records = gaussian_mu(epsilon, DELTA), float(self.held)
         bits, means = BitScores("class", self.classes, BOUND), MeanScores("class", self.classes, BOUND)
         channels: Sequence[Channel] = ("ideal-shuffler", "direct")
-        mixed, seen = (epsilon_of_bit(epsilon, DELTA, channel, self.clients, bits.entries, 1) for channel in channels)
+        shuffled_epsilon, direct_epsilon = (epsilon_of_bit(epsilon, DELTA, channel, self.clients, bits.entries, 1) for channel in channels)
         share = noise_multiplier_for_sum(epsilon, DELTA, self.clients, 1)
         return {
-            ("a sum", "a record"): self.summed(DpSgd(RecordClip(1.0), share, summed=True, records=records)),
-            ("a sum", "a client"): self.of_clients(means, DpFedAvg(RecordClip(1.0), share, summed=True)),
-            ("a shuffler", "a client"): self.of_clients(bits, Duchi(mixed)),
-            ("nobody", "a record"): self.summed(DpSgd(RecordClip(1.0), 2 / mu, records=records)),
-            ("nobody", "a client"): self.of_clients(bits, Harmony(seen)),
+            ("a sum", "a record"): self.figures_of_record_sums(DpSgd(RecordClip(1.0), share, summed=True, records=records)),
+            ("a sum", "a client"): self.figures_of_client_reports(means, DpFedAvg(RecordClip(1.0), share, summed=True)),
+            ("a shuffler", "a client"): self.figures_of_client_reports(bits, Duchi(shuffled_epsilon)),
+            ("nobody", "a record"): self.figures_of_record_sums(DpSgd(RecordClip(1.0), 2 / mu, records=records)),
+            ("nobody", "a client"): self.figures_of_client_reports(bits, Harmony(direct_epsilon)),
         }
 
-    def by_client(self, vectors: Tensor) -> Tensor:
+    def sums_by_client(self, vectors: Tensor) -> Tensor:
+        """Return the sum of the vectors of each client's records."""
         return vectors.reshape(self.clients, self.held, -1).sum(dim=1)
 
-    def summed(self, mechanism: DpSgd) -> Figures:
+    def figures_of_record_sums(self, mechanism: DpSgd) -> Figures:
+        """Return a function of the noise's seed that measures by noisy sums over records."""
         scores = RecordScores("class", self.classes, BOUND)
-        sums = self.by_client(lattice_points(scores.vectors(self.task, self.outputs, self.targets), mechanism.steps))
+        sums = self.sums_by_client(lattice_points(scores.vectors(self.task, self.outputs, self.targets), mechanism.steps))
 
         def figures(seed: int) -> ClientFigures:
-            def own(some: range) -> Tensor:
-                return sums[some.start : some.stop]
+            def values_of(client_range: range) -> Tensor:
+                return sums[client_range.start : client_range.stop]
 
-            found = released_sum(own, self.clients, scores.size, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
-            return ClientFigures(scores, found.in_units(mechanism.steps), len(self.targets))
+            summed_scores = released_sum(values_of, self.clients, scores.size, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
+            return ClientFigures(scores, summed_scores.in_units(mechanism.steps), len(self.targets))
 
         return figures
 
-    def of_clients(self, scores: ClientScores, mechanism: Mechanism) -> Figures:
-        asked = scores.sent_values(self.by_client(scores.vectors(self.task, self.outputs, self.targets)) / self.held)
+    def figures_of_client_reports(self, scores: ClientScores, mechanism: Mechanism) -> Figures:
+        """Return a function of the noise's seed that measures by one randomised report of each client."""
+        values = scores.sent_values(self.sums_by_client(scores.vectors(self.task, self.outputs, self.targets)) / self.held)
 
         def figures(seed: int) -> ClientFigures:
-            def own(some: range) -> Tensor:
-                return asked[some.start : some.stop]
+            def values_of(client_range: range) -> Tensor:
+                return values[client_range.start : client_range.stop]
 
-            pool = released_pool(own, self.clients, scores.ranges, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
+            pool = released_pool(values_of, self.clients, scores.ranges, mechanism, seed=seed, purpose=Purpose.EVALUATION, number=1)
             return ClientFigures(scores, scores.estimated_sum(pool, mechanism), self.clients)
 
         return figures
 
     def errors(self, figures: Figures) -> list[str]:
-        """Return the root of the mean squared error of each figure, and how often 1.96 deviations of the noise hold the accuracy."""
-        found = [figures(seed).all() for seed in range(DRAWS)]
+        """Return the root mean squared error of each figure, and how often the accuracy lies within 1.96 deviations of its noise."""
+        draws = [figures(seed).all() for seed in range(DRAWS)]
         cells = []
         for name in (RIGHT, LOSS, RANKED):
-            errors = [own[name].value - self.exact[name].value for own in found if name in own]
+            errors = [draw[name].value - self.exact[name].value for draw in draws if name in draw]
             cells.append(f"{np.sqrt(np.mean(np.square(errors))):.4f}" if len(errors) == DRAWS else "-")
-        inside = [abs(own[RIGHT].value - self.exact[RIGHT].value) <= 1.96 * own[RIGHT].noise for own in found]
+        inside = [abs(draw[RIGHT].value - self.exact[RIGHT].value) <= 1.96 * draw[RIGHT].noise for draw in draws]
         return [*cells, f"{np.mean(inside):.0%}"]
 
 

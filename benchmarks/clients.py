@@ -56,23 +56,23 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     dataset = made_up(args.clients, args.inputs, 10)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     federation, start = build(config_of(args), dataset, torch.device("cpu"))
     list(simulate(federation, start, 1))
-    built, used = time.perf_counter(), time.process_time()
+    built, processor_began = time.perf_counter(), time.process_time()
     profile = cProfile.Profile()
     if args.profile:
         profile.enable()
     (last,) = simulate(federation, start, 1)
     profile.disable()
-    seconds, used = time.perf_counter() - built, time.process_time() - used
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, processor_s = time.perf_counter() - built, time.process_time() - processor_began
+    memory_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         f"{args.mechanism}: {args.clients:,} clients x {last.state.weights.numel():,} weights, built and run once in {built - began:.1f} s"
     )
-    each = f"{seconds / args.clients * 1e6:.1f} us a client, {used / args.clients * 1e6:.1f} of the processor"
-    print(f"{seconds:.2f} s: {each}; memory {peak / 1024:.0f} MiB at the peak, {before / 1024:.0f} of them before")
+    per_client = f"{seconds / args.clients * 1e6:.1f} us a client, {processor_s / args.clients * 1e6:.1f} of the processor"
+    print(f"{seconds:.2f} s: {per_client}; memory {memory_peak / 1024:.0f} MiB at the peak, {memory_before / 1024:.0f} of them before")
     if args.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 

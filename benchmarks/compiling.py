@@ -32,41 +32,42 @@ from ldpfl.simulation.local_steps import LocalOptimiser
 BATCH, STEPS, VOCABULARY = 10, 4, 1000
 
 
-def digits(module: nn.Module) -> tuple[nn.Module, Tensor]:
+def with_digits(module: nn.Module) -> tuple[nn.Module, Tensor]:
     return module, torch.randint(0, 256, (400, 1, 28, 28), dtype=torch.uint8)
 
 
-def rows(module: nn.Module) -> tuple[nn.Module, Tensor]:
+def with_rows(module: nn.Module) -> tuple[nn.Module, Tensor]:
     return module, torch.randn(400, 20)
 
 
-def tokens(module: nn.Module, length: int) -> tuple[nn.Module, Tensor]:
+def with_tokens(module: nn.Module, length: int) -> tuple[nn.Module, Tensor]:
     return module, torch.randint(1, VOCABULARY, (400, length))
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "mlp, a table": lambda: rows(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))),
-    "logistic, MNIST": lambda: digits(nn.Sequential(nn.Flatten(), nn.Linear(784, 10))),
-    "two-layer CNN": lambda: digits(images.TwoLayerCNN((1, 28, 28), 10)),
-    "embedding bag": lambda: tokens(texts.EmbeddingBag(VOCABULARY, 2, by_place=False), 32),
-    "transformer, 1 layer": lambda: tokens(texts.Transformer(VOCABULARY, 2, by_place=False, depth=1), 32),
-    "transformer, 2 layers": lambda: tokens(texts.Transformer(VOCABULARY, 2, by_place=False), 32),
-    "transformer, 4 layers": lambda: tokens(texts.Transformer(VOCABULARY, 2, by_place=False, depth=4), 32),
-    "gru, 4 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 4),
-    "gru, 8 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 8),
-    "gru, 16 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 16),
-    "gru, 32 tokens": lambda: tokens(texts.GRU(VOCABULARY, 2, by_place=False), 32),
+    "mlp, a table": lambda: with_rows(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))),
+    "logistic, MNIST": lambda: with_digits(nn.Sequential(nn.Flatten(), nn.Linear(784, 10))),
+    "two-layer CNN": lambda: with_digits(images.TwoLayerCNN((1, 28, 28), 10)),
+    "embedding bag": lambda: with_tokens(texts.EmbeddingBag(VOCABULARY, 2, by_place=False), 32),
+    "transformer, 1 layer": lambda: with_tokens(texts.Transformer(VOCABULARY, 2, by_place=False, depth=1), 32),
+    "transformer, 2 layers": lambda: with_tokens(texts.Transformer(VOCABULARY, 2, by_place=False), 32),
+    "transformer, 4 layers": lambda: with_tokens(texts.Transformer(VOCABULARY, 2, by_place=False, depth=4), 32),
+    "gru, 4 tokens": lambda: with_tokens(texts.GRU(VOCABULARY, 2, by_place=False), 4),
+    "gru, 8 tokens": lambda: with_tokens(texts.GRU(VOCABULARY, 2, by_place=False), 8),
+    "gru, 16 tokens": lambda: with_tokens(texts.GRU(VOCABULARY, 2, by_place=False), 16),
+    "gru, 32 tokens": lambda: with_tokens(texts.GRU(VOCABULARY, 2, by_place=False), 32),
 }
 
 
-def measured(name: str, clients: int) -> list[str]:
-    """Return a row of the table."""
+def row_with_empty_cache(name: str, clients: int) -> list[str]:
+    """Return :func:`table_row`, with an empty cache of the compiler, so that compiling takes its full time."""
     with TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        return timed(name, clients)
+        return table_row(name, clients)
 
 
-def timed(name: str, clients: int) -> list[str]:
+def table_row(name: str, clients: int) -> list[str]:
+    """Measure the model ``name`` in this process, and return its row of the table."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module, inputs = MODELS[name]()
@@ -78,19 +79,19 @@ def timed(name: str, clients: int) -> list[str]:
     index = torch.arange(clients * STEPS * BATCH).reshape(clients, STEPS, BATCH) % len(inputs)
     schedule = BatchSchedule(index, torch.ones(index.shape))
     eager, compiled = VectorizedTrainer(task), CompiledTrainer(task, BATCH)
-    few = BatchSchedule(index[:8], schedule.mask[:8])
-    loop = min(us_a_sample(LoopTrainer(task), weights, few) for _ in range(3))
-    known = [name, f"{weights.numel():,}", f"{loop:.1f}"]
+    eight_clients = BatchSchedule(index[:8], schedule.mask[:8])
+    loop = min(us_per_sample(LoopTrainer(task), weights, eight_clients) for _ in range(3))
+    first_cells = [name, f"{weights.numel():,}", f"{loop:.1f}"]
     work = compiled.work(weights)
     began = processor_time()
     compiled.train(weights, BatchSchedule(index[:4, :2], schedule.mask[:4, :2]))
-    first = processor_time() - began
-    turns = [[us_a_sample(trainer, weights, schedule) for trainer in (eager, compiled)] for _ in range(4)]
-    before, after = map(min, zip(*turns, strict=True))
-    back = f"{first / (before - after) * 1e6:,.0f}" if before > after else "never"
-    numbers = (f"{before:.1f}", f"{work.operations:,}", f"{first:.1f}", f"{after:.1f}")
-    auto = work.cost / work.saved * compiled.block * BATCH
-    return [*known, *numbers, f"{before / after:.2f}", back, f"{auto:,.0f}"]
+    compile_s = processor_time() - began
+    us_by_turn = [[us_per_sample(trainer, weights, schedule) for trainer in (eager, compiled)] for _ in range(4)]
+    eager_us, compiled_us = map(min, zip(*us_by_turn, strict=True))
+    samples_to_pay_off = f"{compile_s / (eager_us - compiled_us) * 1e6:,.0f}" if eager_us > compiled_us else "never"
+    figures = (f"{eager_us:.1f}", f"{work.operations:,}", f"{compile_s:.1f}", f"{compiled_us:.1f}")
+    samples_by_rule = work.cost / work.saved * compiled.block * BATCH
+    return [*first_cells, *figures, f"{eager_us / compiled_us:.2f}", samples_to_pay_off, f"{samples_by_rule:,.0f}"]
 
 
 def processor_time() -> float:
@@ -99,7 +100,8 @@ def processor_time() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def us_a_sample(trainer: Trainer, weights: Tensor, schedule: BatchSchedule) -> float:
+def us_per_sample(trainer: Trainer, weights: Tensor, schedule: BatchSchedule) -> float:
+    """Train once, and return the microseconds of processor time for each sample."""
     began = time.process_time()
     trainer.train(weights, schedule)
     return (time.process_time() - began) / schedule.mask.numel() * 1e6
@@ -117,7 +119,7 @@ def main() -> None:
         table.add_column(heading, justify="left" if heading == "model" else "right")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for name in options.models:
-            row = pool.apply(measured, (name, options.clients))
+            row = pool.apply(row_with_empty_cache, (name, options.clients))
             table.add_row(*row)
             print(*row, sep=" | ", flush=True)
     Console(width=120).print(table)

@@ -26,21 +26,22 @@ def main() -> None:
     module = {"strokes": strokes, "leaves": leaf_features}[arguments.features]
     with Progress() as bars:
         bar = bars.add_task("drawings")
-        found = module.learn(lambda done, total: bars.update(bar, completed=done, total=total))
+        learnt = module.learn(lambda done, total: bars.update(bar, completed=done, total=total))
     if arguments.write:
-        save_file(found, arguments.write)
+        save_file(learnt, arguments.write)
         return
     packaged = {"strokes": strokes.load_learnt, "leaves": leaves}[arguments.features]()
-    for name, own in packaged.items():
-        print(f"{name}: {_compared(own.float(), found[name].float())}")
+    for name, packaged_tensor in packaged.items():
+        print(f"{name}: {_difference_text(packaged_tensor.float(), learnt[name].float())}")
 
 
-def _compared(own: Tensor, made: Tensor) -> str:
-    if own.dim() == 1:
-        return f"largest difference {float((own - made).abs().max()):.2g}"
-    own, made = own.flatten(1) if own.dim() > 2 else own.T, made.flatten(1) if made.dim() > 2 else made.T
-    shared = (own / own.norm(dim=1, keepdim=True) * made / made.norm(dim=1, keepdim=True)).sum(dim=1)
-    return f"cosine of each with the package's {float(shared.min()):.6f} at least"
+def _difference_text(packaged: Tensor, learnt: Tensor) -> str:
+    """Return how far the tensors differ: by number for a vector, by the cosine of each row or filter for others."""
+    if packaged.dim() == 1:
+        return f"largest difference {float((packaged - learnt).abs().max()):.2g}"
+    packaged, learnt = packaged.flatten(1) if packaged.dim() > 2 else packaged.T, learnt.flatten(1) if learnt.dim() > 2 else learnt.T
+    cosines = (packaged / packaged.norm(dim=1, keepdim=True) * learnt / learnt.norm(dim=1, keepdim=True)).sum(dim=1)
+    return f"cosine of each with the package's {float(cosines.min()):.6f} at least"
 
 
 if __name__ == "__main__":

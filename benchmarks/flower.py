@@ -43,7 +43,7 @@ from ldpfl.flower import Ask, InProcessGrid, LdpClientApp, LdpStrategy, Waiting
 
 
 class OpenNode:
-    """Allows everything, and keeps no books."""
+    """A node that allows everything, and charges no budget."""
 
     def keeps_state(self, ask: Ask) -> bool:
         return True
@@ -64,6 +64,7 @@ def open_node(context: Context) -> OpenNode:
 
 
 def train(message: Message, context: Context) -> Message:
+    """Return the received weights plus 0.01, in the place of training."""
     arrays = message.content.array_records["arrays"]
     trained = ArrayRecord({name: Array(array.numpy() + np.float32(0.01)) for name, array in arrays.items()})
     return Message(RecordDict({"arrays": trained}), reply_to=message)
@@ -74,7 +75,7 @@ def client_app() -> LdpClientApp:
 
 
 def server_app(options: argparse.Namespace, figures: dict[str, Any]) -> ServerApp:
-    """A ServerApp that notes the seconds of each round in ``figures``."""
+    """Return a ServerApp that writes the seconds and the reports of each round to ``figures``."""
     app = ServerApp()
 
     @app.main()
@@ -92,8 +93,8 @@ def server_app(options: argparse.Namespace, figures: dict[str, Any]) -> ServerAp
     return app
 
 
-def side(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one side in this process; return its figures."""
+def run_side(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the grid ``name``, in-process or Ray, in this process, and return its figures."""
     figures: dict[str, Any] = {}
     app, memory = server_app(options, figures), Memory()
     with memory:
@@ -135,8 +136,8 @@ class Memory:
             self.own, self.all = max(self.own, sizes[0]), max(self.all, sum(sizes))
 
 
-def measured(name: str, arguments: list[str]) -> dict[str, Any]:
-    """Run one side in a process of its own, with a Flower home of its own, and return its figures."""
+def run_side_in_process(name: str, arguments: list[str]) -> dict[str, Any]:
+    """Run the grid ``name`` in a new process with a new Flower home, and return its figures."""
     with tempfile.TemporaryDirectory(prefix="ldpfl-") as home:
         out = Path(home) / "figures.json"
         command = [sys.executable, __file__, *arguments, "--side", name, "--figures", str(out)]
@@ -158,9 +159,9 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        options.figures.write_text(json.dumps(side(options.side, options)), encoding="utf-8")
+        options.figures.write_text(json.dumps(run_side(options.side, options)), encoding="utf-8")
         return
-    sides = {name: measured(name, sys.argv[1:]) for name in ("in-process", "Ray")}
+    sides = {name: run_side_in_process(name, sys.argv[1:]) for name in ("in-process", "Ray")}
     title = f"{options.clients} clients x {options.weights:,} weights, {options.mechanism}, {options.workers} workers"
     table = Table(title=title)
     for heading in ("", "seconds a round", "reports", "ServerApp MB", "all processes MB", "wall s with start"):

@@ -31,7 +31,7 @@ DUCHI_UP_TO = 1_000_000
 
 
 def median_seconds(action: Callable[[], object], repeats: int) -> float:
-    """Return the median over ``repeats`` calls, after one that only warms up."""
+    """Return the median seconds of ``repeats`` calls of ``action``, after a call that only warms up."""
     action()
     times = []
     for _ in range(repeats):
@@ -42,7 +42,7 @@ def median_seconds(action: Callable[[], object], repeats: int) -> float:
 
 
 def measure(mechanism: Mechanism, values: torch.Tensor, ranges: LayerRanges, repeats: int) -> tuple[float, float]:
-    """Return the seconds of encode and of aggregate; creating the clients' streams is not part of either."""
+    """Return the seconds of encoding and of aggregating. Creating the clients' random streams is in neither of them."""
     clients = values.shape[0]
     source = SeededStreams.for_clients(0, 1, range(clients))
     reports = mechanism.encode(values, ranges, source)
@@ -50,13 +50,14 @@ def measure(mechanism: Mechanism, values: torch.Tensor, ranges: LayerRanges, rep
     return encoding, median_seconds(lambda: mechanism.aggregate([reports], ranges), repeats)
 
 
-def model(clients: int, weights: int) -> tuple[torch.Tensor, LayerRanges]:
+def values_and_ranges(clients: int, weights: int) -> tuple[torch.Tensor, LayerRanges]:
+    """Return the same random values for all clients, and the ranges of ``LAYERS`` equal layers."""
     values = torch.randn(1, weights, generator=torch.Generator().manual_seed(0)).mul_(0.05)
     ranges = LayerRanges(torch.tensor(0.0), torch.tensor(0.075), (weights // LAYERS,) * LAYERS)
     return values.expand(clients, weights), ranges
 
 
-def milliseconds(*seconds: float) -> list[str]:
+def milliseconds_text(*seconds: float) -> list[str]:
     return [f"{1e3 * value:,.2f}" for value in seconds]
 
 
@@ -79,25 +80,25 @@ def main() -> None:
     title = f"one weight a layer, {LAYERS} layers, {clients} clients, ms (median of {repeats})"
     table = new_table(title, "weights", "bits a client", "encode", "aggregate", "of it fill", "duchi encode", "duchi aggregate")
     for weights in MODELS:
-        values, ranges = model(clients, weights)
+        values, ranges = values_and_ranges(clients, weights)
         mechanism = Harmony(1.0)
         fill = median_seconds(partial(torch.full, (weights,), 0.5), repeats)
         seconds = [*measure(mechanism, values, ranges, repeats), fill]
         if weights <= DUCHI_UP_TO:
             seconds += measure(Duchi(1.0), values, ranges, 1)
-        table.add_row(f"{weights:,}", f"{payload_bits(mechanism, ranges):,}", *milliseconds(*seconds))
+        table.add_row(f"{weights:,}", f"{payload_bits(mechanism, ranges):,}", *milliseconds_text(*seconds))
     Console().print(table)
 
-    values, ranges = model(clients, options.weights)
+    values, ranges = values_and_ranges(clients, options.weights)
     title = f"{options.weights:,} weights cut into groups, {clients} clients, ms"
     table = new_table(title, "group", "groups", "bits a client", "encode", "aggregate", "ns a group and client")
     for group in [10**power for power in range(10) if 10**power < ranges.sizes[0]] + [None]:
         mechanism = Harmony(1.0, group)
         units = guarantee_of(mechanism, ranges).units_per_round
         times = measure(mechanism, values, ranges, 1 if units > 10_000 else repeats)
-        each = f"{sum(times) / (units * clients) * 1e9:,.1f}"
+        ns_per_group = f"{sum(times) / (units * clients) * 1e9:,.1f}"
         name = "layer" if group is None else f"{group:,}"
-        table.add_row(name, f"{units:,}", f"{payload_bits(mechanism, ranges):,}", *milliseconds(*times), each)
+        table.add_row(name, f"{units:,}", f"{payload_bits(mechanism, ranges):,}", *milliseconds_text(*times), ns_per_group)
     Console().print(table)
 
 

@@ -31,8 +31,8 @@ SCHEDULES = ("full-dp", "nbafl", "time-varying", "dpa", "sensitive-dp", "adapldp
 
 
 @dataclass
-class Timed:
-    """A trainer that counts the seconds it takes."""
+class TimedTrainer:
+    """A trainer that adds up the seconds that its training takes."""
 
     trainer: Trainer
     seconds: float = field(default=0.0)
@@ -44,7 +44,8 @@ class Timed:
         return trained
 
 
-def federation_of(name: str, options: argparse.Namespace, task: data.Dataset) -> tuple[Federation, Checkpoint]:
+def timed_federation(name: str, options: argparse.Namespace, task: data.Dataset) -> tuple[Federation, Checkpoint]:
+    """Return a federation with the mechanism ``name`` and a timed trainer, and its start. A cohort is trained in one chunk."""
     settings = {
         "model.name": options.model,
         "clients.count": options.clients,
@@ -60,28 +61,28 @@ def federation_of(name: str, options: argparse.Namespace, task: data.Dataset) ->
     overrides = [f"{key}={value}" for key, value in settings.items()]
     federation, start = build(parse_config("", overrides, origin="benchmark"), task, torch.device("cpu"))
     cohort = max(1, round(options.fraction * options.clients))
-    return replace(federation, trainer=Timed(federation.trainer), chunk_size=cohort), start
+    return replace(federation, trainer=TimedTrainer(federation.trainer), chunk_size=cohort), start
 
 
 def measure(options: argparse.Namespace, task: data.Dataset) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return by schedule the seconds of each round, and of what in it is not local training."""
+    """Return by schedule the seconds of each round, and its seconds without local training."""
     names = ["none", *SCHEDULES]
-    federations = {name: federation_of(name, options, task) for name in names}
+    federations = {name: timed_federation(name, options, task) for name in names}
     runs: dict[str, Iterator[Checkpoint]] = {name: simulate(*federations[name], options.rounds + 1) for name in names}
-    rounds: dict[str, list[float]] = {name: [] for name in names}
-    rest: dict[str, list[float]] = {name: [] for name in names}
+    round_seconds: dict[str, list[float]] = {name: [] for name in names}
+    other_seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(options.rounds + 1):
-        for place in range(len(names)):
-            name = names[(number + place) % len(names)]
+        for turn in range(len(names)):
+            name = names[(number + turn) % len(names)]
             trainer = federations[name][0].trainer
-            before = trainer.seconds if isinstance(trainer, Timed) else 0.0
+            training_before = trainer.seconds if isinstance(trainer, TimedTrainer) else 0.0
             began = time.perf_counter()
             next(runs[name])
-            taken = time.perf_counter() - began
-            trained = trainer.seconds - before if isinstance(trainer, Timed) else 0.0
-            rounds[name].append(taken)
-            rest[name].append(taken - trained)
-    return {name: times[1:] for name, times in rounds.items()}, {name: times[1:] for name, times in rest.items()}
+            seconds = time.perf_counter() - began
+            training_seconds = trainer.seconds - training_before if isinstance(trainer, TimedTrainer) else 0.0
+            round_seconds[name].append(seconds)
+            other_seconds[name].append(seconds - training_seconds)
+    return {name: times[1:] for name, times in round_seconds.items()}, {name: times[1:] for name, times in other_seconds.items()}
 
 
 def main() -> None:
@@ -94,14 +95,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rounds, rest = measure(options, data.load("mnist-5k"))
+    round_seconds, other_seconds = measure(options, data.load("mnist-5k"))
 
     table = Table(title=f"{options.model}, {options.fraction * options.clients:.0f} of {options.clients} clients, {options.rounds} rounds")
     for heading in ("schedule", "ms a round", "times full-dp", "of it the rest, ms"):
         table.add_column(heading, justify="right")
-    for name in rounds:
-        ratios = [ours / theirs for ours, theirs in zip(rounds[name], rounds["full-dp"], strict=True)]
-        figures = (1e3 * statistics.median(rounds[name]), statistics.median(ratios), 1e3 * statistics.median(rest[name]))
+    for name in round_seconds:
+        ratios = [ours / theirs for ours, theirs in zip(round_seconds[name], round_seconds["full-dp"], strict=True)]
+        figures = (1e3 * statistics.median(round_seconds[name]), statistics.median(ratios), 1e3 * statistics.median(other_seconds[name]))
         table.add_row(name, f"{figures[0]:,.0f}", f"{figures[1]:.3f}", f"{figures[2]:,.1f}")
     Console().print(table)
 

@@ -30,18 +30,20 @@ from ldpfl.util.randomness import Purpose, SeededStreams, stream
 BATCH_SIZE = 10
 
 
-def rows(schedule: BatchSchedule, chosen: slice) -> BatchSchedule:
+def schedule_of(schedule: BatchSchedule, chosen: slice) -> BatchSchedule:
+    """Return the schedule of the ``chosen`` clients alone."""
     return BatchSchedule(schedule.index[chosen], schedule.mask[chosen])
 
 
-def samples_a_second(trainer: Trainer, weights: torch.Tensor, schedule: BatchSchedule, chunk: int) -> float:
+def samples_per_second(trainer: Trainer, weights: torch.Tensor, schedule: BatchSchedule, chunk: int) -> float:
+    """Train all clients, ``chunk`` at a time, and return the samples per second."""
     began = time.perf_counter()
     for piece in split_evenly(schedule.clients, chunk):
-        trainer.train(weights, rows(schedule, piece))
+        trainer.train(weights, schedule_of(schedule, piece))
     return float(schedule.mask.sum()) / (time.perf_counter() - began)
 
 
-def _table() -> data.Dataset:
+def made_up_table() -> data.Dataset:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60_000, 20, generator=generator)
     samples = data.Samples(inputs, (inputs[:, 0] + torch.randn(60_000, generator=generator) > 0).long())
@@ -60,29 +62,29 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="let the loop train every client too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    task = _table() if options.data == "table" else data.load(options.data, options.data_dir)
+    task = made_up_table() if options.data == "table" else data.load(options.data, options.data_dir)
     module = models.create(options.model, task.shape, task.outputs, seed=0)
     layout = ParameterLayout.from_module(module)
     weights = layout.flatten({name: p.detach() for name, p in module.named_parameters()})
-    local = LocalTask(module, layout, task.train, task.mean, task.std, LocalOptimiser(0.03))
+    task_of_clients = LocalTask(module, layout, task.train, task.mean, task.std, LocalOptimiser(0.03))
     parts = data.partition(task.train.targets.numpy(), options.clients, stream(0, Purpose.PARTITION))
     orders = [SeededStreams.of(range(options.clients), 0, Purpose.BATCH_ORDER, 1, 0)]
     schedule = batch_schedule(parts, orders, batch_size=BATCH_SIZE)
 
-    fast, plain = VectorizedTrainer(local, patches=not options.grouped), LoopTrainer(local)
-    chunk = choose_chunk_size(fast, weights, schedule, torch.device("cpu"))
-    some = schedule if options.whole else rows(schedule, slice(None, None, 10))
-    few = rows(schedule, slice(0, 8)).head(20)
-    apart = float((fast.train(weights, few) - plain.train(weights, few)).abs().max())
+    vectorised, loop = VectorizedTrainer(task_of_clients, patches=not options.grouped), LoopTrainer(task_of_clients)
+    chunk = choose_chunk_size(vectorised, weights, schedule, torch.device("cpu"))
+    loop_schedule = schedule if options.whole else schedule_of(schedule, slice(None, None, 10))
+    eight_clients = schedule_of(schedule, slice(0, 8)).head(20)
+    largest_difference = float((vectorised.train(weights, eight_clients) - loop.train(weights, eight_clients)).abs().max())
 
     table = Table(title=f"{options.model} on {options.data}, {options.clients} clients, batch {BATCH_SIZE}, {options.threads} threads")
     for heading in ("run", "vectorised, samples/s", "loop, samples/s", "ratio"):
         table.add_column(heading, justify="right")
     for run in range(1, options.repeats + 1):
-        ours = samples_a_second(fast, weights, schedule, chunk)
-        theirs = samples_a_second(plain, weights, some, 1)
+        ours = samples_per_second(vectorised, weights, schedule, chunk)
+        theirs = samples_per_second(loop, weights, loop_schedule, 1)
         table.add_row(str(run), f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.2f}")
-    table.caption = f"chunks of {chunk} clients; weights apart after 20 steps: {apart:.1e}"
+    table.caption = f"chunks of {chunk} clients; weights apart after 20 steps: {largest_difference:.1e}"
     Console().print(table)
 
 

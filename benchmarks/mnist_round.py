@@ -41,26 +41,30 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
     task, cpu = data.load("mnist", options.data_dir), torch.device("cpu")
-    federations = {how: build(parse_config("", [*SETTINGS, f"training.compile={how}"], origin="here"), task, cpu) for how in ("off", "on")}
-    names = [(how, count) for how in federations for count in options.workers]
-    found: dict[tuple[str, int], list[float]] = {name: [] for name in names}
+    federations = {
+        compiling: build(parse_config("", [*SETTINGS, f"training.compile={compiling}"], origin="here"), task, cpu)
+        for compiling in ("off", "on")
+    }
+    compiling_and_workers = [(compiling, worker_count) for compiling in federations for worker_count in options.workers]
+    seconds_by_setting: dict[tuple[str, int], list[float]] = {pair: [] for pair in compiling_and_workers}
     for _ in range(options.repeats):
-        for how, count in names:
-            federation, start = federations[how]
-            with workers(count, cpu) as pool:
+        for compiling, worker_count in compiling_and_workers:
+            federation, start = federations[compiling]
+            with workers(worker_count, cpu) as pool:
                 rounds = simulate(federation, start, 2, workers=pool)
                 next(rounds)
                 began = time.perf_counter()
                 next(rounds)
-                found[how, count].append(time.perf_counter() - began)
+                seconds_by_setting[compiling, worker_count].append(time.perf_counter() - began)
     table = Table(title=f"a round of 60,000 samples, {options.repeats} turns")
     for heading in ("compiled", "workers", "seconds", "samples/s", "times the first", "from .. to"):
         table.add_column(heading, justify="right")
-    for name in names:
-        ratios = [first / own for first, own in zip(found[names[0]], found[name], strict=True)]
-        seconds = median(found[name])
+    for pair in compiling_and_workers:
+        base = seconds_by_setting[compiling_and_workers[0]]
+        ratios = [first / other for first, other in zip(base, seconds_by_setting[pair], strict=True)]
+        seconds = median(seconds_by_setting[pair])
         spread = f"{min(ratios):.2f} .. {max(ratios):.2f}"
-        table.add_row(name[0], str(name[1]), f"{seconds:.2f}", f"{60_000 / seconds:,.0f}", f"{median(ratios):.2f}", spread)
+        table.add_row(pair[0], str(pair[1]), f"{seconds:.2f}", f"{60_000 / seconds:,.0f}", f"{median(ratios):.2f}", spread)
     Console().print(table)
 
 

@@ -49,33 +49,38 @@ PROTECTED = {
 HEADS: dict[str, list[str]] = {"one head": [], "personal heads": ["3"]}
 
 
-def alone(seed: int, data_dir: Path) -> list[float]:
+def accuracies_of_local_models(seed: int, data_dir: Path) -> list[float]:
     """Return the accuracy of each client's own logistic regression on the records that it holds back, in ascending order."""
     config = ldpfl.configure(settings=SETTINGS | PROTECTED | {"seed": seed})
     federation, _ = build(config, load_dataset(config, data_dir), torch.device("cpu"))
-    evaluation, found = federation.evaluation, []
-    for client, own in enumerate(federation.samples):
-        rows, targets = _arrays(federation.task.data.take(torch.from_numpy(own)))
-        held, seen = _arrays(evaluation.samples.take(torch.from_numpy(np.flatnonzero(evaluation.clients == client))))
-        one_class = len(set(targets)) == 1
-        found.append(float((seen == targets[0]).mean()) if one_class else LogisticRegression().fit(rows, targets).score(held, seen))
-    return sorted(found)
+    evaluation, accuracies = federation.evaluation, []
+    for client, samples_of_client in enumerate(federation.samples):
+        rows, targets = _arrays(federation.task.data.take(torch.from_numpy(samples_of_client)))
+        held_back_rows, held_back_targets = _arrays(evaluation.samples.take(torch.from_numpy(np.flatnonzero(evaluation.clients == client))))
+        if len(set(targets)) == 1:  # scikit-learn refuses to fit a single class
+            accuracies.append(float((held_back_targets == targets[0]).mean()))
+        else:
+            accuracies.append(LogisticRegression().fit(rows, targets).score(held_back_rows, held_back_targets))
+    return sorted(accuracies)
 
 
 def _arrays(samples: Samples) -> tuple[Any, Any]:
+    """Return the pixels of each sample, from 0 to 1, and the targets, as NumPy arrays."""
     return samples.tensor.flatten(1).numpy() / 255, samples.targets.numpy()
 
 
 def main() -> None:
-    given = parser.parse_args()
-    noise = {"mechanism": {"name": "none", "perturbed": "update"}} if given.without_noise else PROTECTED
-    for seed in range(given.seeds):
+    options = parser.parse_args()
+    noise = {"mechanism": {"name": "none", "perturbed": "update"}} if options.without_noise else PROTECTED
+    for seed in range(options.seeds):
         for name, layers in HEADS.items():
             settings = SETTINGS | noise | {"seed": seed, "model.personal": layers}
-            result = ldpfl.run(settings=settings, data_dir=given.data_dir, baseline=False, progress=False)
-            found = result.site_means_to_dataframe().loc["accuracy"]
-            print(f"seed {seed}, {name}: mean {found['mean']:.1%}, worst tenth {found['worst']:.1%}, {result.bytes_per_client:,} bytes")
-        scores = alone(seed, given.data_dir)
+            result = ldpfl.run(settings=settings, data_dir=options.data_dir, baseline=False, progress=False)
+            accuracy = result.site_means_to_dataframe().loc["accuracy"]
+            print(
+                f"seed {seed}, {name}: mean {accuracy['mean']:.1%}, worst tenth {accuracy['worst']:.1%}, {result.bytes_per_client:,} bytes"
+            )
+        scores = accuracies_of_local_models(seed, options.data_dir)
         print(f"seed {seed}, alone: mean {np.mean(scores):.1%}, worst tenth {np.mean(scores[: len(scores) // 10]):.1%}")
 
 

@@ -40,7 +40,7 @@ class Postgres:
         return f"postgresql://relay@/{name}?host={self.folder}"
 
     def processor_s(self) -> float:
-        """Return the processor time of all its processes, in seconds, with those that have ended."""
+        """Return the processor time of all processes of the server, in seconds. Processes that have ended count as well."""
         first = psutil.Process(self.pid)
         total = float(sum(first.cpu_times()[:4]))  # its own, and its ended children's
         for child in first.children():
@@ -49,7 +49,7 @@ class Postgres:
         return total
 
     def own_memory(self) -> float:
-        """Return the memory of its processes that they do not share, in MB."""
+        """Return the memory of the server's processes that they do not share with others, in MB."""
         processes = [psutil.Process(self.pid), *psutil.Process(self.pid).children()]
         return sum(float(process.memory_full_info().uss) for process in processes) / 1e6
 

@@ -38,8 +38,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def opacus_sum(module: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> Callable[[], object]:
-    """Return what sums up clipped gradients with Opacus."""
+def opacus_summing(module: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -> Callable[[], object]:
+    """Return a function that sums up the clipped gradients of all records with Opacus, ``batch`` records at a time."""
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -47,20 +47,20 @@ def opacus_sum(module: nn.Module, inputs: Tensor, targets: Tensor, batch: int) -
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
     optimiser = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=NORM, expected_batch_size=len(inputs), loss_reduction="sum")
 
-    def summed() -> None:
+    def sum_up() -> None:
         optimiser.zero_grad()
         for start in range(0, len(inputs), batch):
-            some = slice(start, start + batch)
-            F.cross_entropy(model(inputs[some]), targets[some], reduction="sum").backward()  # type: ignore[no-untyped-call]
+            rows = slice(start, start + batch)
+            F.cross_entropy(model(inputs[rows]), targets[rows], reduction="sum").backward()  # type: ignore[no-untyped-call]
             optimiser.clip_and_accumulate()
             for parameter in model.parameters():
                 parameter.grad_sample = None
 
-    return summed
+    return sum_up
 
 
-def measured(name: str, records: int, repeats: int) -> dict[str, float]:
-    """Return microseconds a record, by what computes it."""
+def us_per_record(name: str, records: int, repeats: int) -> dict[str, float]:
+    """Return the fewest microseconds for a record by each implementation, for the model ``name``."""
     torch.manual_seed(0)
     module = MODELS[name]()
     layout = ParameterLayout.from_module(module)
@@ -71,22 +71,22 @@ def measured(name: str, records: int, repeats: int) -> dict[str, float]:
     eager = RecordGradientTrainer(task, clip)
     compiled = replace(eager, compiled=CompiledSums(task, clip))
     schedule = BatchSchedule(torch.arange(records)[None, None], torch.ones(1, 1, records))
-    first, second = (trainer.train(weights, schedule).double() for trainer in (eager, compiled))
-    print(f"{name}: compiled differs from eager by {float((first - second).norm() / first.norm()):.1e} of the sum's length")
+    eager_sum, compiled_sum = (trainer.train(weights, schedule).double() for trainer in (eager, compiled))
+    print(f"{name}: compiled differs from eager by {float((eager_sum - compiled_sum).norm() / eager_sum.norm()):.1e} of the sum's length")
     actions: dict[str, Callable[[], object]] = {
         "eager": lambda: eager.train(weights, schedule),
         "compiled": lambda: compiled.train(weights, schedule),
     }
     if importlib.util.find_spec("opacus"):
         for batch in (16, 64, 256):
-            actions[f"Opacus, batches of {batch}"] = opacus_sum(module, normalise(digits, task.mean, task.std), samples.targets, batch)
-    found = dict.fromkeys(actions, float("inf"))
+            actions[f"Opacus, batches of {batch}"] = opacus_summing(module, normalise(digits, task.mean, task.std), samples.targets, batch)
+    fastest = dict.fromkeys(actions, float("inf"))
     for _ in range(repeats):
-        for how, action in actions.items():
+        for computed_by, action in actions.items():
             began = time.process_time()
             action()
-            found[how] = min(found[how], (time.process_time() - began) / records * 1e6)
-    return found
+            fastest[computed_by] = min(fastest[computed_by], (time.process_time() - began) / records * 1e6)
+    return fastest
 
 
 def main() -> None:
@@ -98,9 +98,9 @@ def main() -> None:
     warnings.filterwarnings("ignore")  # of Opacus
     table = Table("model", "how", "us a record", "times the first", title=f"clipped gradients of {options.records} records, one thread")
     for name in MODELS:
-        found = measured(name, options.records, options.repeats)
-        for how, taken in found.items():
-            table.add_row(name, how, f"{taken:.1f}", f"{found['eager'] / taken:.2f}")
+        us_of_record = us_per_record(name, options.records, options.repeats)
+        for computed_by, microseconds in us_of_record.items():
+            table.add_row(name, computed_by, f"{microseconds:.1f}", f"{us_of_record['eager'] / microseconds:.2f}")
     Console(width=110).print(table)
 
 

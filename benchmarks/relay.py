@@ -58,7 +58,7 @@ def resident(pid: int, field: str) -> float:
 
 
 def fingerprint(data: bytes, record_bytes: int) -> int:
-    """Return a number that depends on which records there are and not on their order."""
+    """Return a number that depends on the records in ``data``, but not on their order."""
     return sum(hash(data[start : start + record_bytes]) for start in range(0, len(data), record_bytes))
 
 
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--away", type=float, default=0.0, help="seconds that the relay is away")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (crowd if options.crowd else measure)(options, options.store or str(Path(folder) / "relay.db"))
+        (measure_crowd if options.crowd else measure_throughput)(options, options.store or str(Path(folder) / "relay.db"))
 
 
 def node_key(index: int) -> Ed25519PrivateKey:
@@ -83,17 +83,17 @@ def node_key(index: int) -> Ed25519PrivateKey:
 
 
 def tokens_in(store: str, number: int, count: int, *, sums: bool = False) -> tuple[list[str], str]:
-    """Return tokens of so many clients, for ``sums`` with their signing keys, and of an aggregator."""
+    """Add tokens for ``count`` clients and an aggregator to the relay's ``store``, and return them. Sums need clients with signing keys."""
     engine = open_engine(store)
-    known = Tokens(engine)
+    tokens = Tokens(engine)
     keys = [node_key(index).public_key() if sums else None for index in range(count)]
-    clients = [known.add(f"client-{number}-{index}", Role.CLIENT, key) for index, key in enumerate(keys)]
-    aggregator = known.add(f"server-{number}", Role.AGGREGATOR)
+    clients = [tokens.add(f"client-{number}-{index}", Role.CLIENT, key) for index, key in enumerate(keys)]
+    aggregator = tokens.add(f"server-{number}", Role.AGGREGATOR)
     engine.dispose()
     return clients, aggregator
 
 
-def crowd(options: argparse.Namespace, store: str) -> None:
+def measure_crowd(options: argparse.Namespace, store: str) -> None:
     """Let all clients of a round upload at once, and print how many were lost and when the last one was through."""
     number, count = int(time.time()) % 10**9, options.crowd
     size = options.records * options.record_bytes
@@ -106,7 +106,7 @@ def crowd(options: argparse.Namespace, store: str) -> None:
         max_uploads=count,
         agreement="0" * 64,
     )
-    came: list[float] = []
+    arrival_seconds: list[float] = []
     with ExitStack() as stack:
         running = stack.enter_context(ExitStack())
         _, url = running.enter_context(relay(store))
@@ -117,7 +117,7 @@ def crowd(options: argparse.Namespace, store: str) -> None:
         def upload(index: int) -> None:
             with RelayClient(url, clients[index]) as client:
                 client.upload(RUN, number, f"{index:032x}", os.urandom(size), within_s=options.window - (time.monotonic() - began))
-            came.append(time.monotonic() - began)
+            arrival_seconds.append(time.monotonic() - began)
 
         with ThreadPoolExecutor(count) as pool:
             uploads = [pool.submit(upload, index) for index in range(count)]
@@ -129,11 +129,13 @@ def crowd(options: argparse.Namespace, store: str) -> None:
             failures = [type(error).__name__ for error in (future.exception() for future in uploads) if error is not None]
         arrived = aggregator.round_status(RUN, number).uploads
     print(f"{count} uploads of {size} bytes at once, window {options.window:g} s, relay away for {options.away:g} s:")
-    came.sort()
-    print(f"{count - (arrived or 0)} lost {failures[:3]}, half there after {came[len(came) // 2]:.1f} s, all after {came[-1]:.1f} s")
+    arrival_seconds.sort()
+    half, last = arrival_seconds[len(arrival_seconds) // 2], arrival_seconds[-1]
+    print(f"{count - (arrived or 0)} lost {failures[:3]}, half there after {half:.1f} s, all after {last:.1f} s")
 
 
-def measure(options: argparse.Namespace, store: str) -> None:
+def measure_throughput(options: argparse.Namespace, store: str) -> None:
+    """Run one round over the relay, check that all records come back, and print the time and memory of its steps."""
     number = int(time.time()) % 10**9
     terms = Terms(
         record_bytes=options.record_bytes,
@@ -157,24 +159,29 @@ def measure(options: argparse.Namespace, store: str) -> None:
         began = time.perf_counter()
         with ThreadPoolExecutor(options.threads) as pool:
             list(pool.map(upload, range(options.uploads)))
-        uploaded, peak_uploading = time.perf_counter(), resident(pid, "VmHWM")
+        uploaded_at, peak_uploading = time.perf_counter(), resident(pid, "VmHWM")
         pulling = aggregator.pull(RUN, number)
         pulled = [next(pulling)]
-        mixed = time.perf_counter()
+        mixed_at = time.perf_counter()
         pulled += pulling
-        taken = time.perf_counter()
+        pulled_at = time.perf_counter()
         aggregator.acknowledge(RUN, number)
-        acknowledged, peak = time.perf_counter(), resident(pid, "VmHWM")
+        acknowledged_at, peak = time.perf_counter(), resident(pid, "VmHWM")
     if sum(map(hash, pulled)) != expected or len(pulled) != options.uploads * options.records:
         raise RuntimeError("other records came back than were uploaded")
-    steps = {"upload": (began, uploaded), "mix": (uploaded, mixed), "pull": (mixed, taken), "acknowledge": (taken, acknowledged)}
+    steps = {
+        "upload": (began, uploaded_at),
+        "mix": (uploaded_at, mixed_at),
+        "pull": (mixed_at, pulled_at),
+        "acknowledge": (pulled_at, acknowledged_at),
+    }
     table = Table(
         title=f"{options.uploads} uploads of {options.records:,} records of {options.record_bytes} bytes, {options.threads} threads"
     )
     for heading in ("", "seconds", "MB/s"):
         table.add_column(heading, justify="right")
     size = terms.upload_bytes * options.uploads / 1e6
-    for name, (start, end) in {**steps, "all": (began, acknowledged)}.items():
+    for name, (start, end) in {**steps, "all": (began, acknowledged_at)}.items():
         table.add_row(name, f"{end - start:.1f}", f"{size / (end - start):.0f}")
     table.add_section()
     for name, megabytes in (("relay idle", idle), ("peak, uploads", peak_uploading), ("peak, all", peak)):

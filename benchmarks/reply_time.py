@@ -32,7 +32,7 @@ WEIGHTS = 21_840
 
 
 class OpenNode:
-    """Allows everything."""
+    """A node that allows everything."""
 
     def keeps_state(self, ask: Ask) -> bool:
         return True
@@ -49,20 +49,21 @@ class OpenNode:
 
 
 def train(message: Message, context: Context) -> Message:
+    """Train in the way that the node's config names: return in time, never, or with an error."""
     way, arrays = context.node_config["way"], message.content.array_records["arrays"]
     value = 0.01
     if way in ("long", "endless"):
         end = time.monotonic() + (0.7 * float(context.node_config["reply-s"]) if way == "long" else inf)
-        _compute(end)
+        _compute_until(end)
     elif way == "much memory":
-        held = np.ones(1 << 27)  # 1 GiB
-        _compute(inf)
-        del held
+        memory = np.ones(1 << 27)  # 1 GiB
+        _compute_until(inf)
+        del memory
     elif way == "many processes":
         for _ in range(15):
             if os.fork() == 0:
-                _compute(inf)
-        _compute(inf)
+                _compute_until(inf)
+        _compute_until(inf)
     elif way == "not finite":
         value = inf
     elif way == "exception":
@@ -73,13 +74,14 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": ArrayRecord(trained)}), reply_to=message)
 
 
-def _compute(end: float) -> None:
+def _compute_until(end: float) -> None:
+    """Keep the processor busy until the monotonic clock reaches ``end``."""
     while time.monotonic() < end:
         torch.ones(100, 100) @ torch.ones(100, 100)
 
 
-def late_ms(way: str, seconds: float) -> float:
-    """Return by how many milliseconds a reply comes after its time."""
+def lateness_ms(way: str, seconds: float) -> float:
+    """Train in the given ``way``, and return by how many milliseconds the reply comes after the stated time of ``seconds``."""
     app = LdpClientApp(train, node=lambda context: OpenNode())
     grid = InProcessGrid(app, 1, node_config={"way": way, "reply-s": seconds})
     terms = RoundTerms("run", 1, WEIGHTS, CONFIG, ("w",), (0.0,), (0.1,), asked=1, reply_s=seconds)
@@ -91,20 +93,20 @@ def late_ms(way: str, seconds: float) -> float:
     message = Message(RecordDict(content), grid.get_node_ids()[0], "train")
     began = time.monotonic()
     (reply,) = grid.send_and_receive([message])
-    taken = time.monotonic() - began
+    elapsed_s = time.monotonic() - began
     if reply.has_error():
         raise RuntimeError(reply.error.reason)
-    return (taken - seconds) * 1000
+    return (elapsed_s - seconds) * 1000
 
 
-def told_apart(ours: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """Return the share of second halves that the best threshold of the first halves tells right; 0.5 is chance."""
-    half = len(ours) // 2
-    cuts = np.concatenate((ours[:half], others[:half]))
-    right = [np.mean((ours[:half] > cut).astype(float)) + np.mean((others[:half] <= cut).astype(float)) for cut in cuts]
-    best = max(range(len(cuts)), key=lambda i: abs(right[i] - 1))
-    later = (float(np.mean(ours[half:] > cuts[best])) + float(np.mean(others[half:] <= cuts[best]))) / 2
-    return later if right[best] >= 1 else 1 - later
+def share_recognised(first_way: NDArray[np.float64], second_way: NDArray[np.float64]) -> float:
+    """Return how often a threshold chosen on the first halves of both samples tells the second halves apart; 0.5 is chance."""
+    half = len(first_way) // 2
+    cuts = np.concatenate((first_way[:half], second_way[:half]))
+    accuracies = [np.mean((first_way[:half] > cut).astype(float)) + np.mean((second_way[:half] <= cut).astype(float)) for cut in cuts]
+    best_cut = max(range(len(cuts)), key=lambda i: abs(accuracies[i] - 1))
+    accuracy = (float(np.mean(first_way[half:] > cuts[best_cut])) + float(np.mean(second_way[half:] <= cuts[best_cut]))) / 2
+    return accuracy if accuracies[best_cut] >= 1 else 1 - accuracy
 
 
 def main() -> None:
@@ -112,16 +114,16 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=100, help="of each way")
     parser.add_argument("--reply-s", type=float, default=1.0)
     options = parser.parse_args()
-    late: dict[str, list[float]] = {way: [] for way in WAYS}
+    lateness_by_way: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in track(range(options.replies * len(WAYS)), "replies"):
         way = WAYS[number % len(WAYS)]
-        late[way].append(late_ms(way, options.reply_s))
+        lateness_by_way[way].append(lateness_ms(way, options.reply_s))
     table = Table(title=f"replies at {options.reply_s:g} s, {options.replies} of each way, {WEIGHTS:,} weights")
     for heading in ("training", "late by, ms: median", "90 % below", "largest", "told from short"):
         table.add_column(heading, justify="right" if heading != "training" else "left")
-    for way, values in late.items():
-        told = "" if way == "short" else f"{told_apart(np.array(values), np.array(late['short'])):.0%}"
-        table.add_row(way, *(f"{figure:.2f}" for figure in (np.median(values), np.quantile(values, 0.9), max(values))), told)
+    for way, values in lateness_by_way.items():
+        recognised = "" if way == "short" else f"{share_recognised(np.array(values), np.array(lateness_by_way['short'])):.0%}"
+        table.add_row(way, *(f"{figure:.2f}" for figure in (np.median(values), np.quantile(values, 0.9), max(values))), recognised)
     Console(width=100).print(table)
 
 

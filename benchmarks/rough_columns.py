@@ -25,12 +25,12 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.simulation.measuring import Measuring
 
 NOISE = {1: 50.0, 2: 26.0, 4: 13.7, 8: 7.6}
-"""About what the mechanism is told, at each epsilon of a whole run."""
+"""Noise multiplier at each epsilon of a whole run, roughly as runs choose it."""
 COLUMNS = 7
 RARE = "5 % of 0/1"
 
 
-def columns(generator: np.random.Generator, rows: int) -> dict[str, NDArray[np.float64]]:
+def columns_of_many_kinds(generator: np.random.Generator, rows: int) -> dict[str, NDArray[np.float64]]:
     """Return columns of many kinds, by name."""
     shares = {RARE: 0.05, "20 % of 0/1": 0.2, "half of 0/1": 0.5}
     amounts = generator.lognormal(1, 1, rows)
@@ -49,31 +49,31 @@ def columns(generator: np.random.Generator, rows: int) -> dict[str, NDArray[np.f
     }
 
 
-def around(values: NDArray[np.float64], factor: float | None) -> tuple[float, float] | None:
-    """Return bounds ``factor`` times as wide as ``values``; none without a factor."""
+def bounds_around(values: NDArray[np.float64], factor: float | None) -> tuple[float, float] | None:
+    """Return bounds ``factor`` times as wide as the range of ``values``, or None without a factor."""
     if factor is None:
         return None
     middle, reach = (values.max() + values.min()) / 2, factor * np.ptp(values) / 2
     return float(middle - reach), float(middle + reach)
 
 
-def measured(rows: int, clients: int, epsilon: int, factor: float | None, seed: int) -> Iterator[tuple[str, bool, bool]]:
-    """Yield each column that was seen at all: its name, whether its scale is wrong, and whether the note names it."""
+def judged_columns(rows: int, clients: int, epsilon: int, factor: float | None, seed: int) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each column that was measured, precisely or roughly: its name, whether its scale is wrong, and whether the note names it."""
     generator = np.random.default_rng([seed, rows, clients])
-    drawn = columns(generator, rows)
-    names = generator.permutation(list(drawn))[:COLUMNS].tolist()
-    inputs = torch.from_numpy(np.stack([drawn[name] for name in names], axis=1)).float()
+    columns = columns_of_many_kinds(generator, rows)
+    names = generator.permutation(list(columns))[:COLUMNS].tolist()
+    inputs = torch.from_numpy(np.stack([columns[name] for name in names], axis=1)).float()
     samples = Samples(inputs, torch.from_numpy(generator.integers(0, 2, rows)))
-    unscaled = [Unscaled(name, place, around(drawn[name], factor)) for place, name in enumerate(names)]
+    unscaled = [Unscaled(name, place, bounds_around(columns[name], factor)) for place, name in enumerate(names)]
     dataset = Dataset("x", samples, samples, 2, (), (), "x", unscaled=(*unscaled, Unscaled("outcome, the target", classes=2)))
     mechanism = DpSgd(RecordClip(1.0), NOISE[epsilon], records=rows / clients)
     parts = tuple(np.array_split(np.arange(rows), clients))
-    found, _ = Measuring(seed, mechanism, "direct").scaled(dataset, parts)
-    said = {rough: " ".join(note for note in found.notes if ("roughly" in note) == rough) for rough in (True, False)}
+    scaled_dataset, _ = Measuring(seed, mechanism, "direct").scaled(dataset, parts)
+    notes = {rough: " ".join(note for note in scaled_dataset.notes if ("roughly" in note) == rough) for rough in (True, False)}
     for place, name in enumerate(names):
-        if name not in said[False]:
-            spread, center = float(found.train.tensor[:, place].std()), float(found.train.tensor[:, place].mean())
-            yield name, not 1 / 3 < spread < 3 or abs(center) > 2, name in said[True]
+        if name not in notes[False]:
+            spread, center = float(scaled_dataset.train.tensor[:, place].std()), float(scaled_dataset.train.tensor[:, place].mean())
+            yield name, not 1 / 3 < spread < 3 or abs(center) > 2, name in notes[True]
 
 
 def main() -> None:
@@ -81,22 +81,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    named, tables, missed = defaultdict[str, list[bool]](list), 0, 0
+    named_by_group, tables, missed = defaultdict[str, list[bool]](list), 0, 0
     seeds = range(options.first, options.first + options.seeds)
     for rows, clients, epsilon, factor, seed in product((400, 1000, 3000, 8000, 20000), (4, 20), NOISE, (None, 1.0, 10.0, 1000.0), seeds):
-        found = list(measured(rows, clients, epsilon, factor, seed))
-        tables, missed = tables + bool(found), missed + any(is_wrong and not is_named for _, is_wrong, is_named in found)
-        for name, is_wrong, is_named in found:
+        judged = list(judged_columns(rows, clients, epsilon, factor, seed))
+        tables, missed = tables + bool(judged), missed + any(is_wrong and not is_named for _, is_wrong, is_named in judged)
+        for name, is_wrong, is_named in judged:
             if not is_wrong:
-                of = "rare" if name == RARE else "others"
-                where = (
+                kind = "rare" if name == RARE else "others"
+                group = (
                     "less than 3,000 rows"
                     if rows < 3000
-                    else f"3,000 rows and more, epsilon {'4 and 8' if epsilon > 2 else '1 and 2'}, {of}"
+                    else f"3,000 rows and more, epsilon {'4 and 8' if epsilon > 2 else '1 and 2'}, {kind}"
                 )
-                named[where].append(is_named)
-    for where, own in sorted(named.items()):
-        print(f"{where}: {np.mean(own):.1%} of {len(own):,} right columns named")
+                named_by_group[group].append(is_named)
+    for group, is_named_of_group in sorted(named_by_group.items()):
+        print(f"{group}: {np.mean(is_named_of_group):.1%} of {len(is_named_of_group):,} right columns named")
     print(f"a wrong column that is not named: in {missed} of {tables:,} tables")
 
 

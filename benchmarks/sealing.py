@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 def timed(action: Callable[[], Result]) -> tuple[Result, float, float]:
-    """Return what ``action`` does, and its seconds by the clock and of the processor."""
+    """Return the result of ``action``, its seconds by the clock, and its seconds of processor time."""
     clock, processor = time.perf_counter(), time.process_time()
     result = action()
     return result, time.perf_counter() - clock, time.process_time() - processor

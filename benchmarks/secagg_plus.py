@@ -30,13 +30,13 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import SecAggPl
 from ldpfl.flower import InProcessGrid
 from ldpfl.flower.internals import records_to_bytes
 
-LARGEST = 1 << 21
-"""Of a node's lattice points on either side of 0: 22 bits, which leave 32 - 22 bits for 1,024 nodes."""
+MAX_LATTICE_POINT = 1 << 21
+"""Largest lattice point of a node, on either side of 0. Points then take 22 bits, which leaves 10 of 32 bits for sums of 1,024 nodes."""
 
 
 @dataclass
-class Seen:
-    """What passes the server, message by message."""
+class Traffic:
+    """Bytes that the server sent and received, and the replies that it saw."""
 
     sent: int = 0
     received: int = 0
@@ -44,23 +44,23 @@ class Seen:
 
 
 class CountingGrid(InProcessGrid):
-    """Counts bytes of arrays and configs; messages of nodes in ``silent`` are lost once masked vectors are asked for."""
+    """A grid that counts bytes. Messages to nodes in ``silent`` are lost from the third stage on, in which masked vectors are asked for."""
 
     def __init__(self, *args: Any, silent: Iterable[int] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.seen, self.silent, self.stage = Seen(), set(silent), 0
+        self.traffic, self.silent, self.stage = Traffic(), set(silent), 0
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        own = list(messages)
+        delivered = list(messages)
         self.stage += 1
         if self.stage >= 3:
-            own = [message for message in own if message.metadata.dst_node_id not in self.silent]
-        for message in own:
-            message.content = deepcopy(message.content)  # the mod takes things out of what all nodes share in one process
-        self.seen.sent += sum(size_of(message.content) for message in own)
-        replies = list(super().send_and_receive(own, timeout=timeout))
-        self.seen.received += sum(size_of(reply.content) for reply in replies if reply.has_content())
-        self.seen.replies += [reply.content for reply in replies if reply.has_content()]
+            delivered = [message for message in delivered if message.metadata.dst_node_id not in self.silent]
+        for message in delivered:
+            message.content = deepcopy(message.content)  # nodes in one process share it, and the mod removes parts of it
+        self.traffic.sent += sum(size_of(message.content) for message in delivered)
+        replies = list(super().send_and_receive(delivered, timeout=timeout))
+        self.traffic.received += sum(size_of(reply.content) for reply in replies if reply.has_content())
+        self.traffic.replies += [reply.content for reply in replies if reply.has_content()]
         return iter(replies)
 
 
@@ -69,21 +69,21 @@ def size_of(content: RecordDict) -> int:
 
 
 @dataclass
-class Proxy:
-    """All of a client that the workflow looks at."""
+class NodeProxy:
+    """A stand-in for a client, with the one attribute that the workflow reads."""
 
     node_id: int
 
 
-class Everyone(FedAvg):
-    """Asks every node, and keeps the aggregate as it comes."""
+class AllNodes(FedAvg):
+    """A strategy that asks every node, and stores the aggregate unchanged."""
 
     def __init__(self, nodes: list[int]) -> None:
         super().__init__()
         self.nodes, self.aggregate = nodes, np.zeros(0)
 
     def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-        return [(Proxy(node), FitIns(parameters, {})) for node in self.nodes]
+        return [(NodeProxy(node), FitIns(parameters, {})) for node in self.nodes]
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
         self.aggregate = parameters_to_ndarrays(results[0][1].parameters)[0]
@@ -91,8 +91,11 @@ class Everyone(FedAvg):
 
 
 def lattice_points(node: int, weights: int, noise: float) -> np.ndarray:
+    """Return the lattice points that ``node`` sends. They depend on its number alone, so that the exact sum can be computed."""
     generator = np.random.default_rng([7, node])
-    return np.rint(generator.integers(-200, 200, weights) + noise * generator.standard_normal(weights)).clip(1 - LARGEST, LARGEST - 1)
+    return np.rint(generator.integers(-200, 200, weights) + noise * generator.standard_normal(weights)).clip(
+        1 - MAX_LATTICE_POINT, MAX_LATTICE_POINT - 1
+    )
 
 
 def main() -> None:
@@ -102,12 +105,12 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=30_000.0, help="standard deviation of a node's noise, in lattice points")
     options = parser.parse_args()
     for silent in (0, 1):
-        attempt(options.nodes, options.weights, options.noise, silent)
-    guess_masks(20_000)
+        run_round(options.nodes, options.weights, options.noise, silent)
+    print_time_to_guess_masks(20_000)
 
 
-def guess_masks(tried: int) -> None:
-    """Say how long it takes to try all masks of a pair of nodes: 32 bits of what they agreed on seed each, whatever its length."""
+def print_time_to_guess_masks(tried: int) -> None:
+    """Print how long it takes to try all masks of a pair of nodes. The seed of a mask has 32 bits, however long the agreed secret is."""
     agreed = np.random.default_rng(1).bytes(32)
     folded = bytes(np.bitwise_xor.reduce(np.frombuffer(agreed, dtype=np.uint32)).tobytes())
     same = (pseudo_rand_gen(agreed, 1 << 32, [(1000,)])[0] == pseudo_rand_gen(folded, 1 << 32, [(1000,)])[0]).all()
@@ -118,39 +121,39 @@ def guess_masks(tried: int) -> None:
     print(f"a mask follows from 4 bytes: {bool(same)}; to try all 2^32 of them takes {hours:,.0f} hours on one core, in Python")
 
 
-def attempt(nodes: int, weights: int, noise: float, silent: int) -> None:
-    """Run one round, of which ``silent`` nodes drop out before their masked vector, and print what came of it."""
+def run_round(nodes: int, weights: int, noise: float, silent: int) -> None:
+    """Run one round in which ``silent`` nodes drop out before they send a masked vector, and print wrong sums, seconds and bytes."""
 
-    def app(message: Message, context: Context) -> Message:
-        own = lattice_points(int(context.node_config["partition-id"]), weights, noise)
-        result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([own]), 1, {"secret": 0.731})
+    def send_lattice_points(message: Message, context: Context) -> Message:
+        points = lattice_points(int(context.node_config["partition-id"]), weights, noise)
+        result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([points]), 1, {"secret": 0.731})
         return Message(fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
     client_app = ClientApp(mods=[secaggplus_mod])
-    client_app.train()(app)
+    client_app.train()(send_lattice_points)
     grid = CountingGrid(client_app, nodes)
     ids = sorted(grid.get_node_ids())
-    lost = ids[:silent]
-    grid.silent = set(lost)
-    strategy = Everyone(ids)
+    lost_ids = ids[:silent]
+    grid.silent = set(lost_ids)
+    strategy = AllNodes(ids)
     context = LegacyContext(grid.server_context(), ServerConfig(num_rounds=1), strategy)
     context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({"current_round": 1})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord([np.zeros(weights)])
     # A lattice point is one step of the quantisation: range / 2 of them on either side, and a weight of 1 of at most 1.
     workflow = SecAggPlusWorkflow(
-        1.0, 0.5, max_weight=1.0, clipping_range=float(LARGEST), quantization_range=2 * LARGEST, modulus_range=1 << 32
+        1.0, 0.5, max_weight=1.0, clipping_range=float(MAX_LATTICE_POINT), quantization_range=2 * MAX_LATTICE_POINT, modulus_range=1 << 32
     )
     began = time.perf_counter()
     workflow(grid, context)
     seconds = time.perf_counter() - began
-    kept = [node for node in range(nodes) if ids[node] not in lost]
-    exact = sum(lattice_points(node, weights, noise) for node in kept)
-    wrong = int((np.rint(strategy.aggregate * len(kept)) != exact).sum()) if strategy.aggregate.size else weights
-    plain = sorted({name for content in grid.seen.replies for record in content.metric_records.values() for name in record})
+    remaining = [node for node in range(nodes) if ids[node] not in lost_ids]
+    exact_sum = sum(lattice_points(node, weights, noise) for node in remaining)
+    wrong_sums = int((np.rint(strategy.aggregate * len(remaining)) != exact_sum).sum()) if strategy.aggregate.size else weights
+    plain_text_names = sorted({name for content in grid.traffic.replies for record in content.metric_records.values() for name in record})
     print(
-        f"{nodes} nodes, {weights:,} weights, {silent} dropped: {wrong} of {weights:,} sums wrong, {seconds:.2f} s; "
-        f"a node sends {grid.seen.received / nodes:,.0f} bytes and receives {grid.seen.sent / nodes:,.0f}; "
-        f"in plain text: {', '.join(plain)}"
+        f"{nodes} nodes, {weights:,} weights, {silent} dropped: {wrong_sums} of {weights:,} sums wrong, {seconds:.2f} s; "
+        f"a node sends {grid.traffic.received / nodes:,.0f} bytes and receives {grid.traffic.sent / nodes:,.0f}; "
+        f"in plain text: {', '.join(plain_text_names)}"
     )
 
 

@@ -25,14 +25,14 @@ for name in parser.parse_args().recipes:
     try:
         ledger, delta = api.released(name)
         began = time.perf_counter()
-        made = Certificate(statement=certified(ledger.to_json(), name, delta, {}))
+        certificate = Certificate(statement=certified(ledger.to_json(), name, delta, {}))
         stated, began = time.perf_counter() - began, time.perf_counter()
-        found = verify(made)
+        opinion = verify(certificate)
     except ConfigError as error:
         table.add_row(name, "", "", "", str(error)[:60], "")
         continue
     seconds = f"{stated:.1f}, {time.perf_counter() - began:.1f}"
-    for verdict in found.lines:
+    for verdict in opinion.lines:
         second = "-" if verdict.second is None else number(verdict.second if isfinite(verdict.second) else "infinity")
         trusted = TRUSTED[verdict.line.trusted] + (", pure" if verdict.line.delta == 0 else "")
         table.add_row(name, trusted, number(verdict.line.epsilon), second, verdict.status, seconds)

@@ -35,8 +35,8 @@ from ldpfl.transport.shuffling.sealing import OVERHEAD, Binding, generate_key, s
 MECHANISMS = {"duchi": Duchi(1.0), "laplace": Laplace(1.0)}
 
 
-class StandIn:
-    """A released round, whose sealed records are in a file."""
+class RelayOfFile:
+    """A stand-in for a relay with one released round, whose sealed records are in a file."""
 
     def __init__(self, spool: Path, record_bytes: int) -> None:
         self._spool, self._size = spool, record_bytes
@@ -49,7 +49,7 @@ class StandIn:
 
 
 def write_round(spool: Path, round_: OpenRound, key: X25519PrivateKey, nodes: int) -> None:
-    """Seal the records of ``nodes`` nodes into a file."""
+    """Seal random reports of ``nodes`` nodes, and write their records to the file ``spool``."""
     binding, draws = Binding(round_.run, round_.number, round_.plan.fingerprint), np.random.default_rng(0)
     size = payload_bits(round_.mechanism, round_.ranges) // 8
     with spool.open("wb") as records:
@@ -60,12 +60,12 @@ def write_round(spool: Path, round_: OpenRound, key: X25519PrivateKey, nodes: in
 
 
 class Memory:
-    """Watches the resident size of this process, and what its children have for themselves, twenty times a second."""
+    """Peak of the resident size of this process plus the unshared memory of its children, read twenty times a second."""
 
     def __init__(self) -> None:
         self._process, self._stop = psutil.Process(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._before = self._most = self._now()
+        self._before = self._peak = self._current_bytes()
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -76,10 +76,10 @@ class Memory:
 
     @property
     def grown(self) -> int:
-        """Bytes at the peak above those at the beginning."""
-        return self._most - self._before
+        """Bytes by which memory grew from the beginning to the peak."""
+        return self._peak - self._before
 
-    def _now(self) -> int:
+    def _current_bytes(self) -> int:
         size = self._process.memory_info().rss
         for child in self._process.children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -88,7 +88,7 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.05):
-            self._most = max(self._most, self._now())
+            self._peak = max(self._peak, self._current_bytes())
 
 
 def main() -> None:
@@ -104,24 +104,25 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         spool = Path(folder, "records")
         write_round(spool, round_, key, options.nodes)
-        relay: Any = StandIn(spool, round_.plan.plaintext_bytes + OVERHEAD)
+        relay: Any = RelayOfFile(spool, round_.plan.plaintext_bytes + OVERHEAD)
         collector, memory = RelayCollector(relay=relay, key=key, linked=options.linked), Memory()
-        began, used = time.perf_counter(), processor_time()
+        began, processor_began = time.perf_counter(), processor_time()
         with memory:
             received = collector.collect(round_, (), round_.timeout)
             if received.pool is None:
                 raise SystemExit(f"nothing was received: {received.refused}")
             aggregate = received.pool.aggregate(mechanism, ranges)
-        wall, busy = time.perf_counter() - began, processor_time() - used
+        clock_s, processor_s = time.perf_counter() - began, processor_time() - processor_began
     digest = hashlib.sha256(aggregate.mean.numpy().tobytes() + aggregate.variance.numpy().tobytes()).hexdigest()[:12]
     print(
         f"{mechanism.name}, {options.nodes} nodes x {options.weights:,} weights, {round_.plan.records:,} records a node, {cores()} cores: ",
         end="",
     )
-    print(f"{wall:.2f} s, {busy:.2f} s of the processor, {memory.grown / 1e6:,.0f} MB; mean {digest}")
+    print(f"{clock_s:.2f} s, {processor_s:.2f} s of the processor, {memory.grown / 1e6:,.0f} MB; mean {digest}")
 
 
 def processor_time() -> float:
+    """Return the processor time of this process and of its ended children, in seconds."""
     return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 

@@ -36,19 +36,23 @@ ACCURACY_OF_LDP_FL = {"LDP-FL, weights": 96.20, "LDP-FL, updates": 97.82}
 
 def published() -> dict[str, list[tuple[float, float]]]:
     """Return published accuracies on MNIST with 60,000 clients of one digit, and LDP-FL's setting, each as (epsilon, accuracy)."""
-    rounds = {20: 50.8, 50: 67.3, 100: 71.6, 200: 76.6, 300: 79.5, 500: 81.0}
-    every_round = [(composed_clone_epsilon(4.0, 60_000, count, DELTA, clone_probability(4.0)), own) for count, own in rounds.items()]
-    cldp = composed_clone_epsilon(2.0, 10_000, 80, DELTA, clone_probability(2.0))  # 80 epochs, a report in each, among the 10,000 of a step
-    ldp_fl = certified_epsilon([ShuffledRounds(1.0, 100, 21_840, 10)], DELTA)[1]
+    accuracy_after_rounds = {20: 50.8, 50: 67.3, 100: 71.6, 200: 76.6, 300: 79.5, 500: 81.0}
+    every_round = [
+        (composed_clone_epsilon(4.0, 60_000, count, DELTA, clone_probability(4.0)), accuracy)
+        for count, accuracy in accuracy_after_rounds.items()
+    ]
+    # 80 epochs, with a report in each, among the 10,000 reports of a step.
+    cldp_epsilon = composed_clone_epsilon(2.0, 10_000, 80, DELTA, clone_probability(2.0))
+    ldp_fl_epsilon = certified_epsilon([ShuffledRounds(1.0, 100, 21_840, 10)], DELTA)[1]
     return {
         "LDP-SGD (Erlingsson et al. 2020, as run in FL-TEE)": every_round,
-        "CLDP-SGD (Girgis et al. 2021)": [(cldp, 87.9)],
-        **{name: [(ldp_fl, own)] for name, own in ACCURACY_OF_LDP_FL.items()},
+        "CLDP-SGD (Girgis et al. 2021)": [(cldp_epsilon, 87.9)],
+        **{name: [(ldp_fl_epsilon, accuracy)] for name, accuracy in ACCURACY_OF_LDP_FL.items()},
     }
 
 
 def regime_of(config: RunConfig) -> str:
-    """Return which regime a run belongs to."""
+    """Return the regime of a run, a key of ``REGIMES``."""
     if config.mechanism.name == "rotated-sign":
         return "shuffled"
     if config.mechanism.name == "dp-sgd":
@@ -58,13 +62,13 @@ def regime_of(config: RunConfig) -> str:
 
 def collect(folders: Iterable[Path]) -> dict[tuple[str, float], list[dict[str, Any]]]:
     """Return the results of all finished runs below ``folders``, by regime and target."""
-    found: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
+    results: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
     for folder in folders:
         for result in sorted(folder.rglob("result.json")):
             config = read_config(result.with_name("config.toml"))
             if config.privacy.target_epsilon != "off":
-                found[regime_of(config), config.privacy.target_epsilon].append(json.loads(result.read_text(encoding="utf-8")))
-    return found
+                results[regime_of(config), config.privacy.target_epsilon].append(json.loads(result.read_text(encoding="utf-8")))
+    return results
 
 
 def main() -> None:
@@ -94,13 +98,14 @@ def main() -> None:
 
 
 def draw_epsilon(axes: Any, found: dict[tuple[str, float], list[dict[str, Any]]], others: dict[str, list[tuple[float, float]]]) -> None:
+    """Draw and print accuracy against epsilon: a line for each regime, and the published points ``others``."""
     for regime, label in REGIMES.items():
-        points = sorted(target for own, target in found if own == regime)
+        points = sorted(target for regime_of_results, target in found if regime_of_results == regime)
         if points:
             draw_line(axes, points, [found[regime, target] for target in points], label, [f"epsilon {target:g}" for target in points])
-    for name, known in others.items():
-        print(f"{name}: " + ", ".join(f"{own:g} % at epsilon {epsilon:.4g}" for epsilon, own in known))
-        axes.plot(*zip(*known, strict=True), marker="x", linestyle=":" if len(known) > 1 else "", label=name)
+    for name, points_of_paper in others.items():
+        print(f"{name}: " + ", ".join(f"{accuracy:g} % at epsilon {epsilon:.4g}" for epsilon, accuracy in points_of_paper))
+        axes.plot(*zip(*points_of_paper, strict=True), marker="x", linestyle=":" if len(points_of_paper) > 1 else "", label=name)
     axes.set_xscale("log", base=10 if others else 2)
     if not others:
         axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
@@ -109,26 +114,26 @@ def draw_epsilon(axes: Any, found: dict[tuple[str, float], list[dict[str, Any]]]
 
 def draw_bytes(axes: Any, folders: Iterable[Path]) -> None:
     """Draw accuracy against bytes: a line for each target, a point for each size of the groups of which one coordinate is sent."""
-    found: dict[float, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    results: dict[float, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     groups: dict[int, int] = {}
     for result in (result for folder in folders for result in sorted(folder.rglob("result.json"))):
         config, figures = read_config(result.with_name("config.toml")), json.loads(result.read_text(encoding="utf-8"))
         if isinstance(config.mechanism, RotatedSignSettings) and config.privacy.target_epsilon != "off":
             sent = int(figures["uplink_bytes_per_client_round"])
-            found[config.privacy.target_epsilon][sent].append(figures)
+            results[config.privacy.target_epsilon][sent].append(figures)
             groups[sent] = config.mechanism.group
-    for target, by_bytes in sorted(found.items()):
+    for target, by_bytes in sorted(results.items()):
         points = sorted(by_bytes)
-        named = [f"epsilon {target:g}, one of {groups[sent]}: {sent} bytes" for sent in points]
-        draw_line(axes, points, [by_bytes[sent] for sent in points], f"epsilon {target:g}", named)
+        descriptions = [f"epsilon {target:g}, one of {groups[sent]}: {sent} bytes" for sent in points]
+        draw_line(axes, points, [by_bytes[sent] for sent in points], f"epsilon {target:g}", descriptions)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("bytes that a client sends in a round")
 
 
-def draw_line(axes: Any, points: Sequence[float], runs: Sequence[list[dict[str, Any]]], label: str, named: Sequence[str]) -> None:
-    """Draw mean and spread over seeds, and print them."""
-    accuracies = [[100 * run["score"] for run in own] for own in runs]
-    for name, values in zip(named, accuracies, strict=True):
+def draw_line(axes: Any, points: Sequence[float], runs: Sequence[list[dict[str, Any]]], label: str, descriptions: Sequence[str]) -> None:
+    """Draw a line of the mean and spread over seeds at each of ``points``, and print them."""
+    accuracies = [[100 * run["score"] for run in runs_of_point] for runs_of_point in runs]
+    for name, values in zip(descriptions, accuracies, strict=True):
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
         print(f"{label}, {name}: {fmean(values):.2f}{spread} %, {len(values)} seed{'s' * (len(values) > 1)}")
     spreads = [stdev(values) if len(values) > 1 else 0.0 for values in accuracies]

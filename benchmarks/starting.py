@@ -43,19 +43,19 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         release = BinaryRelease("duchi", 1.0, 100, author=OURS)
         Ledger().charge(RoundEvent(1, release, 1000, 1000, 1)).save(Path(folder, "ledger.json"))
-        run(folder, "certify ledger.json")
-        Path(folder, "plan.json").write_text(run(folder, "plan --epsilon 1 --clients 1000 --json")[0])
+        run_command(folder, "certify ledger.json")
+        Path(folder, "plan.json").write_text(run_command(folder, "plan --epsilon 1 --clients 1000 --json")[0])
         for name, command in COMMANDS.items():
-            found = [run(folder, command)[1:] for _ in range(times)]
-            wall, busy = (min(column) for column in zip(*found, strict=True))
+            times_of_runs = [run_command(folder, command)[1:] for _ in range(times)]
+            wall, busy = (min(column) for column in zip(*times_of_runs, strict=True))
             table.add_row(name, f"{wall:.2f}", f"{busy:.2f}")
     Console().print(table)
 
 
-def run(folder: str, command: str) -> tuple[str, float, float]:
-    """Return what ``ldpfl command`` prints, its seconds, and those of the processor."""
-    before, start = used(), time.perf_counter()
-    done = subprocess.run(
+def run_command(folder: str, command: str) -> tuple[str, float, float]:
+    """Run ``ldpfl command``. Return its output, its seconds by the clock, and its seconds of processor time."""
+    processor_before, start = children_processor_s(), time.perf_counter()
+    finished = subprocess.run(
         [sys.executable, "-m", "ldpfl", *command.split()],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -63,13 +63,14 @@ def run(folder: str, command: str) -> tuple[str, float, float]:
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        raise SystemExit(f"ldpfl {command}: {done.stderr or done.stdout}")
+    if finished.returncode:
+        raise SystemExit(f"ldpfl {command}: {finished.stderr or finished.stdout}")
     seconds = time.perf_counter() - start
-    return done.stdout, seconds, used() - before
+    return finished.stdout, seconds, children_processor_s() - processor_before
 
 
-def used() -> float:
+def children_processor_s() -> float:
+    """Return the processor time of all ended child processes, in seconds."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return children.ru_utime + children.ru_stime
 

@@ -24,17 +24,25 @@ def main() -> None:
     parser.add_argument("--trials", type=float, default=10.0)
     parser.add_argument("--settings", type=int, default=10)
     parser.add_argument("--best", type=int, default=3)
-    chosen = parser.parse_args()
-    table = Table("law", "a trial", "all trials, at most", "only one trial", f"one of the best {chosen.best} is tried")
+    options = parser.parse_args()
+    table = Table("law", "a trial", "all trials, at most", "only one trial", f"one of the best {options.best} is tried")
     for law in get_args(Law):
-        count = TrialCount.of(chosen.trials, law=law)
-        mu, missed = trial_mu(chosen.epsilon, count, DELTA), 1 - chosen.best / chosen.settings
-        none = sum(weight * missed**number for number, weight in enumerate(count.weights, start=1)) / sum(count.weights)
-        most = gaussian_epsilon(mu * sqrt(count.limit), DELTA)
-        single = count.weights[0] / sum(count.weights)
-        table.add_row(law, f"{gaussian_epsilon(mu, DELTA):.3f}", f"{count.limit} have {most:.1f}", f"{single:.0%}", f"{1 - none:.0%}")
-    alone = gaussian_epsilon(gaussian_mu(chosen.epsilon, DELTA) / sqrt(chosen.settings), DELTA)
-    table.add_row("each setting once, added up", f"{alone:.3f}", f"{chosen.settings} have {chosen.epsilon:.1f}", "0%", "100%")
+        count = TrialCount.of(options.trials, law=law)
+        mu, miss_probability = trial_mu(options.epsilon, count, DELTA), 1 - options.best / options.settings
+        none_of_best = sum(weight * miss_probability**number for number, weight in enumerate(count.weights, start=1)) / sum(count.weights)
+        all_trials_epsilon = gaussian_epsilon(mu * sqrt(count.limit), DELTA)
+        one_trial_probability = count.weights[0] / sum(count.weights)
+        table.add_row(
+            law,
+            f"{gaussian_epsilon(mu, DELTA):.3f}",
+            f"{count.limit} have {all_trials_epsilon:.1f}",
+            f"{one_trial_probability:.0%}",
+            f"{1 - none_of_best:.0%}",
+        )
+    epsilon_of_setting = gaussian_epsilon(gaussian_mu(options.epsilon, DELTA) / sqrt(options.settings), DELTA)
+    table.add_row(
+        "each setting once, added up", f"{epsilon_of_setting:.3f}", f"{options.settings} have {options.epsilon:.1f}", "0%", "100%"
+    )
     Console(width=120).print(table)
 
 

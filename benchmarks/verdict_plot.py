@@ -31,12 +31,12 @@ STYLES = {
     "C: a record; nobody trusted": ("black", "o"),
 }
 INFINITE = 10.0**9
-"""Where "infinity" stands on the axis."""
+"""Position of an infinite epsilon on the axis."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One row: its accuracy in per cent, and epsilon as the run trusts and where nobody is trusted."""
+    """One row of the table: accuracy and spread in per cent, and epsilon with the run's trust and with none (``local``)."""
 
     data: str
     system: str
@@ -46,40 +46,42 @@ class Point:
     local: float
 
 
-def points(table: Path) -> list[Point]:
-    """Return the rows with the epsilon that holds for each."""
+def points_of_table(table: Path) -> list[Point]:
+    """Return the rows of ``table``, each with its epsilon."""
     with table.open(encoding="utf-8", newline="") as file:
         return [_point(row) for row in csv.DictReader(file)]
 
 
 def _point(row: dict[str, str]) -> Point:
-    epsilon, local = (float(row["target"]),) * 2 if row["target"] else _holding(row["command"])
-    shown = f"{row['data']}, {row['system']}: {row['accuracy']} %, {row['seeds']} seed(s), epsilon {epsilon:,.4g}"
-    print(shown + (f", trusting nobody {local:,.4g}" if local != epsilon else "") + f"   {row['command']}")
+    """Return the point of a row, and print it. Its epsilon is the target of its runs, or else that of its recipe."""
+    epsilon, local = (float(row["target"]),) * 2 if row["target"] else _epsilons_of_recipe(row["command"])
+    text = f"{row['data']}, {row['system']}: {row['accuracy']} %, {row['seeds']} seed(s), epsilon {epsilon:,.4g}"
+    print(text + (f", trusting nobody {local:,.4g}" if local != epsilon else "") + f"   {row['command']}")
     return Point(row["data"], row["system"], float(row["accuracy"]), float(row["spread"] or 0), epsilon, local)
 
 
-def _holding(command: str) -> tuple[float, float]:
-    """Return epsilon of the recipe that ``command`` runs, with the trust of the run and with none; of a sweep, of its recipe."""
+def _epsilons_of_recipe(command: str) -> tuple[float, float]:
+    """Return two epsilons of the recipe that ``command`` runs or sweeps: with the trust of the run, and without any trust."""
     name = command.split()[2]
     statement = ldpfl.account("ladp-fl/desk" if name == "ladp-fl-cifar10" else name)
     best, local = statement.best, statement.find("local", "run")
     return (inf if best is None else best.epsilon), (inf if local is None else local.epsilon)
 
 
-def draw(found: Sequence[Point], out: Path) -> None:
+def draw(points: Sequence[Point], out: Path) -> None:
+    """Draw accuracy over epsilon to ``out``, with a panel for each data set."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     mpl.rcParams["svg.hashsalt"] = "ldpfl"
     from matplotlib import pyplot as plt
 
-    panels = list(dict.fromkeys(point.data for point in found))
+    panels = list(dict.fromkeys(point.data for point in points))
     figure, axes = plt.subplots(1, len(panels), figsize=(12, 4.8), layout="constrained")
-    for panel, own in zip(panels, axes, strict=True):
-        _panel(own, panel, [point for point in found if point.data == panel])
+    for panel, panel_axes in zip(panels, axes, strict=True):
+        _draw_panel(panel_axes, panel, [point for point in points if point.data == panel])
     axes[0].set_ylabel("test accuracy, %")
-    labels = {label: line for own in axes for line, label in zip(*own.get_legend_handles_labels(), strict=True)}
+    labels = {label: line for panel_axes in axes for line, label in zip(*panel_axes.get_legend_handles_labels(), strict=True)}
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=5, fontsize="small", frameon=False)
     axes[len(panels) // 2].set_xlabel(
         "epsilon that holds for all that is sent in a run, at delta 1e-5; dotted: up to what holds where nobody is trusted"
@@ -87,25 +89,28 @@ def draw(found: Sequence[Point], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None})
 
 
-def _panel(axes: Any, title: str, found: Sequence[Point]) -> None:
-    for system in dict.fromkeys(point.system for point in found):
+def _draw_panel(axes: Any, title: str, points: Sequence[Point]) -> None:
+    """Draw the points of one data set, a line for each system. A dotted line leads to the epsilon without trust."""
+    for system in dict.fromkeys(point.system for point in points):
         color, marker = STYLES[system]
-        own = sorted((point for point in found if point.system == system), key=lambda point: point.epsilon)
-        places = [_place(point.epsilon) for point in own]
+        points_of_system = sorted((point for point in points if point.system == system), key=lambda point: point.epsilon)
+        positions = [_position(point.epsilon) for point in points_of_system]
         axes.errorbar(
-            places,
-            [point.accuracy for point in own],
-            yerr=[point.spread for point in own],
+            positions,
+            [point.accuracy for point in points_of_system],
+            yerr=[point.spread for point in points_of_system],
             color=color,
             marker=marker,
-            linestyle="-" if len(own) > 1 else "",
+            linestyle="-" if len(points_of_system) > 1 else "",
             markersize=9 if marker == "*" else 6,
             markerfacecolor="white" if "reports" in system.split()[-1:] else color,
             label=system,
         )
-        for point, place in zip(own, places, strict=True):
+        for point, position in zip(points_of_system, positions, strict=True):
             if point.local != point.epsilon:
-                axes.plot([place, _place(point.local)], [point.accuracy] * 2, color=color, linestyle=":", linewidth=1, marker="|", zorder=0)
+                axes.plot(
+                    [position, _position(point.local)], [point.accuracy] * 2, color=color, linestyle=":", linewidth=1, marker="|", zorder=0
+                )
     axes.axvspan(0.5, 10, color="tab:green", alpha=0.08, linewidth=0)
     axes.axvline(INFINITE / 5, color="gray", linewidth=0.8)
     axes.set_xscale("log")
@@ -117,14 +122,15 @@ def _panel(axes: Any, title: str, found: Sequence[Point]) -> None:
     axes.grid(alpha=0.3)
 
 
-def _place(epsilon: float) -> float:
+def _position(epsilon: float) -> float:
+    """Return the position of ``epsilon`` on the axis."""
     return epsilon if isfinite(epsilon) else INFINITE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    draw(points(TABLE), parser.parse_args().out)
+    draw(points_of_table(TABLE), parser.parse_args().out)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ import fedjax
 import jax
 from fedjax.algorithms import fed_avg
 from jax_models import loss, start
-from round_of import BATCH, RATE, asked, timed
+from round_of import BATCH, RATE, task_from_arguments, time_rounds
 
 
 def main() -> None:
     """Time the rounds."""
-    task = asked()
+    task = task_from_arguments()
 
     def gradient(weights: object, batch: dict[str, jax.Array], key: object) -> object:
         return jax.grad(loss)(weights, batch["x"], batch["y"])
@@ -29,7 +29,7 @@ def main() -> None:
         state, _ = algorithm.apply(state, clients)
         jax.block_until_ready(state.params)
 
-    timed(task, run_round)
+    time_rounds(task, run_round)
 
 
 if __name__ == "__main__":

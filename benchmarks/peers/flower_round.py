@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from round_of import BATCH, RATE, Task, asked, timed
+from round_of import BATCH, RATE, Task, task_from_arguments, time_rounds
 from torch.nn import functional as F
 from torch_models import model_of
 
@@ -24,18 +24,18 @@ client, server = ClientApp(), ServerApp()
 _TASK: list[Task] = []
 
 
-def task_of() -> Task:
-    """Return the task; a process of Ray reads it once."""
+def cached_task() -> Task:
+    """Return the task. Each process of Ray reads it once, from the environment."""
     if not _TASK:
         sys.argv = ["flower_round.py", *os.environ["PEER_TASK"].split("\n")]
-        _TASK.append(asked())
+        _TASK.append(task_from_arguments())
     return _TASK[0]
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """Train one client for an epoch."""
-    task = task_of()
+    task = cached_task()
     torch.set_num_threads(1)
     model: Any = model_of(task.model)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
@@ -52,7 +52,7 @@ def train(message: Message, context: Context) -> Message:
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Time the rounds."""
-    task = task_of()
+    task = cached_task()
     weights = ArrayRecord(model_of(task.model).state_dict())
     while len(list(grid.get_node_ids())) < len(task.clients):
         time.sleep(0.1)
@@ -62,11 +62,11 @@ def main(grid: Grid, context: Context) -> None:
         strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=len(task.clients))
         weights = strategy.start(grid, weights, num_rounds=1).arrays
 
-    timed(task, run_round)
+    time_rounds(task, run_round)
 
 
 if __name__ == "__main__":
     os.environ["PEER_TASK"] = "\n".join(sys.argv[1:])
-    own = task_of()
-    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"address": "local", "num_cpus": own.threads, "include_dashboard": False}}
-    run_simulation(server, client, len(own.clients), backend_config=backend)
+    task = cached_task()
+    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"address": "local", "num_cpus": task.threads, "include_dashboard": False}}
+    run_simulation(server, client, len(task.clients), backend_config=backend)

@@ -11,7 +11,7 @@ Weights = dict[str, jax.Array]
 
 
 def start(name: str) -> Weights:
-    """Return weights to start from."""
+    """Return random initial weights of the model ``name``."""
     shapes = (
         {"c1": (10, 1, 5, 5), "b1": (10,), "c2": (20, 10, 5, 5), "b2": (20,), "w1": (320, 50), "v1": (50,), "w2": (50, 10), "v2": (10,)}
         if name == "cnn"

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import torch
-from round_of import BATCH, RATE, asked, timed
+from round_of import BATCH, RATE, task_from_arguments, time_rounds
 
 from ldpfl import data
 from ldpfl.experiments.build import build
@@ -17,7 +17,7 @@ from ldpfl.simulation.workers import workers
 
 def main() -> None:
     """Time the rounds."""
-    task = asked()
+    task = task_from_arguments()
     order = np.concatenate(task.clients)
     pixels = np.rint((task.images[order] * 0.3081 + 0.1307) * 255).astype(np.uint8)[:, None]
     train = data.Samples(torch.from_numpy(pixels), torch.from_numpy(task.labels[order]))
@@ -44,7 +44,7 @@ def main() -> None:
     federation, start = build(config, digits, cpu)
     with workers(task.threads, cpu) as pool:
         rounds = simulate(federation, start, task.rounds, workers=pool)
-        timed(task, lambda number: next(rounds))
+        time_rounds(task, lambda number: next(rounds))
 
 
 if __name__ == "__main__":

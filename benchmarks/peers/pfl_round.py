@@ -16,14 +16,14 @@ from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.internal.ops.pytorch_ops import to_tensor
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
-from round_of import BATCH, RATE, asked, timed
+from round_of import BATCH, RATE, task_from_arguments, time_rounds
 from torch import Tensor
 from torch.nn import functional as F
 from torch_models import CNN, Linear
 
 
 def with_loss(kind: type) -> type:
-    """Return a module that has what pfl asks of one."""
+    """Return a subclass of the module ``kind`` with the methods that pfl calls: ``loss``, and ``metrics``, which are not used here."""
 
     class Model(kind):  # type: ignore[misc, valid-type]
         def loss(self, images: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
@@ -38,19 +38,19 @@ def with_loss(kind: type) -> type:
 
 def main() -> None:
     """Time the rounds."""
-    task = asked()
+    task = task_from_arguments()
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, task.threads // processes))
     module = with_loss(CNN if task.model == "cnn" else Linear)()
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     images, labels = to_tensor(task.images), torch.from_numpy(task.labels)
 
-    def data_of(user: int) -> Dataset:
+    def dataset_of(user: int) -> Dataset:
         rows = torch.from_numpy(np.random.permutation(task.clients[user]))
         return Dataset([images[rows], labels[rows]], user_id=str(user), train_kwargs={"eval": False}, eval_kwargs={"eval": True})
 
     users = list(range(len(task.clients)))
-    dataset = FederatedDataset(data_of, get_user_sampler("minimize_reuse", users))
+    dataset = FederatedDataset(dataset_of, get_user_sampler("minimize_reuse", users))
     backend = SimulatedBackend(training_data=dataset, val_data=dataset)
     training = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=min(BATCH, len(task.clients[0])))
 
@@ -64,7 +64,7 @@ def main() -> None:
             send_metrics_to_platform=False,
         )
 
-    timed(task, run_round, says=os.environ.get("RANK", "0") == "0")
+    time_rounds(task, run_round, prints=os.environ.get("RANK", "0") == "0")
 
 
 if __name__ == "__main__":

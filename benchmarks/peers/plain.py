@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from round_of import BATCH, RATE, asked, timed
+from round_of import BATCH, RATE, task_from_arguments, time_rounds
 from torch.nn import functional as F
 from torch_models import model_of
 
 
 def main() -> None:
     """Time the rounds."""
-    task = asked()
+    task = task_from_arguments()
     torch.set_num_threads(task.threads)
     images, labels = torch.from_numpy(task.images), torch.from_numpy(task.labels)
     model = model_of(task.model)
@@ -33,7 +33,7 @@ def main() -> None:
         for weight, sum_ in zip(weights, total, strict=True):
             weight.copy_(sum_ / len(task.clients))
 
-    timed(task, run_round)
+    time_rounds(task, run_round)
 
 
 if __name__ == "__main__":

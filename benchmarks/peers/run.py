@@ -33,11 +33,11 @@ HOURS = 3600.0
 
 @dataclass(frozen=True)
 class Peer:
-    """A program that runs rounds.
+    """A library that runs rounds by a script of its own.
 
     Attributes:
-        packages: what its environment holds; empty for ldpfl's own.
-        many: clients of one record that it is asked for: slow peers are asked for fewer, and compared by the client.
+        packages: packages of its environment; empty for the environment of ldpfl.
+        many: number of clients with one record each. Slow peers get fewer clients, and are compared by the time for a client.
     """
 
     script: str
@@ -63,8 +63,8 @@ PEERS = {
 }
 
 
-def python_of(name: str, peer: Peer) -> str:
-    """Return the interpreter of a peer; its environment is made if there is none."""
+def python_with_packages(name: str, peer: Peer) -> str:
+    """Return the Python interpreter of a peer, whose environment is made when it is first needed."""
     if not peer.packages:
         return sys.executable
     folder = BUILD / name.split()[0].lower()
@@ -77,18 +77,18 @@ def python_of(name: str, peer: Peer) -> str:
     return str(python)
 
 
-def once(python: str, peer: Peer, digits: Path, options: list[str], threads: int) -> dict[str, float]:
-    """Return seconds of the later rounds and MiB of one run."""
+def run_peer(python: str, peer: Peer, digits: Path, options: list[str], threads: int) -> dict[str, float]:
+    """Run a peer once. Return the median seconds of the rounds after the first, and the peak memory in MiB."""
     processes = threads if peer.distributed else 1
     launch = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)] if processes > 1 else []
     environment = {**os.environ, **peer.environment, "OMP_NUM_THREADS": str(1 if launch else threads), "PYTHONPATH": str(HERE)}
     command = [python, *launch, str(HERE / peer.script), str(digits), "--threads", str(threads), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HOURS, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"{peer.script} failed:\n{done.stderr[-2000:]}")
-    told = json.loads(lines[-1])
-    return {"seconds": median(told["seconds"][1:]), "mib": told["mib"]}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HOURS, check=False)
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("{")]
+    if finished.returncode or not lines:
+        raise RuntimeError(f"{peer.script} failed:\n{finished.stderr[-2000:]}")
+    printed = json.loads(lines[-1])
+    return {"seconds": median(printed["seconds"][1:]), "mib": printed["mib"]}
 
 
 def main() -> None:
@@ -100,34 +100,34 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--settings", nargs="*", default=["cnn", "linear"])
     parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
-    own = parser.parse_args()
+    arguments = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
-    task = data.load("mnist", own.data_dir)
+    task = data.load("mnist", arguments.data_dir)
     digits = BUILD / "digits.npz"
     np.savez(digits, images=task.train.inputs.numpy().reshape(-1, 28, 28), labels=task.train.targets.numpy())
-    pythons = {name: python_of(name, PEERS[name]) for name in own.only}
-    found: dict[str, dict[str, list[dict[str, float]]]] = {}
-    for setting in own.settings:
-        rows = found.setdefault(setting, {name: [] for name in own.only})
-        for _ in range(own.turns):
-            for name in own.only:
+    pythons = {name: python_with_packages(name, PEERS[name]) for name in arguments.only}
+    figures_of_setting: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for setting in arguments.settings:
+        rows = figures_of_setting.setdefault(setting, {name: [] for name in arguments.only})
+        for _ in range(arguments.turns):
+            for name in arguments.only:
                 peer = PEERS[name]
                 clients, samples = (100, 600) if setting == "cnn" else (peer.many, 1)
                 options = ["--model", setting, "--clients", str(clients), "--samples", str(samples)]
                 try:
-                    told = once(pythons[name], peer, digits, options, own.threads)
+                    figures = run_peer(pythons[name], peer, digits, options, arguments.threads)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     print(f"{name}, {setting}: {error}", flush=True)
                     continue
-                rows[name].append({**told, "clients": clients})
-                print(f"{name}, {setting}: {told['seconds']:.2f} s, {told['mib']:.0f} MiB", flush=True)
-        show(setting, rows, own.threads)
-    if own.out:
-        own.out.write_text(json.dumps({"threads": own.threads, "found": found}, indent=1) + "\n", encoding="utf-8")
+                rows[name].append({**figures, "clients": clients})
+                print(f"{name}, {setting}: {figures['seconds']:.2f} s, {figures['mib']:.0f} MiB", flush=True)
+        show(setting, rows, arguments.threads)
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"threads": arguments.threads, "found": figures_of_setting}, indent=1) + "\n", encoding="utf-8")
 
 
 def show(setting: str, rows: dict[str, list[dict[str, float]]], threads: int) -> None:
-    """Print the table of a setting: ratios are of the same turn."""
+    """Print the table of a setting. A peer is compared with the run of ldpfl in the same turn."""
     title = "100 clients x 600 digits, two-layer CNN" if setting == "cnn" else "one digit a client, logistic regression"
     table = Table(title=f"one round, {title}, {threads} cores")
     for heading in ("", "clients", "seconds", "us a client", "times ldpfl's", "from .. to", "MiB"):
@@ -136,13 +136,16 @@ def show(setting: str, rows: dict[str, list[dict[str, float]]], threads: int) ->
     for name, runs in rows.items():
         if not runs:
             continue
-        each = [run["seconds"] / run["clients"] for run in runs]
-        ratios = [own / (base["seconds"] / base["clients"]) for own, base in zip(each, ours, strict=False)] or [float("nan")]
+        seconds_per_client = [run["seconds"] / run["clients"] for run in runs]
+        ratios = [
+            seconds_of_peer / (base_run["seconds"] / base_run["clients"])
+            for seconds_of_peer, base_run in zip(seconds_per_client, ours, strict=False)
+        ] or [float("nan")]
         table.add_row(
             name,
             f"{int(runs[0]['clients']):,}",
             f"{median(run['seconds'] for run in runs):.2f}",
-            f"{median(each) * 1e6:,.0f}",
+            f"{median(seconds_per_client) * 1e6:,.0f}",
             f"{median(ratios):.1f}",
             f"{min(ratios):.1f} .. {max(ratios):.1f}",
             f"{max(run['mib'] for run in runs):,.0f}",

@@ -66,34 +66,34 @@ def printable(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Tell whether ``text`` can be written down: Python keeps bytes of a file's name that it cannot read as surrogates, which cannot."""
+    """Return whether ``text`` can be encoded. Python keeps unreadable bytes of a file's name as surrogates, which cannot be encoded."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def shown(value: object) -> str:
-    """Return what a message may show of ``value``: a short text, a number; of all else, which may hold somebody's data, what it is."""
+    """Return a text for ``value`` in a message. Of a value that is no number or text, only type and size: the rest may be private data."""
     if value is None or isinstance(value, str | Path | Real):
         text = repr(value)
-        return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-    of = f" of {len(value)}" if isinstance(value, list | tuple | dict) else ""
-    return f"a {type(value).__name__}{of}"
+        return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
+    size = f" of {len(value)}" if isinstance(value, list | tuple | dict) else ""
+    return f"a {type(value).__name__}{size}"
 
 
-_LONGEST_SHOWN = 80
+_MAX_SHOWN_CHARACTERS = 80
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what somebody else's code says went wrong; its kind where it says nothing."""
+    """Return the first line of the message of ``error``, which other code than ours raised; its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def in_short(error: BaseException) -> str:
-    """Return what a line may say of ``error``: the text of ours; of any other, which may repeat private values, its kind and its place."""
+def error_without_data(error: BaseException) -> str:
+    """Return the message of an error of ours. Any other may repeat private values, so only its type, file and line are returned."""
     if isinstance(error, LdpflError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"unexpected {type(error).__name__}{place}"
+    location = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"unexpected {type(error).__name__}{location}"
 
 
 class ConfigError(LdpflError):
@@ -262,7 +262,7 @@ class RelayRoundOver(RelayRefused):
 
 
 class RelayUnreachable(ProtocolError):
-    """The relay did not answer, or not in its own language, as often or as long as was tried."""
+    """No attempt to reach the relay brought an answer that a relay gives."""
 
 
 class RelayNotReleased(ProtocolError):

@@ -17,10 +17,10 @@ from scipy.stats import norm, t
 
 from grids import each
 from ldpfl.attacks.linkage import (
-    Found,
     LinkagePlan,
     LinkageSetting,
     Mixing,
+    Success,
     attack_release,
     attack_windows,
     epsilon_of_linked,
@@ -28,7 +28,7 @@ from ldpfl.attacks.linkage import (
     uniform_mixing,
     window_starts,
 )
-from ldpfl.attacks.linkage_posterior import CONFIDENCE, Array, arrival_density, scaled
+from ldpfl.attacks.linkage_posterior import CONFIDENCE, Array, arrival_density, matching_probabilities
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import single_epsilon
@@ -53,7 +53,7 @@ def within(share: float, expected: float, trials: int) -> bool:
 @pytest.mark.parametrize("clients", [2, 7, 40])
 def test_reports_sent_at_once_at_different_times_are_all_linked(clients: int) -> None:
     found = attack_windows(np.arange(clients) * 3.0, 0, replace(KNOWN, parameters=30), generator())
-    assert found == Found((1.0,), 1.0, 30)
+    assert found == Success((1.0,), 1.0, 30)
 
 
 @pytest.mark.parametrize(("delay", "jitter"), [(0, 0), (5, 0), (0, 0.1), (5, 0.1)])
@@ -136,9 +136,9 @@ def test_six_clients_are_named_and_linked_as_by_enumeration(delay: float) -> Non
 
 
 def test_scaling_is_exact_where_one_or_every_matching_is_possible() -> None:
-    np.testing.assert_allclose(scaled(np.ones((3, 5, 5))), 0.2)
+    np.testing.assert_allclose(matching_probabilities(np.ones((3, 5, 5))), 0.2)
     order = generator().permutation(6)
-    np.testing.assert_array_equal(scaled(np.eye(6)[order] * generator().random((6, 1))), np.eye(6)[order])
+    np.testing.assert_array_equal(matching_probabilities(np.eye(6)[order] * generator().random((6, 1))), np.eye(6)[order])
 
 
 # What a relay's order gives away.
@@ -184,12 +184,12 @@ def by_client(count: int, generator: np.random.Generator) -> NDArray[np.int64]:
     return blocks[generator.permutation(SMALL.clients)].ravel()
 
 
-def released(mixing: Mixing, trials: int = 20) -> list[Found]:
+def released(mixing: Mixing, trials: int = 20) -> list[Success]:
     draws = [generator(seed) for seed in range(trials)]
     return [attack_release(window_starts(SMALL, "direct", draw), SMALL, draw, mixing) for draw in draws]
 
 
-def departures(found: list[Found]) -> list[float]:
+def departures(found: list[Success]) -> list[float]:
     """Return p-values: how easily chance alone brings as many right names after 1 and 100 rounds, and pairs told apart."""
     named = [p_value([one.attributed[place] for one in found], 1 / SMALL.clients) for place in range(2)]
     return [*named, p_value([one.auc for one in found], 0.5)]

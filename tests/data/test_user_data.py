@@ -37,7 +37,7 @@ from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.flower import RecordTask
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, RecordGradientTrainer
-from ldpfl.util.user_code import called
+from ldpfl.util.user_code import call_user_code
 
 FEW = {"training.rounds": 3}
 
@@ -443,9 +443,9 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed")])
         (tmp_path / "code").rename(tmp_path / "installed")
         (tmp_path / "installed" / "ldpfl_optional.py").unlink()
-        assert called("data", "wanted:place") == ""
+        assert call_user_code("data", "wanted:place") == ""
     else:
-        assert called("data", f"{tmp_path / 'code' / 'wanted.py'}:place") == "code"
+        assert call_user_code("data", f"{tmp_path / 'code' / 'wanted.py'}:place") == "code"
     sys.modules.pop("ldpfl_optional", None)
     sys.modules.pop("wanted", None)
 

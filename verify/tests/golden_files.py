@@ -19,8 +19,8 @@ PUBLIC_KEY = json.loads(CERTIFICATE.read_text())["signature"]["public_key"]
 Change = Callable[[dict[str, Any]], object]
 
 
-def unsigned(folder: Path, change: Change = lambda statement: None) -> Path:
-    """Write a copy of the certificate without its signature, its statement changed by ``change``."""
+def write_unsigned(folder: Path, change: Change = lambda statement: None) -> Path:
+    """Write a copy of the certificate without its signature, with its statement changed by ``change``. Return its path."""
     tree = json.loads(CERTIFICATE.read_text())
     tree["signature"] = None
     change(tree["statement"])
@@ -29,8 +29,8 @@ def unsigned(folder: Path, change: Change = lambda statement: None) -> Path:
     return path
 
 
-def chained(folder: Path, change: Change) -> Path:
-    """Write a copy of the ledger, changed by ``change``, with all hashes computed anew, as a forger does."""
+def write_chained(folder: Path, change: Change) -> Path:
+    """Write a copy of the ledger, changed by ``change``, with all hashes computed anew, as a forger does. Return its path."""
     tree = json.loads(LEDGER.read_text())
     change(tree)
     link = ""
@@ -43,11 +43,11 @@ def chained(folder: Path, change: Change) -> Path:
     return path
 
 
-def certificate_of(folder: Path, ledger: Path, change: Change = lambda statement: None) -> Path:
-    """Write a copy of the certificate without its signature that names the bytes of ``ledger``."""
+def write_certificate_of(folder: Path, ledger: Path, change: Change = lambda statement: None) -> Path:
+    """Write a copy of the certificate without its signature that states the hash of ``ledger``. Return its path."""
 
-    def named(statement: dict[str, Any]) -> None:
+    def name_ledger(statement: dict[str, Any]) -> None:
         statement["ledger"] = hashlib.sha256(ledger.read_bytes()).hexdigest()
         change(statement)
 
-    return unsigned(folder, named)
+    return write_unsigned(folder, name_ledger)

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from golden_files import CERTIFICATE, unsigned
+from golden_files import CERTIFICATE, write_unsigned
 from ldpfl_verify import Certificate, CertificateError, read_certificate
 
 
 def test_a_certificate_is_written_as_it_was_read() -> None:
-    made = read_certificate(CERTIFICATE)
-    assert made.to_json() == CERTIFICATE.read_text()
-    assert Certificate.from_dict(made.to_dict()) == made
+    certificate = read_certificate(CERTIFICATE)
+    assert certificate.to_json() == CERTIFICATE.read_text()
+    assert Certificate.from_dict(certificate.to_dict()) == certificate
 
 
 def test_a_changed_statement_does_not_fit_its_signature(tmp_path: Path) -> None:
-    made = read_certificate(CERTIFICATE)
+    certificate = read_certificate(CERTIFICATE)
     path = tmp_path / "certificate.json"
-    path.write_text(replace(made, statement=replace(made.statement, run="another")).to_json())
+    path.write_text(replace(certificate, statement=replace(certificate.statement, run="another")).to_json())
     with pytest.raises(CertificateError, match="was changed after it was signed"):
         read_certificate(path)
 
@@ -31,7 +31,10 @@ def test_a_changed_statement_does_not_fit_its_signature(tmp_path: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a field is missing": (lambda statement: statement.pop("run"), "statement: lacks the field 'run'"),
     "a field is unknown": (lambda statement: statement.update(more=1), "statement: unknown field 'more'"),
-    "an unknown kind": (lambda statement: release(statement).update(kind="new"), "charged.0.release.kind: got 'new', expected 'binary' or"),
+    "an unknown kind": (
+        lambda statement: release(statement).update(kind="new"),
+        "charged.0.release.kind: got 'new', expected 'binary' or",
+    ),
     "a text for a number": (lambda statement: charged(statement).update(cohort="100"), "charged.0.cohort: got '100', expected a whole"),
     "true for a number": (lambda statement: charged(statement).update(cohort=True), "charged.0.cohort: got true, expected a whole"),
     "no parameter": (lambda statement: release(statement).update(parameter=None), "a release of kind 'binary' needs a parameter"),
@@ -55,16 +58,16 @@ def release(statement: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_message_names_the_place_the_value_and_what_was_expected(fault: str, tmp_path: Path) -> None:
-    change, said = FAULTS[fault]
+    change, expected_message = FAULTS[fault]
     with pytest.raises(CertificateError) as caught:
-        read_certificate(unsigned(tmp_path, change))
+        read_certificate(write_unsigned(tmp_path, change))
     assert "certificate.json is not a certificate: statement" in str(caught.value)
-    assert said in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
 def test_what_steers_a_terminal_is_spelled_out(tmp_path: Path) -> None:
-    made = read_certificate(unsigned(tmp_path, lambda statement: statement.update(run="good\x1b[31m\nconfirmed")))
-    assert made.statement.run == "good\\x1b[31m\\nconfirmed"
+    certificate = read_certificate(write_unsigned(tmp_path, lambda statement: statement.update(run="good\x1b[31m\nconfirmed")))
+    assert certificate.statement.run == "good\\x1b[31m\\nconfirmed"
 
 
 def test_a_bare_nan_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from golden_files import CERTIFICATE, LEDGER, PUBLIC_KEY, unsigned
+from golden_files import CERTIFICATE, LEDGER, PUBLIC_KEY, write_unsigned
 from ldpfl_verify.command_line import main
 
 Run = Callable[..., tuple[int, str, str]]
@@ -20,14 +20,14 @@ Run = Callable[..., tuple[int, str, str]]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that calls the command, and returns its exit code, standard output and standard error."""
 
-    def called(*arguments: str | Path) -> tuple[int, str, str]:
+    def run_command(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ldpfl-verify", *map(str, arguments)])
         with pytest.raises(SystemExit) as ending:
             main()
         assert isinstance(ending.value.code, int)
         return (ending.value.code, *capsys.readouterr())
 
-    return called
+    return run_command
 
 
 def test_the_golden_certificate_is_confirmed(run: Run) -> None:
@@ -40,7 +40,7 @@ def test_the_golden_certificate_is_confirmed(run: Run) -> None:
 
 
 def test_a_figure_that_is_too_small_is_not_confirmed(run: Run, tmp_path: Path) -> None:
-    code, out, _ = run(unsigned(tmp_path, lambda statement: statement["guarantees"][0].update(epsilon=1.0)))
+    code, out, _ = run(write_unsigned(tmp_path, lambda statement: statement["guarantees"][0].update(epsilon=1.0)))
     assert code == 3
     assert "  not confirmed  " in out
     assert "note: nobody signed the certificate" in out
@@ -49,13 +49,13 @@ def test_a_figure_that_is_too_small_is_not_confirmed(run: Run, tmp_path: Path) -
 
 def test_what_no_accountant_here_covers_is_not_checked(run: Run, tmp_path: Path) -> None:
     secret = {"sampling": "secret", "rate": 0.5}
-    code, out, _ = run(unsigned(tmp_path, lambda statement: statement["charged"][0].update(secret)))
+    code, out, _ = run(write_unsigned(tmp_path, lambda statement: statement["charged"][0].update(secret)))
     assert code == 4
     assert "random check-in" in out
 
 
 def test_of_several_certificates_each_is_looked_at_and_the_worst_code_wins(run: Run, tmp_path: Path) -> None:
-    less = unsigned(tmp_path, lambda statement: statement["guarantees"][0].update(epsilon=1.0))
+    less = write_unsigned(tmp_path, lambda statement: statement["guarantees"][0].update(epsilon=1.0))
     missing = tmp_path / "missing.json"
     code, out, err = run(CERTIFICATE, less, missing)
     assert code == 2
@@ -72,14 +72,14 @@ def test_figures_that_no_accountant_takes_are_not_checked_and_stop_no_other_file
         for line in statement["guarantees"]:
             line.update(protects="record", adjacency="replace one record of one client")
 
-    huge = unsigned(tmp_path, spoil)
+    huge = write_unsigned(tmp_path, spoil)
     code, out, err = run(huge, CERTIFICATE)
     assert (code, err) == (4, "")
     assert "its figures are too large or too small to compute with" in out
     assert out.count("  confirmed  ") == 3
 
 
-ODD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+ODD_FIGURES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "losses that are next to nothing": (
         {"parameter": 1e-15, "units": 2, "rate": 0.1},
         {"cohort": 5000, "rounds": 10**6},
@@ -107,10 +107,10 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("case", ODD_FIGURES)
 def test_odd_figures_are_computed_or_left_without_a_warning_of_numpy(case: str, run: Run, tmp_path: Path) -> None:
     """Pytest makes an error of each warning. Where a bound is found, it is far below the stated epsilon."""
-    release, charged, guarantee, said = ODD[case]
+    release, charged, guarantee, expected_text = ODD_FIGURES[case]
 
     def change(statement: dict[str, Any]) -> None:
         statement["charged"][0]["release"].update(release)
@@ -118,9 +118,9 @@ def test_odd_figures_are_computed_or_left_without_a_warning_of_numpy(case: str, 
         statement["charged"][0].update(charged, population=charged["cohort"])
         statement["guarantees"] = [{**statement["guarantees"][0], **guarantee}]
 
-    code, out, err = run(unsigned(tmp_path, change))
+    code, out, err = run(write_unsigned(tmp_path, change))
     assert (code, err) == (4, "")  # no mechanism of ldpfl has such figures: they are claimed, or not checked
-    assert said in out
+    assert expected_text in out
 
 
 def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run) -> None:
@@ -130,11 +130,11 @@ def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run) -> None
     assert {line["status"] for line in one["lines"]} == {"confirmed"}
 
 
-@pytest.mark.parametrize(("key", "said"), [("00" * 32, "expected the key '0000"), ("nobody", "expected the key 'nobody'")])
-def test_another_signer_is_refused(key: str, said: str, run: Run) -> None:
+@pytest.mark.parametrize(("key", "expected_text"), [("00" * 32, "expected the key '0000"), ("nobody", "expected the key 'nobody'")])
+def test_another_signer_is_refused(key: str, expected_text: str, run: Run) -> None:
     code, out, err = run(CERTIFICATE, "--signed-by", key)
     assert (code, out) == (2, "")
-    assert said in err
+    assert expected_text in err
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_a_kind_of_trust_needs_is_said_even_if_the_author_removed_it(truste
     def change(statement: dict[str, Any]) -> None:
         statement["guarantees"] = [{**statement["guarantees"][0], "trusted": trusted, "assumptions": []}]
 
-    _, out, _ = run(unsigned(tmp_path, change))
+    _, out, _ = run(write_unsigned(tmp_path, change))
     assert needed in out
     assert "the other clients are honest" in out
 
@@ -154,4 +154,4 @@ def test_a_guarantee_that_trusts_nobody_needs_no_such_note(run: Run, tmp_path: P
     def change(statement: dict[str, Any]) -> None:
         statement["guarantees"] = [{**statement["guarantees"][0], "trusted": "local"}]
 
-    assert "hold only if" not in run(unsigned(tmp_path, change))[1]
+    assert "hold only if" not in run(write_unsigned(tmp_path, change))[1]

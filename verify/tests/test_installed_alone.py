@@ -23,16 +23,16 @@ def test_an_auditor_needs_one_pip_install(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     programs = tmp_path / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
 
-    def called(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    def run_program(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run([programs / program, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
 
-    installed = called("python", "-m", "pip", "install", "--quiet", PACKAGE)
+    installed = run_program("python", "-m", "pip", "install", "--quiet", PACKAGE)
     assert installed.returncode == 0, installed.stderr
-    checked = called("ldpfl-verify", CERTIFICATE, "--ledger", LEDGER)
+    checked = run_program("ldpfl-verify", CERTIFICATE, "--ledger", LEDGER)
     assert checked.returncode == 0, checked.stderr
     assert checked.stdout.count("  confirmed  ") == 3
-    without = called("python", "-c", "import ldpfl")
+    without = run_program("python", "-c", "import ldpfl")
     assert without.returncode == 1
     assert "No module named 'ldpfl'" in without.stderr
-    names = set(called("python", "-m", "pip", "list", "--format", "freeze").stdout.lower().replace("_", "-").split())
+    names = set(run_program("python", "-m", "pip", "list", "--format", "freeze").stdout.lower().replace("_", "-").split())
     assert {name.split("==")[0] for name in names} <= {"ldpfl-verify", "mpmath", "numpy", "scipy", "pip", "setuptools"}

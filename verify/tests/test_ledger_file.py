@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from golden_files import LEDGER, certificate_of, chained, unsigned
+from golden_files import LEDGER, write_certificate_of, write_chained, write_unsigned
 from ldpfl_verify import CertificateError, verify
 from ldpfl_verify.ledger_file import read_ledger
 
@@ -61,15 +61,15 @@ CONTRADICTIONS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_a_ledger_that_contradicts_itself_is_refused_even_with_new_hashes(name: str, tmp_path: Path) -> None:
-    change, said = CONTRADICTIONS[name]
+    change, expected_message = CONTRADICTIONS[name]
     with pytest.raises(CertificateError) as caught:
-        read_ledger(chained(tmp_path, lambda tree: change(tree["events"])))
+        read_ledger(write_chained(tmp_path, lambda tree: change(tree["events"])))
     assert "is not a ledger of a run" in str(caught.value)
-    assert said in str(caught.value)
+    assert expected_message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected_message"),
     [
         ("[]", "lacks the field format"),
         ('{"format": "ldpfl-ledger", "version": 2, "events": []}', "it has version 2, expected 3"),
@@ -79,35 +79,35 @@ def test_a_ledger_that_contradicts_itself_is_refused_even_with_new_hashes(name: 
     ],
     ids=["a list", "another version", "nested", "commas", "names"],
 )
-def test_a_file_that_is_no_ledger_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_ledger_is_refused(text: str, expected_message: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text(text)
-    with pytest.raises(CertificateError, match=said):
+    with pytest.raises(CertificateError, match=expected_message):
         read_ledger(path)
 
 
 def test_another_ledger_than_the_certified_one_is_refused(tmp_path: Path) -> None:
-    other = chained(tmp_path, lambda tree: tree["events"].pop())
+    other = write_chained(tmp_path, lambda tree: tree["events"].pop())
     with pytest.raises(CertificateError, match="is not the ledger that was certified"):
-        verify(unsigned(tmp_path), ledger=other)
+        verify(write_unsigned(tmp_path), ledger=other)
 
 
 def test_a_certificate_that_charges_fewer_rounds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="some client joined 3 rounds, but only 2 are charged"):
-        verify(unsigned(tmp_path, lambda statement: statement["charged"][0].update(rounds=2)), ledger=LEDGER)
+        verify(write_unsigned(tmp_path, lambda statement: statement["charged"][0].update(rounds=2)), ledger=LEDGER)
 
 
 def test_colluding_clients_are_taken_off_the_anonymity_set(tmp_path: Path) -> None:
-    ledger = chained(tmp_path, lambda tree: [event.update(colluding=40) for event in tree["events"]])
+    ledger = write_chained(tmp_path, lambda tree: [event.update(colluding=40) for event in tree["events"]])
     with pytest.raises(CertificateError, match="it has no round like the charged one with mechanism duchi and a cohort of 100"):
-        verify(certificate_of(tmp_path, ledger), ledger=ledger)
+        verify(write_certificate_of(tmp_path, ledger), ledger=ledger)
 
 
 def test_empty_rounds_are_not_compared(tmp_path: Path) -> None:
     def nobody_joined(tree: dict[str, Any]) -> None:
         tree["events"] = [{**tree["events"][0], "sampling": "secret", "rate": 1e-6, "cohort": 0, "joined": 0}]
 
-    ledger = chained(tmp_path, nobody_joined)
+    ledger = write_chained(tmp_path, nobody_joined)
     assert json.loads(ledger.read_text())["events"][0]["cohort"] == 0
     with pytest.raises(CertificateError, match="no client joined any of its rounds"):
-        verify(certificate_of(tmp_path, ledger), ledger=ledger)
+        verify(write_certificate_of(tmp_path, ledger), ledger=ledger)

@@ -20,16 +20,18 @@ from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport, differen
 DELTA = 1e-3
 
 
-def at(release: ReleaseBound, *epsilons: float) -> list[float]:
+def deltas_at(release: ReleaseBound, *epsilons: float) -> list[float]:
+    """Return delta of ``release`` at each of ``epsilons``."""
     return [float(delta) for delta in release.delta(np.array(epsilons, dtype=np.longdouble))]
 
 
-def divergence(first: dict[Any, float], second: dict[Any, float], epsilon: float) -> float:
+def delta_of(first: dict[Any, float], second: dict[Any, float], epsilon: float) -> float:
+    """Return delta at ``epsilon`` of two laws, given as the probability of each outcome."""
     return sum(max(0.0, mass - exp(epsilon) * second.get(outcome, 0.0)) for outcome, mass in first.items())
 
 
-def counts(inputs: tuple[int, ...], truth: float) -> dict[Any, float]:
-    """Return the law of the number of ones, of bits that are what their input says with probability ``truth``."""
+def law_of_ones(inputs: tuple[int, ...], truth: float) -> dict[Any, float]:
+    """Return the law of the number of ones among bits, each of which equals its input with probability ``truth``."""
     law: dict[Any, float] = {0: 1.0}
     for bit in inputs:
         one = truth if bit else 1 - truth
@@ -41,11 +43,12 @@ def counts(inputs: tuple[int, ...], truth: float) -> dict[Any, float]:
     return law
 
 
-def products(law: dict[Any, float], times: int) -> dict[Any, float]:
-    found: dict[Any, float] = {}
+def repeated_law(law: dict[Any, float], times: int) -> dict[Any, float]:
+    """Return the joint law of ``times`` independent outcomes."""
+    joint_law: dict[Any, float] = {}
     for outcomes in itertools.product(law.items(), repeat=times):
-        found[tuple(outcome for outcome, _ in outcomes)] = float(np.prod([mass for _, mass in outcomes]))
-    return found
+        joint_law[tuple(outcome for outcome, _ in outcomes)] = float(np.prod([mass for _, mass in outcomes]))
+    return joint_law
 
 
 @pytest.mark.parametrize(("epsilon0", "reports"), [(1.0, 1), (0.3, 7), (2.5, 20), (0.05, 40), (9.0, 3)])
@@ -59,8 +62,8 @@ def test_randomised_response_is_summed_exactly(epsilon0: float, reports: int) ->
         expected = float(sum(mass for mass, ones in masses) * 0) + sum(
             max(0.0, float(mass) * (1 - exp(epsilon - epsilon0 * (2 * ones - reports)))) for mass, ones in masses
         )
-        found = randomised_response_delta(epsilon0, reports, epsilon)
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-18)
+        delta = randomised_response_delta(epsilon0, reports, epsilon)
+        assert delta == pytest.approx(expected, rel=1e-9, abs=1e-18)
     assert randomised_response_delta(epsilon0, reports, epsilon0 * reports * (1 + 1e-12)) < 1e-12
 
 
@@ -93,7 +96,7 @@ def test_gaussian_noise_is_what_its_two_laws_say(mu: float) -> None:
         density = np.exp(-((grid - mu) ** 2) / 2) - np.exp(epsilon - grid**2 / 2)
         expected = float(np.sum((density[1:] + density[:-1]) / 2) * (grid[1] - grid[0]) / np.sqrt(2 * np.pi))
         assert gaussian_delta(mu, epsilon) == pytest.approx(expected, rel=2e-5, abs=1e-12)
-        assert at(GaussianReport(mu), epsilon)[0] == pytest.approx(gaussian_delta(mu, epsilon), rel=1e-6, abs=2e-15)
+        assert deltas_at(GaussianReport(mu), epsilon)[0] == pytest.approx(gaussian_delta(mu, epsilon), rel=1e-6, abs=2e-15)
 
 
 @pytest.mark.parametrize(("epsilon0", "clients"), [(1.0, 1), (1.0, 2), (0.2, 5), (3.0, 6)])
@@ -103,9 +106,9 @@ def test_a_counted_bit_is_the_worst_of_all_that_others_may_hold(epsilon0: float,
     for epsilon in np.linspace(0, epsilon0, 7).tolist():
         worst = 0.0
         for others in itertools.product((0, 1), repeat=clients - 1):
-            laws = [counts((own, *others), truth) for own in (0, 1)]
-            worst = max(worst, divergence(laws[0], laws[1], epsilon), divergence(laws[1], laws[0], epsilon))
-        assert at(bit, epsilon)[0] == pytest.approx(worst, rel=1e-9, abs=1e-14)
+            laws = [law_of_ones((own, *others), truth) for own in (0, 1)]
+            worst = max(worst, delta_of(laws[0], laws[1], epsilon), delta_of(laws[1], laws[0], epsilon))
+        assert deltas_at(bit, epsilon)[0] == pytest.approx(worst, rel=1e-9, abs=1e-14)
 
 
 @pytest.mark.parametrize(("epsilon0", "clients"), [(0.5, 2), (1.0, 4), (3.0, 7)])
@@ -123,7 +126,9 @@ def test_a_cloned_report_is_the_pair_of_its_theorem(epsilon0: float, clients: in
                     law[place] = law.get(place, 0.0) + mass * comb(clones, heads) / 2**clones * chance
         laws.append(law)
     for epsilon in np.linspace(0, epsilon0, 5).tolist():
-        assert at(ClonedReport(epsilon0, clients), epsilon)[0] == pytest.approx(divergence(laws[0], laws[1], epsilon), rel=1e-9, abs=1e-14)
+        assert deltas_at(ClonedReport(epsilon0, clients), epsilon)[0] == pytest.approx(
+            delta_of(laws[0], laws[1], epsilon), rel=1e-9, abs=1e-14
+        )
 
 
 @pytest.mark.parametrize(("epsilon0", "clients", "times"), [(1.0, 1, 6), (0.7, 3, 5), (2.0, 4, 3)])
@@ -134,9 +139,9 @@ def test_composition_is_above_enumeration_and_near_it(epsilon0: float, clients: 
     attained = []
     for others in range(clients):
         inputs = (1,) * others + (0,) * (clients - 1 - others)
-        laws = [products(counts((own, *inputs), truth), times) for own in (0, 1)]
+        laws = [repeated_law(law_of_ones((own, *inputs), truth), times) for own in (0, 1)]
         for first, second in (laws, laws[::-1]):
-            attained.append(least_epsilon(partial(divergence, first, second), DELTA, 1.0))
+            attained.append(least_epsilon(partial(delta_of, first, second), DELTA, 1.0))
     found = convolved_epsilon(kinds, DELTA, max(attained))
     assert max(attained) * (1 - 1e-9) <= found <= times * epsilon0 * (1 + 1e-6)
     assert renyi_epsilon(kinds, DELTA) >= max(attained) * (1 - 1e-8)
@@ -166,7 +171,7 @@ def test_different_kinds_are_composed_together() -> None:
 def test_a_round_of_many_bits_is_above_what_one_data_set_attains_and_below_its_convolution() -> None:
     bit, reports = CountedBit(0.5, 3), 400
     truth = 1 / (1 + exp(-0.5))
-    pair = [counts((own, 1, 0), truth) for own in (0, 1)]
+    pair = [law_of_ones((own, 1, 0), truth) for own in (0, 1)]
     losses = [(log(mass / pair[1][outcome]), mass) for outcome, mass in pair[0].items()]
     mean = sum(loss * mass for loss, mass in losses)
     width = sum((loss - mean) ** 2 * mass for loss, mass in losses) ** 0.5

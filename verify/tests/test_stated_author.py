@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from golden_files import CERTIFICATE, Change, certificate_of, chained, unsigned
+from golden_files import CERTIFICATE, Change, write_certificate_of, write_chained, write_unsigned
 from ldpfl_verify import CertificateError, read_certificate, verify
 from ldpfl_verify.certificate_file import OURS, ClientRelease
 from ldpfl_verify.ledger_file import read_ledger
@@ -36,12 +36,15 @@ def test_nothing_is_confirmed_of_a_report_that_is_made_up(name: str, tmp_path: P
         for one in statement["charged"]:
             one["release"].update(MADE_UP[name])
 
-    ledger = chained(tmp_path, in_ledger)
-    for certificate, compared in ((unsigned(tmp_path, in_certificate), None), (certificate_of(tmp_path, ledger, in_certificate), ledger)):
-        found = verify(certificate, ledger=compared)
-        assert {verdict.status for verdict in found.lines} == {"author's claim"}
-        assert all(DOUBTED in verdict.why for verdict in found.lines)
-        assert not found.holds
+    ledger = write_chained(tmp_path, in_ledger)
+    for certificate, compared_ledger in (
+        (write_unsigned(tmp_path, in_certificate), None),
+        (write_certificate_of(tmp_path, ledger, in_certificate), ledger),
+    ):
+        opinion = verify(certificate, ledger=compared_ledger)
+        assert {verdict.status for verdict in opinion.lines} == {"author's claim"}
+        assert all(DOUBTED in verdict.why for verdict in opinion.lines)
+        assert not opinion.holds
 
 
 def test_the_report_of_the_golden_certificate_is_believed() -> None:
@@ -85,7 +88,7 @@ def test_a_blanket_is_believed_up_to_that_of_the_mechanism(mechanism: str, unit:
         assert with_believed_author(release).author == author
 
 
-def stating(realised: object) -> Change:
+def with_stated_epsilon(realised: object) -> Change:
     """Return a change of a ledger: its bits are said to have the epsilon ``realised``."""
 
     def change(tree: dict[str, Any]) -> None:
@@ -98,28 +101,28 @@ def stating(realised: object) -> Change:
 def test_an_epsilon_of_rounded_bits_is_computed_again(tmp_path: Path) -> None:
     """The ledger alone holds it. A certificate that names the project is refused, and one that names nobody is an author's claim."""
     for realised, author in ((1.0, OURS), (1 - 1e-9, OURS), (0.9, DOUBTED), (1e-3, DOUBTED)):
-        ledger = chained(tmp_path, stating(realised))
+        ledger = write_chained(tmp_path, with_stated_epsilon(realised))
         assert {event.release.author for event in read_ledger(ledger).events} == {author}
         if author == OURS:
-            assert verify(certificate_of(tmp_path, ledger), ledger=ledger).holds
+            assert verify(write_certificate_of(tmp_path, ledger), ledger=ledger).holds
             continue
         with pytest.raises(
             CertificateError, match=r"'duchi' is the ldpfl project's code, but .* says of its reports what that code cannot send"
         ):
-            verify(certificate_of(tmp_path, ledger), ledger=ledger)
+            verify(write_certificate_of(tmp_path, ledger), ledger=ledger)
 
         def as_doubted(statement: dict[str, Any]) -> None:
             for one in statement["charged"]:
                 one["release"].update(author=DOUBTED)
 
-        found = verify(certificate_of(tmp_path, ledger, as_doubted), ledger=ledger)
-        assert {verdict.status for verdict in found.lines} == {"author's claim"}
+        opinion = verify(write_certificate_of(tmp_path, ledger, as_doubted), ledger=ledger)
+        assert {verdict.status for verdict in opinion.lines} == {"author's claim"}
 
 
 @pytest.mark.parametrize("realised", [0.0, -1.0, 1.5, "1.0", True])
 def test_bits_do_not_spend_more_than_is_counted(realised: object, tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="bits at epsilon 1 have a realised epsilon of"):
-        read_ledger(chained(tmp_path, stating(realised)))
+        read_ledger(write_chained(tmp_path, with_stated_epsilon(realised)))
 
 
 def test_what_the_project_s_own_mechanism_states_of_its_bits_is_believed() -> None:

@@ -100,14 +100,14 @@ def _exchange_files(
     """
     if not suffixes:
         return
-    from ldpfl.models.exchange_formats import exchanged
+    from ldpfl.models.exchange_formats import file_bytes
 
     if described.shape is None or is_pretrained(described.name):
         raise ConfigError("ONNX and .pt2 do not support pretrained models, or models of several tensors: leave out --onnx and --pt2")
     example = torch.zeros(1, *described.shape, dtype=torch.float32 if described.vocabulary is None else torch.int64)
     module = source.model_file().module(source.model_path, named_model(model) if isinstance(model, str) else model)
     for suffix in suffixes:
-        yield f"model{suffix}", exchanged(module, example, suffix)
+        yield f"model{suffix}", file_bytes(module, example, suffix)
 
 
 def write_model(run_folder: RunFolder, out: Path) -> None:

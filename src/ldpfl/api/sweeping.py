@@ -16,7 +16,7 @@ from ldpfl.api.arguments import Settings, checked
 from ldpfl.api.configuring import brought, by_key, listed
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
-from ldpfl.errors import ConfigError, WriteError, in_short
+from ldpfl.errors import ConfigError, WriteError, error_without_data
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.shipped import OWN
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep, parse_axis, sweep_of
@@ -152,7 +152,7 @@ def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner,
         except WriteError:
             raise
         except Exception as error:  # the rows are worth more than a picture of them
-            display.warn(f"no {name}: {in_short(error)}")
+            display.warn(f"no {name}: {error_without_data(error)}")
     return SweepResult(config, tuple(rows), tuple(curves), out, together)
 
 

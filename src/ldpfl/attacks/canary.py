@@ -37,6 +37,7 @@ CONFIDENCE = 0.95
 """Probability with which all bounds of all rows hold together."""
 
 FEWEST_TRIALS = 100
+"""Minimum number of trials. With fewer, the bounds say next to nothing."""
 
 MOST_REPORTS = 5 * 10**10
 """Maximum of weights * clients * trials: about ten minutes of one-bit reports on one core."""
@@ -112,9 +113,9 @@ def audit_run(
     ``center + radius * s`` or ``center - radius * s`` with a random sign s for each weight. In every trial all clients
     randomise anew, the reports are shuffled, and the auditor gets the pool. It knows s and, as an auditor may assume,
     the others' values; its statistic is the sum over the first w weights, in an order fixed beforehand, of
-    ``s * (mean - expected mean) / radius``. Where a record is protected, and not its client, the canary is a client with one record,
-    whose gradient is as long as the clipping allows, ``s`` or ``-s``. Fewer trials are made than asked for, but at least ``FEWEST_TRIALS``,
-    where they would take too long.
+    ``s * (mean - expected mean) / radius``. If the run protects records and not clients, the canary is a client with one record,
+    whose gradient is as long as the clipping allows, in the direction ``s`` or ``-s``. If the ``trials`` would take too long, fewer are
+    made, but at least ``FEWEST_TRIALS``.
 
     Source: privacy auditing with canaries, Jagielski et al. 2020 and Nasr et al. 2021.
 
@@ -131,10 +132,13 @@ def audit_run(
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < FEWEST_TRIALS:
         raise ConfigError(f"the audit of a run needs a whole number of trials, at least {FEWEST_TRIALS}, got {trials!r}")
     federation, state = _last_state(folder, data_dir, device)
-    number = state.round + 1 if federation.participation.once_over is None else min(state.round + 1, federation.participation.once_over)
-    cohort = federation.cohort(number)
+    last_possible_round = federation.participation.once_over  # None if clients may join several rounds
+    round_number = state.round + 1 if last_possible_round is None else min(state.round + 1, last_possible_round)
+    cohort = federation.cohort(round_number)
     if not cohort.size:
-        raise ConfigError(f"round {number} has no clients, so there is nothing to audit: continue the run for a round (ldpfl run --resume)")
+        raise ConfigError(
+            f"round {round_number} has no clients, so there is nothing to audit: continue the run for a round (ldpfl run --resume)"
+        )
     if record_rate_of(federation.mechanism) < 1:
         raise ConfigError(
             "a run that samples records cannot be audited, because the canary would be in each round: audit one that uses all records"
@@ -146,8 +150,8 @@ def audit_run(
     trials = _affordable_trials(trials, len(cohort), state.ranges.dimension)
     mechanism = in_round(federation.mechanism, state.public())
     config = folder.config()
-    game = _Game.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
-    scores = game.play(trials, progress or (lambda done, total: None))
+    canary_trials = _CanaryTrials.prepare(mechanism, state.ranges, train_cohort(federation, state, cohort), seed)
+    scores = canary_trials.run(trials, progress or (lambda done, total: None))
     guarantee = guarantee_of(mechanism, state.ranges)
     return RunAudit(
         name=config.name,
@@ -157,7 +161,7 @@ def audit_run(
         epsilon_per_unit=guarantee.epsilon,
         trials=trials,
         delta=config.privacy.delta,
-        rows=_rows(scores, game.sizes, guarantee, config.privacy.delta),
+        rows=_row_of_each_count(scores, canary_trials.sizes, guarantee, config.privacy.delta),
     )
 
 
@@ -189,7 +193,7 @@ def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Game:
+class _CanaryTrials:
     """Everything that stays the same over the trials.
 
     Attributes:
@@ -212,22 +216,23 @@ class _Game:
     seed: int
 
     @classmethod
-    def prepare(cls, mechanism: Mechanism, ranges: LayerRanges, values: Tensor, seed: int) -> _Game:
+    def prepare(cls, mechanism: Mechanism, ranges: LayerRanges, values: Tensor, seed: int) -> _CanaryTrials:
         """Draw the canary's signs and the order of weights, and compute everything else that stays the same over the trials."""
         generator = stream(seed, Purpose.MECHANISM, _KEY)
         signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
         order = torch.from_numpy(generator.permutation(ranges.dimension))
+        counts = _weight_counts(ranges.dimension)
         center, radius = ranges.expand()
-        if (clip := record_clip_of(mechanism)) is not None:  # lattice points, and as long as a record's may be
-            longest = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
-            nothing = torch.zeros(ranges.dimension, dtype=torch.float64)
-            return cls(mechanism, ranges, values.clone(), (longest, -longest), nothing, signs, order, _sizes(ranges.dimension), seed)
+        if (clip := record_clip_of(mechanism)) is not None:  # the canary is a gradient, in whole steps, of the length clip.steps
+            gradient = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
+            expected = torch.zeros(ranges.dimension, dtype=torch.float64)
+            return cls(mechanism, ranges, values.clone(), (gradient, -gradient), expected, signs, order, counts, seed)
         canaries = (center + signs * radius).float(), (center - signs * radius).float()
         expected = _expected_mean(mechanism, ranges, values[1:])
-        return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, _sizes(ranges.dimension), seed)
+        return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, counts, seed)
 
-    def play(self, trials: int, progress: Callable[[int, int], None]) -> Floats:
-        """Return (trials, W) sums; in even trials the canary holds the first report, in odd ones the second."""
+    def run(self, trials: int, progress: Callable[[int, int], None]) -> Floats:
+        """Return the auditor's sums (trials, W). The canary holds the first report in even trials and the second in odd ones."""
         scores = np.empty((trials, len(self.sizes)))
         for trial in range(trials):
             scores[trial] = self._score(trial)
@@ -248,32 +253,36 @@ class _Game:
 def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) -> Tensor:
     """Return the expected mean (d,) of the reports of ``others`` (K - 1, d) and a client at the center.
 
-    It shifts all scores by the same amount, so the outcome does not depend on it.
+    Subtracting this mean shifts all scores by the same amount. So the audit's result does not depend on it.
     """
     total = ranges.expand()[0].clone()
     for row in others.double():
-        # Without protection there is no clamping either.
+        # A mechanism without protection does not clamp values either.
         total += row if isinf(guarantee_of(mechanism, ranges).epsilon) else ranges.clamp(row)
     return total / (len(others) + 1)
 
 
-def _sizes(dimension: int) -> tuple[int, ...]:
-    """Return 1, 10, 100 and so on below the dimension, and the dimension itself."""
+def _weight_counts(dimension: int) -> tuple[int, ...]:
+    """Return the numbers of weights to audit: 1, 10, 100 and so on below the ``dimension``, and the dimension itself."""
     return (*(10**power for power in range(len(str(dimension))) if 10**power < dimension), dimension)
 
 
-def _rows(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float) -> tuple[CanaryRow, ...]:
-    """Return the row of each number of weights. The error probability is divided equally among rows, and among the bounds in a row."""
+def _row_of_each_count(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float) -> tuple[CanaryRow, ...]:
+    """Return the row of each number of weights in ``sizes``. The error probability is divided equally among the two bounds of all rows.
+
+    Thresholds are chosen by the first half of the trials and judged by the second. Even trials have the first report, odd ones the second.
+    """
     half = len(scores) // 2
     error = (1 - CONFIDENCE) / (2 * len(sizes))
+    # (e^epsilon + delta) / (1 + e^epsilon), written so that a large epsilon does not overflow
     best_if_claim_held = 1.0 if isinf(claim.epsilon) else (1 + claim.delta * exp(-claim.epsilon)) / (1 + exp(-claim.epsilon))
     rows = []
     for column, weights in enumerate(sizes):
-        chosen_by = scores[:half:2, column], scores[1:half:2, column]
-        judged_by = scores[half::2, column], scores[half + 1 :: 2, column]
-        threshold = best_threshold(*chosen_by)
-        correct = int((judged_by[0] > threshold).sum()) + int((judged_by[1] <= threshold).sum())
+        choosing_scores = scores[:half:2, column], scores[1:half:2, column]
+        judging_scores = scores[half::2, column], scores[half + 1 :: 2, column]
+        threshold = best_threshold(*choosing_scores)
+        correct = int((judging_scores[0] > threshold).sum()) + int((judging_scores[1] <= threshold).sum())
         low, high = clopper_pearson(correct, half, error)
-        epsilon_lower = threshold_epsilon(chosen_by, judged_by, delta, error)
+        epsilon_lower = threshold_epsilon(choosing_scores, judging_scores, delta, error)
         rows.append(CanaryRow(weights, correct / half, low, high, epsilon_lower, best_if_claim_held))
     return tuple(rows)

@@ -17,7 +17,7 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import MechanismSettings
 
 _WITHOUT_EFFECT = ("seed", "name", "description")
-"""Settings in which runs of one group may differ: the seed, and what changes nothing."""
+"""Settings in which runs of one line may differ: the seed, and settings that change no result."""
 
 
 @dataclass(frozen=True)
@@ -89,31 +89,32 @@ def check_runs(folders: Sequence[RunFolder], plan: AttackPlan) -> None:
         ConfigError: a run is missing or unfinished, two are the same run, or their data sets or labels differ.
     """
     configs = [finished_run(folder)[0] for folder in folders]
-    _check_different([(folder.path, config) for folder, config in zip(folders, configs, strict=True)])
-    _check_one("data set", (config.data.name for config in configs))
-    _check_one("label", (label_of(plan, config) for config in configs))
+    _check_no_run_twice([(folder.path, config) for folder, config in zip(folders, configs, strict=True)])
+    _check_all_equal("data set", (config.data.name for config in configs))
+    _check_all_equal("label", (label_of(plan, config) for config in configs))
 
 
 def compared(runs: Sequence[AttackedRun]) -> Comparison:
-    """Return one table of attacks on ``runs``; those equal but for seed, name and description are one line.
+    """Return one table of the attacks on ``runs``. Runs that differ only in seed, name and description share a line.
 
     Raises:
         ConfigError: there is no run, two are the same, or they were not attacked and measured alike: the same data, label, plan,
             extractor, classifier, and number of images.
     """
-    _check_different([(run.folder, run.config) for run in runs])
+    _check_no_run_twice([(run.folder, run.config) for run in runs])
     attacks = [run.attack for run in runs]
     distances = [(row.kind, distance) for attack in attacks for row in attack.rows for distance in row.distances]
-    _check_one("data set", (attack.data for attack in attacks))
-    _check_one("label", (attack.label for attack in attacks))
-    _check_one("plan", (replace(attack.plan, label=None) for attack in attacks))
-    _check_one("extractor", (f"{distance.extractor}, {distance.features} features" for _, distance in distances))
-    _check_one("classifier", (attack.classifier for attack in attacks))
+    _check_all_equal("data set", (attack.data for attack in attacks))
+    _check_all_equal("label", (attack.label for attack in attacks))
+    _check_all_equal("plan", (replace(attack.plan, label=None) for attack in attacks))
+    _check_all_equal("extractor", (f"{distance.extractor}, {distance.features} features" for _, distance in distances))
+    _check_all_equal("classifier", (attack.classifier for attack in attacks))
+    # The baseline "other classes" may have fewer images, because it has only those that the client holds.
     counts = (f"{distance.other} to {distance.real}" for kind, distance in distances if kind != "other classes")
-    _check_one("number of images", counts)
+    _check_all_equal("number of images", counts)
     first = attacks[0]
     images = next(distance.real for _, distance in distances)
-    lines, left_out = _lines(runs, images)
+    lines, left_out = _table_lines(runs, images)
     return Comparison(
         label=first.label,
         runs=len(runs),
@@ -129,17 +130,17 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
     )
 
 
-def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns, ...], tuple[Path, ...]]:
+def _table_lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns, ...], tuple[Path, ...]]:
     """Return the table's lines, and the folders of the runs that are left out of the baseline "other classes"."""
     groups: dict[str, list[AttackedRun]] = {}
     baselines: dict[str, AttackedRun] = {}
     for run in runs:
         if run.config.mechanism.protects:
-            groups.setdefault(_identity(run.config, _WITHOUT_EFFECT), []).append(run)
+            groups.setdefault(_comparison_key(run.config, _WITHOUT_EFFECT), []).append(run)
         # Runs that share an unprotected model share client 0's images as well.
         baselines.setdefault(config_without_noise(run.config).to_toml(), run)
-    names = _protections([members[0].config for members in groups.values()])
-    unbiased = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows(run, "other classes"))]
+    names = _unique_protection_names([members[0].config for members in groups.values()])
+    unbiased = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows_of_kind(run, "other classes"))]
     lines = [_compared_runs(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
     lines += [_compared_runs("unprotected", "unprotected", list(baselines.values())), _compared_runs("floor", "floor", runs[:1])]
     lines += [_compared_runs("other classes", "other classes", unbiased)] if unbiased else []
@@ -148,7 +149,7 @@ def _lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns
 
 def _compared_runs(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> ComparedRuns:
     """Return the line ``name`` of the table: the results of this ``kind`` for all ``runs`` together."""
-    rows = [row for run in runs for row in _rows(run, kind)]
+    rows = [row for run in runs for row in _rows_of_kind(run, kind)]
     accuracies = tuple(row.accuracy for row in rows if row.accuracy is not None)
     gathered = AttackRow(
         kind,
@@ -159,45 +160,45 @@ def _compared_runs(name: str, kind: Kind, runs: Sequence[AttackedRun]) -> Compar
     return ComparedRuns(name, tuple(run.folder for run in runs), gathered, accuracies)
 
 
-def _rows(run: AttackedRun, kind: Kind) -> list[AttackRow]:
+def _rows_of_kind(run: AttackedRun, kind: Kind) -> list[AttackRow]:
     """Return the results of this ``kind`` of the attack on ``run``."""
     return [row for row in run.attack.rows if row.kind == kind]
 
 
-def _protection(settings: MechanismSettings) -> str:
+def _protection_name(settings: MechanismSettings) -> str:
     """Return the name of a mechanism with its epsilon, as the table shows it."""
     epsilon, budget = settings.epsilon_and_budget or (None, "")
     return settings.name if epsilon is None else f"{settings.name}, epsilon {epsilon:g} a {budget}"
 
 
-def _protections(configs: Sequence[RunConfig]) -> list[str]:
-    """Name each group by its mechanism and epsilon; groups that share these, by the settings that differ as well."""
-    names = [_protection(config.mechanism) for config in configs]
-    settings = [_settings(config) for config in configs]
-    labels = []
+def _unique_protection_names(configs: Sequence[RunConfig]) -> list[str]:
+    """Return a name for each config: mechanism and epsilon. Where these are equal, the settings that differ are added."""
+    names = [_protection_name(config.mechanism) for config in configs]
+    settings = [_settings_by_full_name(config) for config in configs]
+    unique_names = []
     for name, values in zip(names, settings, strict=True):
         same_name = [other_values for other_values, other_name in zip(settings, names, strict=True) if other_name == name]
         differing = [key for key in values if any(other_values[key] != values[key] for other_values in same_name)]
-        labels.append(", ".join([name, *(f"{key} {values[key]}" for key in differing)]))
-    return labels
+        unique_names.append(", ".join([name, *(f"{key} {values[key]}" for key in differing)]))
+    return unique_names
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    """Return a config's settings, under "section.key"."""
+def _settings_by_full_name(config: RunConfig) -> dict[str, Any]:
+    """Return all settings of a config by their full names, "section.key"."""
     sections = {name: values for name, values in config.model_dump().items() if isinstance(values, dict)}
     return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
 
 
-def _identity(config: RunConfig, left_out: Sequence[str]) -> str:
+def _comparison_key(config: RunConfig, left_out: Sequence[str]) -> str:
     """Return a text that is equal for configs that differ only in the settings ``left_out``."""
     return repr(config.model_dump(exclude=set(left_out)))
 
 
-def _check_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
+def _check_no_run_twice(runs: Sequence[tuple[Path, RunConfig]]) -> None:
     """Raise a :class:`ConfigError` if two of the ``runs`` are the same."""
     path_of: dict[str, Path] = {}
     for path, config in runs:
-        identity = _identity(config, _WITHOUT_EFFECT[1:])
+        identity = _comparison_key(config, _WITHOUT_EFFECT[1:])
         if identity in path_of:
             raise ConfigError(
                 f"{path_of[identity]} and {path} are the same run with the same seed, which would count twice: give only one of them"
@@ -205,7 +206,7 @@ def _check_different(runs: Sequence[tuple[Path, RunConfig]]) -> None:
         path_of[identity] = path
 
 
-def _check_one(quantity: str, values: Iterable[object]) -> None:
+def _check_all_equal(quantity: str, values: Iterable[object]) -> None:
     """Raise a :class:`ConfigError` unless all ``values`` are equal; ``quantity`` names them in the message."""
     different = list(dict.fromkeys(str(value) for value in values))
     if len(different) != 1:

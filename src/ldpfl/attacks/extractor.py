@@ -35,7 +35,7 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Extractor:
-    """Images to features, under a name that tells two extractors apart.
+    """A network that maps images to features, with a name that identifies it.
 
     Attributes:
         name: the network, its training data, and the versions that trained it. Only distances under equal names are comparable.
@@ -60,9 +60,9 @@ class ClassifierConfig:
 
 
 class Classifier(nn.Module):
-    """Two convolutions, 64 features, and a class: images (N, C, H, W) uint8 to logits (N, classes).
+    """Two convolutions, 64 features and a linear layer, which map images (N, C, H, W) uint8 to logits (N, classes).
 
-    Few features on purpose: the covariance of 64 can be estimated from some hundred images, that of Inception's 2,048 not.
+    It has few features on purpose. The covariance of 64 features can be estimated from some hundred images, and that of 2,048 cannot.
     """
 
     def __init__(self, task: Dataset) -> None:
@@ -97,7 +97,7 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A classifier of public images, apart from every model under attack.
+    """A classifier that was trained on public images, independently of every model under attack.
 
     Attributes:
         name: name of its extractor.
@@ -109,7 +109,7 @@ class TrainedClassifier:
     accuracy: float
 
     def extractor(self) -> Extractor:
-        """Return its features as an extractor."""
+        """Return an extractor of the features below the last layer."""
         return Extractor(self.name, _Features(self.classifier), _FEATURES)
 
     def share(self, pixels: Tensor, label: int) -> float:
@@ -120,9 +120,9 @@ class TrainedClassifier:
 def trained_classifier(
     task: Dataset, config: ClassifierConfig | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> TrainedClassifier:
-    """Return the classifier of ``task``, from the cache or trained on the public train split and put there.
+    """Return the classifier of ``task`` from the cache, or train it on the public train split and store it there.
 
-    The key is the data's fingerprint, the architecture, the settings and the versions; a damaged file is replaced.
+    The cache key is a hash of the data's fingerprint, the architecture, the settings and the versions; a damaged file is replaced.
 
     Args:
         progress: called with (steps done, steps) while it trains.
@@ -139,11 +139,11 @@ def trained_classifier(
     name = f"classifier ({_ARCHITECTURE}) of the {task.name} train split, {key}"
     path = cache_dir() / "extractors" / f"{task.name}-{key}.safetensors"
     classifier = _new_classifier(task, config)
-    accuracy = _read(path, classifier)
+    accuracy = _load_classifier(path, classifier)
     if accuracy is None:
-        classifier = _train(_new_classifier(task, config), task, config, progress)
+        classifier = _train_classifier(_new_classifier(task, config), task, config, progress)
         accuracy = float((classifier.predict(task.test.tensor) == task.test.targets).float().mean())
-        _write(path, classifier, accuracy)
+        _save_classifier(path, classifier, accuracy)
     return TrainedClassifier(name, classifier.eval(), accuracy)
 
 
@@ -162,7 +162,7 @@ def inception() -> Extractor | None:
     from torchmetrics.image.fid import NoTrainInceptionV3  # slow to import
 
     network = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(path))
-    return Extractor(f"Inception v3, torch-fidelity weights {_INCEPTION_DIGEST}", _Colour(network), 2048)
+    return Extractor(f"Inception v3, torch-fidelity weights {_INCEPTION_DIGEST}", _ForGreyImages(network), 2048)
 
 
 class _Features(nn.Module):
@@ -176,8 +176,8 @@ class _Features(nn.Module):
         return self._classifier.extract(pixels)
 
 
-class _Colour(nn.Module):
-    """Repeats a single channel three times, as Inception wants it."""
+class _ForGreyImages(nn.Module):
+    """A network for colour images that also takes grey ones: it repeats their only channel three times."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -188,12 +188,12 @@ class _Colour(nn.Module):
 
 
 def _new_classifier(task: Dataset, config: ClassifierConfig) -> Classifier:
-    """Return an untrained classifier, with initial weights by the config's seed."""
+    """Return an untrained classifier, whose initial weights the config's seed decides."""
     with SeededDraws(config.seed):
         return Classifier(task)
 
 
-def _train(classifier: Classifier, task: Dataset, config: ClassifierConfig, progress: Callable[[int, int], None]) -> Classifier:
+def _train_classifier(classifier: Classifier, task: Dataset, config: ClassifierConfig, progress: Callable[[int, int], None]) -> Classifier:
     """Train ``classifier`` on the public training split in random batches, and return it."""
     generator = torch.Generator().manual_seed(config.seed)
     optimiser = torch.optim.Adam(classifier.parameters(), config.learning_rate)
@@ -211,7 +211,7 @@ def _train(classifier: Classifier, task: Dataset, config: ClassifierConfig, prog
     return classifier
 
 
-def _read(path: Path, classifier: Classifier) -> float | None:
+def _load_classifier(path: Path, classifier: Classifier) -> float | None:
     """Load the parameters into ``classifier`` and return its accuracy; None if the file is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as handle:
@@ -223,8 +223,8 @@ def _read(path: Path, classifier: Classifier) -> float | None:
     return accuracy
 
 
-def _write(path: Path, classifier: Classifier, accuracy: float) -> None:
-    """Write the classifier's parameters and its accuracy to ``path``, for :func:`_read`."""
+def _save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
+    """Write the classifier's parameters and its accuracy to ``path``, for :func:`_load_classifier`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(path) as temporary:
         save_file(classifier.state_dict(), temporary, {"accuracy": repr(accuracy)})

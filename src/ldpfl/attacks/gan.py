@@ -42,7 +42,7 @@ _BATCH = 256
 class GanConfig:
     """How the attack is trained; the defaults take about two minutes of one core on a two-layer CNN and images of 28 x 28.
 
-    What they then draw from an unprotected model is recognised as the digit.
+    Images that an attack with the defaults draws from an unprotected model are recognised as the attacked digit.
 
     Attributes:
         steps: number of steps, each of which updates the discriminator and then the generator.
@@ -104,13 +104,13 @@ class Target:
         return {name: value.detach().clone() for name, value in self.layout.unflatten(self.weights.to(device)).items()}
 
     def logits(self, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
-        """Return (N, classes) for ``images`` (N, C, H, W) in [0, 1], under ``parameters``."""
+        """Return the logits (N, classes) for ``images`` (N, C, H, W) in [0, 1], under ``parameters``."""
         mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         return torch.as_tensor(called_with(self.module, parameters, ((images - mean) / std,)))
 
 
 class Generator(nn.Module):
-    """Noise and a class to an image, by two deconvolutions that double height and width (after DCGAN, Radford et al. 2016)."""
+    """Network that maps noise and a class to an image. Each of two deconvolutions doubles height and width (DCGAN, Radford et al. 2016)."""
 
     def __init__(self, shape: InputShape, classes: int, *, latent: int = GanConfig.latent, width: int = GanConfig.width) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Generator(nn.Module):
         )
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Return (N, C, H, W) in [0, 1] for ``noise`` (N, latent) and ``labels`` (N,)."""
+        """Return images (N, C, H, W) in [0, 1] for ``noise`` (N, latent) and ``labels`` (N,)."""
         hidden = self.start(torch.cat([noise, F.one_hot(labels, self.classes).to(noise.dtype)], dim=1))
         # Heights and widths that are no multiple of four come out too large.
         return torch.as_tensor(self.deconvolutions(hidden)[..., : self.height, : self.width])
@@ -170,12 +170,12 @@ def train_generator(
     """
     _check_target(target, own, label)
     random = torch.Generator().manual_seed(seed)
-    game = _Game(target, own, label, config, random)
+    training = _AdversarialTraining(target, own, label, config, random)
     for step in range(config.steps):
-        if not isfinite(game.step()):
+        if not isfinite(training.step()):
             raise DataError(f"the attack's loss became NaN or infinite at step {step + 1}: give a smaller learning rate")
         progress(step + 1, config.steps)
-    return game.generator.eval()
+    return training.generator.eval()
 
 
 def generate(generator: Generator, label: int, count: int, seed: int) -> Tensor:
@@ -196,31 +196,31 @@ def generate(generator: Generator, label: int, count: int, seed: int) -> Tensor:
     return torch.cat(images).mul(255).round().to(torch.uint8)
 
 
-def _check_target(target: Target, own: Samples, label: int) -> None:
+def _check_target(target: Target, own_images: Samples, label: int) -> None:
     """Raise an error unless the label is a class, the client has images, and the weights are finite."""
     if not 0 <= label < target.classes:
         raise ConfigError(f"the model has no class {label}: expected a label from 0 to {target.classes - 1}")
-    if len(own) == 0:
+    if len(own_images) == 0:
         raise DataError("the attacking client has no images, so it cannot distinguish real images from generated ones")
     if not bool(torch.isfinite(target.weights).all()):
         raise DataError("the global model has NaN or infinite weights, so it cannot be attacked: attack another run")
 
 
-class _Game:
+class _AdversarialTraining:
     """The training of generator and discriminator against each other."""
 
-    def __init__(self, target: Target, own: Samples, label: int, config: GanConfig, random: torch.Generator) -> None:
+    def __init__(self, target: Target, own_images: Samples, label: int, config: GanConfig, random: torch.Generator) -> None:
         self._target, self._label, self._config, self._random = target, label, config, random
-        self._device = own.tensor.device
-        self._real = own.tensor.float() / 255
-        self._held_classes = torch.unique(own.targets.cpu())
+        self._device = own_images.tensor.device
+        self._real = own_images.tensor.float() / 255
+        self._held_classes = torch.unique(own_images.targets.cpu())
         self._frozen = target.parameters(self._device)
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
         with torch.no_grad():
-            # The score's zero lies at the real images' mean, so that the first steps do not saturate.
+            # Scores are counted from the mean of the real images, so that the first steps do not saturate.
             scores = [target.logits(self._frozen, part).logsumexp(1) for part in torch.split(self._real, _BATCH)]
-        self._zero = torch.cat(scores).mean()
-        self.generator = _new_generator(target, tuple(own.tensor.shape[1:]), config, random).to(self._device)
+        self._mean_real_score = torch.cat(scores).mean()
+        self.generator = _new_generator(target, tuple(own_images.tensor.shape[1:]), config, random).to(self._device)
         betas = (0.5, 0.999)
         self._generator_optimiser = torch.optim.Adam(self.generator.parameters(), config.generator_learning_rate, betas)
         self._discriminator_optimiser = torch.optim.Adam(self._discriminator.values(), config.discriminator_learning_rate, betas)
@@ -228,30 +228,31 @@ class _Game:
     def step(self) -> float:
         """Update the discriminator, then the generator; return the sum of both losses."""
         config = self._config
-        labels = self._labels()
+        labels = self._draw_labels()
         real = self._real[torch.randint(len(self._real), (config.batch_size,), generator=self._random).to(self._device)]
         noise = torch.randn(config.batch_size, config.latent, generator=self._random).to(self._device)
         fake = self.generator(noise, labels)
 
+        # Generated images of the attacked class are left out here: to the discriminator, the class would become a mark of a fake.
         has_real_examples = torch.isin(labels, self._held_classes.to(self._device))
         discriminator_loss = F.softplus(-self._score(real)).mean() + F.softplus(self._score(fake.detach()[has_real_examples])).mean()
-        _descend(self._discriminator_optimiser, discriminator_loss)
+        _take_optimiser_step(self._discriminator_optimiser, discriminator_loss)
 
         generator_loss = F.softplus(-self._score(fake)).mean()
         class_loss = F.cross_entropy(self._target.logits(self._frozen, self._shifted_and_noisy(fake)), labels)
-        _descend(self._generator_optimiser, generator_loss + config.class_weight * class_loss)
+        _take_optimiser_step(self._generator_optimiser, generator_loss + config.class_weight * class_loss)
         return float(discriminator_loss.detach() + generator_loss.detach() + class_loss.detach())
 
-    def _labels(self) -> Tensor:
-        """Return the classes of a step's generated images: a fixed part is the attacked one, the others are held classes."""
+    def _draw_labels(self) -> Tensor:
+        """Draw the classes of a step's generated images. A fixed share is the attacked class, and the client holds the others."""
         size = self._config.batch_size
         attacked = min(max(1, round(size * self._config.label_share)), size - 1)
         others = self._held_classes[torch.randint(len(self._held_classes), (size - attacked,), generator=self._random)]
         return torch.cat([torch.full((attacked,), self._label), others]).to(self._device)
 
     def _score(self, images: Tensor) -> Tensor:
-        """Return the discriminator's score (N,) of images; it is high for real ones."""
-        return self._target.logits(self._discriminator, self._shifted_and_noisy(images)).logsumexp(1) - self._zero
+        """Return the discriminator's score (N,) of each image, which is high for real images."""
+        return self._target.logits(self._discriminator, self._shifted_and_noisy(images)).logsumexp(1) - self._mean_real_score
 
     def _shifted_and_noisy(self, images: Tensor) -> Tensor:
         """Shift each image by its own offset, filling with black, and add noise."""
@@ -262,7 +263,7 @@ class _Game:
 
 
 def shifted(images: Tensor, offsets: Tensor) -> Tensor:
-    """Return ``images`` (N, C, H, W), each moved down and right by its row of ``offsets`` (N, 2); what comes in is black."""
+    """Return ``images`` (N, C, H, W), each moved down and right by its row of ``offsets`` (N, 2). The uncovered edge is black."""
     count, _, height, width = images.shape
     rows = torch.arange(height, device=images.device) - offsets[:, :1]
     columns = torch.arange(width, device=images.device) - offsets[:, 1:]
@@ -279,7 +280,7 @@ def _new_generator(target: Target, shape: tuple[int, ...], config: GanConfig, ra
         return Generator((channels, height, width), target.classes, latent=config.latent, width=config.width)
 
 
-def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+def _take_optimiser_step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     """Take one optimiser step on ``loss``."""
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]

@@ -37,12 +37,12 @@ from ldpfl.attacks.linkage_posterior import (
     Array,
     area_under_curve,
     arrival_density,
-    each_alone,
-    largest_linked,
+    client_probabilities,
+    matching_probabilities,
+    max_linked_reports,
     pair_scores,
-    product_of,
-    scaled,
-    share_right,
+    probability_right,
+    separate_probabilities,
 )
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
@@ -59,15 +59,17 @@ MOST_CLIENTS = 2_000
 _BLOCK = 200_000
 """Number of pairs of report and window that are processed together, to fit the processor's cache."""
 
-_FLOOR = 1e-30
+_MIN_DENSITY = 1e-30
 """Density that is added to each pair. With it, a report that rounding put outside all windows may still belong to any of them."""
 
-_SHORTEST, _LONGEST = 1e-9, 1e9
+_MIN_SECONDS, _MAX_SECONDS = 1e-9, 1e9
 """Times in seconds between which the ratio of any two can be squared in single precision."""
 
-_TIMES = f"0, or {_SHORTEST:g} to {_LONGEST:g} seconds"
+_TIMES = f"0, or {_MIN_SECONDS:g} to {_MAX_SECONDS:g} seconds"
 
 _PAIRS = 8_000
+"""Number of pairs of reports by which a round's area under the curve is estimated."""
+
 _MOST_TRIALS = 10_000
 
 
@@ -150,7 +152,7 @@ class LinkagePlan:
 
 
 @dataclass(frozen=True)
-class Found:
+class Success:
     """The observer's success in one round.
 
     Attributes:
@@ -177,22 +179,22 @@ class LinkageRow:
 
     channel: LinkChannel
     delay: float | None
-    found: tuple[Found, ...]
+    found: tuple[Success, ...]
     epsilon: float
 
     def attributed(self, place: int) -> Figure:
         """Share of reports that are attributed to the right client after ``watched[place]`` rounds."""
-        return Figure.of([found.attributed[place] for found in self.found])
+        return Figure.of([success.attributed[place] for success in self.found])
 
     @property
     def auc(self) -> Figure:
-        """Probability that two reports of one client look more alike than two of different clients, see :class:`Found`."""
-        return Figure.of([found.auc for found in self.found])
+        """Probability that two reports of one client look more alike than two of different clients, see :class:`Success`."""
+        return Figure.of([success.auc for success in self.found])
 
     @property
     def linked(self) -> Figure:
         """Size of the largest linked set."""
-        return Figure.of([float(found.linked) for found in self.found])
+        return Figure.of([float(success.linked) for success in self.found])
 
 
 @dataclass(frozen=True)
@@ -240,17 +242,18 @@ class LinkageResult:
 def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int, int], None] = lambda done, total: None) -> LinkageResult:
     """Attack every channel: ``direct``, the two with delays at each T of the plan, and ``relay``.
 
-    A fifth of a second a trial and line on one core for 100 clients and 200 parameters; time grows with the square of the clients.
+    For 100 clients and 200 parameters, each trial of a channel takes a fifth of a second on one core. The time grows with the square of the
+    number of clients.
 
     Args:
-        progress: called after each trial with how many are done, of how many.
+        progress: called after each trial with (trials done, trials).
     """
     lines = _channels_and_delays(sorted(plan.delays))
     rows = []
     for number, (channel, delay) in enumerate(lines):
         successes = []
         for trial in range(plan.trials):
-            successes.append(_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
+            successes.append(_simulate_and_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
             progress(number * plan.trials + trial + 1, len(lines) * plan.trials)
         linked = Figure.of([float(success.linked) for success in successes]).mean
         epsilon = epsilon_of_linked(ceil(linked), setting.epsilon, setting.clients, setting.delta)
@@ -260,7 +263,7 @@ def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int,
 
 def _is_time(seconds: float) -> bool:
     """Whether ``seconds`` is 0, or in the range that can be squared in single precision."""
-    return seconds == 0 or _SHORTEST <= seconds <= _LONGEST
+    return seconds == 0 or _MIN_SECONDS <= seconds <= _MAX_SECONDS
 
 
 def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, float | None]]:
@@ -269,7 +272,7 @@ def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, flo
     return [("direct", None), *unaligned, *(("delayed", delay) for delay in delays), ("relay", None)]
 
 
-def _attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Found:
+def _simulate_and_attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Success:
     """Simulate one round over ``channel``, and return the observer's success."""
     if channel == "relay":
         return attack_release(window_starts(setting, "direct", generator), setting, generator)
@@ -305,35 +308,35 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
         return finished
     if channel != "delayed":
         raise ConfigError(f"expected a channel with windows ({', '.join(get_args(LinkChannel)[:3])}), got {channel!r}")
-    # Section 3: clients wait T_W = T_S - t, with T_S the response time of the slowest. One that is slower cannot wait less than nothing.
-    slowest = max(0.0, float(finished.max()) - setting.shortfall)
-    waited = np.maximum(0.0, slowest - finished)
+    # LDP-FL, section 3: a client that is done at t waits T_W = T_S - t, where T_S is agreed on. A client slower than T_S does not wait.
+    agreed_time = max(0.0, float(finished.max()) - setting.shortfall)
+    waited = np.maximum(0.0, agreed_time - finished)
     return np.asarray(finished + waited + setting.clock * errors)
 
 
-def attack_windows(starts: Array, delay: float, setting: LinkageSetting, generator: np.random.Generator) -> Found:
+def attack_windows(starts: Array, delay: float, setting: LinkageSetting, generator: np.random.Generator) -> Success:
     """Simulate one round of clients whose windows start at ``starts`` (n,), and return the observer's success with its arrival times.
 
     Only the setting's parameters, jitter, uncertainty and watched are used. The other fields describe how ``starts`` are drawn.
     """
-    name_posteriors = _name_posteriors(starts, setting, generator)
+    owner_probabilities = _owner_probabilities_by_watched(starts, setting, generator)
     size = (setting.parameters, len(starts))
     drawn = delay * generator.random(size) + setting.jitter * generator.standard_normal(size)
-    return _observe(starts + drawn, starts, delay, setting, name_posteriors, generator, calibrated=True)
+    return _observe(starts + drawn, starts, delay, setting, owner_probabilities, generator, calibrated=True)
 
 
-def attack_release(starts: Array, setting: LinkageSetting, generator: np.random.Generator, mixing: Mixing = uniform_mixing) -> Found:
+def attack_release(starts: Array, setting: LinkageSetting, generator: np.random.Generator, mixing: Mixing = uniform_mixing) -> Success:
     """Simulate one round of clients that upload to a relay at ``starts`` (n,), and return the observer's success with the released order.
 
     The observer assumes that the relay keeps the order of uploads. So it takes the first reports as those of the client that uploaded
     first, as if they had arrived at its upload. A relay that forwards reports in their order is then ``direct`` without jitter. The
     observer rehearses how often such guesses are right. The same fields of ``setting`` are used as in :func:`attack_windows`.
     """
-    name_posteriors = _name_posteriors(starts, setting, generator)
+    owner_probabilities = _owner_probabilities_by_watched(starts, setting, generator)
     upload, parameter = np.divmod(mixing(setting.parameters * len(starts), generator), setting.parameters)
     arrivals = np.empty((setting.parameters, len(starts)))
     arrivals[parameter, np.argsort(starts, kind="stable")[upload]] = np.repeat(np.sort(starts), setting.parameters)
-    return _observe(arrivals, starts, 0.0, setting, name_posteriors, generator, calibrated=False)
+    return _observe(arrivals, starts, 0.0, setting, owner_probabilities, generator, calibrated=False)
 
 
 def _observe(
@@ -341,49 +344,49 @@ def _observe(
     starts: Array,
     delay: float,
     setting: LinkageSetting,
-    name_posteriors: Sequence[Array | None],
+    owner_probabilities: Sequence[Array | None],
     generator: np.random.Generator,
     *,
     calibrated: bool,
-) -> Found:
+) -> Success:
     """Return the observer's success with ``arrivals`` (d, n), where [j, i] is the time of client i's report for parameter j.
 
     Args:
-        name_posteriors: see :func:`_name_posterior`, one for each number of watched rounds.
+        owner_probabilities: see :func:`_owner_probabilities`, one for each number of watched rounds.
         calibrated: whether reports arrived by the observer's model, so that its probabilities need no rehearsal.
     """
     clients = len(starts)
-    correct = np.zeros(len(name_posteriors))
+    correct = np.zeros(len(owner_probabilities))
     scores, hits, sure, alike, unlike = [], [], [], [], []
     blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))
     for block in np.array_split(arrivals, blocks):
         lag = (block[:, :, None] - starts).astype(np.float32)
-        alone = each_alone(arrival_density(lag, delay, setting.jitter) + _FLOOR)
-        posterior = scaled(alone)
-        sure.append((alone.max(axis=1) >= CONFIDENCE) & calibrated)
-        of_clients = [posterior if names is None else product_of(posterior, names) for names in name_posteriors]
-        correct += [float(share_right(client_posterior, axis=2).sum()) for client_posterior in of_clients]
+        by_own_arrival = separate_probabilities(arrival_density(lag, delay, setting.jitter) + _MIN_DENSITY)
+        posterior = matching_probabilities(by_own_arrival)
+        sure.append((by_own_arrival.max(axis=1) >= CONFIDENCE) & calibrated)
+        client_posteriors = [posterior if owners is None else client_probabilities(posterior, owners) for owners in owner_probabilities]
+        correct += [float(probability_right(client_posterior, axis=2).sum()) for client_posterior in client_posteriors]
         scores.append(posterior.max(axis=1))
-        hits.append(share_right(posterior, axis=1))
-        same, different = pair_scores(posterior, ceil(_PAIRS / blocks), generator)
-        alike.append(same)
-        unlike.append(different)
-    return Found(
+        hits.append(probability_right(posterior, axis=1))
+        same_client, different_clients = pair_scores(posterior, ceil(_PAIRS / blocks), generator)
+        alike.append(same_client)
+        unlike.append(different_clients)
+    return Success(
         tuple((correct / (setting.parameters * clients)).tolist()),
         area_under_curve(np.concatenate(alike), np.concatenate(unlike)),
-        largest_linked(np.concatenate(scores), np.concatenate(hits), np.concatenate(sure)),
+        max_linked_reports(np.concatenate(scores), np.concatenate(hits), np.concatenate(sure)),
     )
 
 
-def _name_posteriors(starts: Array, setting: LinkageSetting, generator: np.random.Generator) -> list[Array | None]:
-    """Return :func:`_name_posterior` for each number of watched rounds."""
-    return [_name_posterior(starts, setting.uncertainty / sqrt(rounds), generator) for rounds in setting.watched]
+def _owner_probabilities_by_watched(starts: Array, setting: LinkageSetting, generator: np.random.Generator) -> list[Array | None]:
+    """Return :func:`_owner_probabilities` for each number of rounds that the observer has watched."""
+    return [_owner_probabilities(starts, setting.uncertainty / sqrt(rounds), generator) for rounds in setting.watched]
 
 
-def _name_posterior(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return the probability (n, n) that window k is client i's, from earlier rounds; None if the observer knows each client's window."""
+def _owner_probabilities(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
+    """Return the probability (n, n), after earlier rounds, that a window is a client's; None if the observer knows all clients' windows."""
     expected = starts + uncertainty * generator.standard_normal(len(starts))
     if uncertainty == 0:
         return None
-    logs = -(((starts[:, None] - expected) / uncertainty) ** 2) / 2
-    return scaled(np.exp(logs - logs.max(axis=1, keepdims=True)), 10 * PASSES).astype(np.float32)
+    log_densities = -(((starts[:, None] - expected) / uncertainty) ** 2) / 2
+    return matching_probabilities(np.exp(log_densities - log_densities.max(axis=1, keepdims=True)), 10 * PASSES).astype(np.float32)

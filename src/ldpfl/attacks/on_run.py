@@ -159,10 +159,10 @@ class Attacker:
     def run(self, folder: RunFolder, plan: AttackPlan, out: Path) -> tuple[RunAttack, AttackImages]:
         """Attack the run in ``folder``, write ``attack.json`` to ``out``, and return the result; the run is only read.
 
-        Finished parts that lie in ``out``, of the same run and settings, are not made again.
+        Images that an earlier attack with the same run and settings stored in ``out`` are not made again.
 
         Raises:
-            ConfigError: no run, an unfinished one, one on other data, a label that the data has not.
+            ConfigError: there is no run, it is unfinished or was made on other data, or the data do not have the label.
             DataError: the data cannot be read, or the splits hold too few images of the class.
         """
         config, weights, accuracy = finished_run(folder)
@@ -176,21 +176,21 @@ class Attacker:
             raise ConfigError(f"{folder.path} was run on samples that are not images: this attack needs a run on images")
         label = label_of(plan, config)
         _check_class(label, task)
-        federation = _federation(folder, config, task, self.device)
-        own = _own_images(federation)
-        self._warn_if_label_held(own, label)
-        real, others = _public_images(task, label, plan.images)
+        federation = _rebuilt_federation(folder, config, task, self.device)
+        own_images = _own_images(federation)
+        self._warn_if_label_held(own_images, label)
+        real, floor = _public_images(task, label, plan.images)
         make_folder(out)
-        private = config.mechanism.protects
-        models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if private else {}
-        models["unprotected"] = self._unprotected(config) if private else (weights, accuracy)
-        sets: dict[Kind, _ImageSet] = {
-            kind: _ImageSet(self._generate(kind, _target(federation, task, vector), own, label, plan, len(real), out), score)
-            for kind, (vector, score) in models.items()
-        }
-        pictures = AttackImages(real, sets["protected"].images[0] if private else None, sets["unprotected"].images[0])
-        sets |= {"floor": _ImageSet((others,)), "other classes": _ImageSet(_other_classes(own, label, len(real)))}
-        result = self._measure(config, task, own, label, plan, real, sets)
+        is_protected = config.mechanism.protects
+        models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if is_protected else {}
+        models["unprotected"] = self._unprotected_model(config) if is_protected else (weights, accuracy)
+        sets: dict[Kind, _ImageSet] = {}
+        for kind, (model, score) in models.items():
+            target = _target_of_attack(federation, task, model)
+            sets[kind] = _ImageSet(self._images_by_seed(kind, target, own_images, label, plan, len(real), out), score)
+        pictures = AttackImages(real, sets["protected"].images[0] if is_protected else None, sets["unprotected"].images[0])
+        sets |= {"floor": _ImageSet((floor,)), "other classes": _ImageSet(_images_of_other_classes(own_images, label, len(real)))}
+        result = self._measure(config, task, own_images, label, plan, real, sets)
         write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")
         return result, pictures
 
@@ -206,7 +206,7 @@ class Attacker:
         self,
         config: RunConfig,
         task: Dataset,
-        own: Samples,
+        own_images: Samples,
         label: int,
         plan: AttackPlan,
         real: Tensor,
@@ -222,8 +222,8 @@ class Attacker:
             mechanism=config.mechanism.name,
             epsilon=epsilon,
             budget=budget,
-            own_images=len(own),
-            own_of_label=int((own.targets == label).sum()),
+            own_images=len(own_images),
+            own_of_label=int((own_images.targets == label).sum()),
             plan=plan,
             extractor=extractor.name,
             features=extractor.features,
@@ -233,15 +233,15 @@ class Attacker:
             rows=tuple(_attack_row(kind, images, real, label, extractor, classifier) for kind, images in sets.items() if images.images),
         )
 
-    def _unprotected(self, config: RunConfig) -> tuple[Tensor, float]:
+    def _unprotected_model(self, config: RunConfig) -> tuple[Tensor, float]:
         """Return the last global model of the same run without noise, and its accuracy."""
         _, weights, accuracy = finished_run(Runner(self.data_dir, self.device, self.observer, lambda path, result: None).baseline(config))
         return weights, accuracy
 
-    def _generate(
+    def _images_by_seed(
         self, kind: Kind, target: Target, own_images: Samples, label: int, plan: AttackPlan, count: int, out: Path
     ) -> tuple[Tensor, ...]:
-        """Return ``count`` images for each seed, made anew only where none are stored."""
+        """Return ``count`` images of ``label`` for each seed of ``plan``. Images that are stored already are not made again."""
         images = []
         for seed in plan.seeds:
             key = _content_key(target, own_images, label, plan.gan, seed, count)
@@ -305,7 +305,7 @@ def attack_folder(folder: RunFolder, label: int | None) -> Path:
 
 
 def label_of(plan: AttackPlan, config: RunConfig) -> int:
-    """Return the class to reconstruct: the plan's, else the one that the run keeps from client 0.
+    """Return the class to reconstruct: the plan's, or else the class that client 0 does not hold in this run.
 
     Raises:
         ConfigError: there is neither.
@@ -323,7 +323,7 @@ def _check_class(label: int, task: Dataset) -> None:
         raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.outputs - 1}")
 
 
-def _federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
+def _rebuilt_federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
     """Build the run's federation anew. Raise a :class:`ConfigError` if ``task`` is not the data that the run was made with."""
     federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured_encoder())
     last = folder.checkpoint()
@@ -342,21 +342,21 @@ def _own_images(federation: Federation) -> Samples:
     return images.take(torch.from_numpy(federation.samples[CURIOUS_CLIENT]).to(images.tensor.device))
 
 
-def _target(federation: Federation, task: Dataset, weights: Tensor) -> Target:
+def _target_of_attack(federation: Federation, task: Dataset, weights: Tensor) -> Target:
     """Return the global model with these ``weights``, as the attacking client gets it."""
     return Target(federation.task.module, federation.task.layout, weights, task.outputs, task.mean, task.std)
 
 
 def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return equally many real images of ``label``: of the test split to compare with, of the train split as the floor."""
-    real, others = (split.tensor[split.targets == label] for split in (task.test, task.train))
-    count = min(most, len(real), len(others))
+    """Return two equally large sets of real images of ``label``: test images to compare with, and train images as the best case."""
+    test_images, train_images = (split.tensor[split.targets == label] for split in (task.test, task.train))
+    count = min(most, len(test_images), len(train_images))
     if count < FEWEST_IMAGES:
         raise DataError(f"{task.name} has {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
-    return real[:count], others[:count]
+    return test_images[:count], train_images[:count]
 
 
-def _other_classes(own_images: Samples, label: int, most: int) -> tuple[Tensor, ...]:
+def _images_of_other_classes(own_images: Samples, label: int, most: int) -> tuple[Tensor, ...]:
     """Return at most ``most`` of the attacking client's images of other classes, evenly spaced; empty if it holds too few."""
     pixels = own_images.tensor[own_images.targets != label].cpu()
     index = torch.linspace(0, len(pixels) - 1, min(most, len(pixels))).long()
@@ -372,7 +372,7 @@ def _attack_row(
 
 
 def make_folder(out: Path) -> None:
-    """Make ``out``; raise :class:`ConfigError` if it cannot be written."""
+    """Create the folder ``out``; raise :class:`ConfigError` if this is not possible."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,7 @@ import typer
 
 from ldpfl.cli.commands import Commands
 from ldpfl.cli.interrupts import INTERRUPTED
-from ldpfl.errors import NO_ROOM, LdpflError, in_short
+from ldpfl.errors import NO_ROOM, LdpflError, error_without_data
 from ldpfl.report.terminal import print_anything
 
 # Typer's own tracebacks print local variables, and with them private data.
@@ -48,7 +48,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        _stop(f"{in_short(error)}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
+        _stop(f"{error_without_data(error)}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
 
 
 def _typed_command(context: click.Context | None) -> str:

@@ -9,7 +9,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from ldpfl.util.lazy_imports import importing
+from ldpfl.util.lazy_imports import without_garbage_collection
 from ldpfl.util.suggestions import did_you_mean
 
 COMMANDS = {
@@ -106,5 +106,5 @@ def command(name: str) -> click.Command:
 
 def _imported(module: str) -> ModuleType:
     """Import a module of commands, with a message about a missing extra if that fails."""
-    with importing():
+    with without_garbage_collection():
         return import_module(module)

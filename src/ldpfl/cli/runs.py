@@ -20,7 +20,7 @@ from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.options import DataDirOption
 from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption, TargetOption, TaskOption, TextOption
-from ldpfl.errors import ConfigError, WriteError, in_short, printable
+from ldpfl.errors import ConfigError, WriteError, error_without_data, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.report.console import layer_table, quality_tables, result_table
@@ -133,7 +133,7 @@ def _failure_printed(errors: Console, lack: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        errors.print(Text(f"{lack}: {in_short(error)}"), soft_wrap=True)
+        errors.print(Text(f"{lack}: {error_without_data(error)}"), soft_wrap=True)
 
 
 def _print_as_json(result: dict[str, Any]) -> None:

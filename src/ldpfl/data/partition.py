@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ldpfl.data.division import Division
 from ldpfl.data.persons import Names, uniform_by_name
 from ldpfl.errors import ConfigError
-from ldpfl.util.user_code import called
+from ldpfl.util.user_code import call_user_code
 
 Scheme = Literal["iid", "dirichlet", "labels", "quantity"]
 Indices = NDArray[np.int64]
@@ -152,7 +152,7 @@ def partition_by_code(path: str, samples: int, clients: int, seed: int) -> Divis
     Raises:
         ConfigError: the function fails, or returns something else.
     """
-    returned: Any = called("data.partition", path, samples, clients, seed)
+    returned: Any = call_user_code("data.partition", path, samples, clients, seed)
     try:
         owners = np.asarray(returned)
     except (TypeError, ValueError):

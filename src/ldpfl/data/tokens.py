@@ -15,7 +15,7 @@ from torch import Tensor
 from ldpfl.data.inputs import MASK, TOKENS, Inputs
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.tasks import NO_TOKEN
-from ldpfl.util.user_code import PRETRAINED, library
+from ldpfl.util.user_code import PRETRAINED, import_library
 
 _MAX_CHARACTERS_PER_TOKEN = 100
 """Characters of a text that are read for each token that is kept. Without a limit, the run time would reveal one long text."""
@@ -88,7 +88,7 @@ def _tokenizer(name: str) -> Any:
     if folder.is_dir() and not any(path.match(pattern) for path in folder.iterdir() for pattern in _VOCABULARY_FILES):
         raise ConfigError(f"{folder} contains no tokenizer: save the model's tokenizer there with tokenizer.save_pretrained(folder)")
     try:
-        read = library("transformers").AutoTokenizer.from_pretrained
+        read = import_library("transformers").AutoTokenizer.from_pretrained
         tokenizer = read(folder_or_hub_name, local_files_only=folder.is_dir(), trust_remote_code=False)
     except ConfigError:
         raise

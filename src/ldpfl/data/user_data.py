@@ -25,9 +25,9 @@ from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.data.tokens import next_token_targets
 from ldpfl.data.user_hub import fetch_data
 from ldpfl.data.user_images import Pictures, holds_images
-from ldpfl.errors import ConfigError, DataError, in_short, printable
+from ldpfl.errors import ConfigError, DataError, error_without_data, printable
 from ldpfl.tasks import PARALLEL, Targets
-from ldpfl.util.user_code import GIVEN, called, is_code
+from ldpfl.util.user_code import GIVEN, call_user_code, is_code
 
 _PIXEL_MEAN, _PIXEL_STD = 0.5, 0.25
 """Fixed constants for normalising a user's images. They are near enough to centre and scale pixels, and depend on no data."""
@@ -47,7 +47,7 @@ def load_user_data(config: DataConfig, targets: Targets, data: object = None) ->
         paths = tuple(Path(path) for path in (config.path, config.test_path) if path)
         return _load_files(config.model_dump_json(), targets, paths, tuple(map(_file_states, paths)))
     if config.name != GIVEN:
-        data = called("data", config.name) if is_code(config.name) else fetch_data(config)
+        data = call_user_code("data", config.name) if is_code(config.name) else fetch_data(config)
     if data is None:
         raise ConfigError("the data of this run were passed from Python, so no file has them: pass them again with data=...")
     return _as_dataset(data, config, targets)
@@ -268,7 +268,9 @@ def _dataset_of_pairs(data: Any, targets: Targets) -> Dataset:
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise DataError(f"the items of the data set cannot be stacked as pairs (input, target) of one shape: {in_short(error)}") from error
+        raise DataError(
+            f"the items of the data set cannot be stacked as pairs (input, target) of one shape: {error_without_data(error)}"
+        ) from error
     return _dataset_of_tensors(inputs, target_values, targets)
 
 

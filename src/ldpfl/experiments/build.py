@@ -64,7 +64,7 @@ from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, St
 from ldpfl.simulation.measuring import Measuring, measuring_ledger
 from ldpfl.simulation.record_sums import ranges_of
 from ldpfl.tasks import Targets, absent_targets
-from ldpfl.util.randomness import Purpose, known, stream
+from ldpfl.util.randomness import Purpose, require_secret, stream
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_cache import Warn
 from ldpfl.util.user_code import is_code, is_pretrained
@@ -521,7 +521,7 @@ def _scale_columns(
     )
     if measured is not None:
         return scaled_like_run(data, measured), measuring_ledger(histogram_mechanism, len(division), shuffling.channel, shuffling.colluding)
-    seed = known(secret_seed(config, data, secret))
+    seed = require_secret(secret_seed(config, data, secret))
     # For each client, its rows; and for each row, the number of its person's rows, so that all persons weigh the same.
     rows_with_counts = [(part, np.ones_like(part)) if persons is None else persons.all_rows_of(part) for part in division]
     return Measuring(seed, histogram_mechanism, shuffling.channel, shuffling.colluding).scaled(data, *zip(*rows_with_counts, strict=True))

@@ -14,7 +14,7 @@ import torch
 import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
-from ldpfl.errors import in_short
+from ldpfl.errors import error_without_data
 from ldpfl.experiments.client_evaluation import add_figures_of_clients, client_evaluation_entries, lost_evaluations
 from ldpfl.experiments.config import RunConfig, toml_value
 from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
@@ -51,7 +51,9 @@ def summarise(
     try:
         entries = quality_entries(federation, final.state.model, config.seed, data.classes, final.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
-        privacy["caveats"].append(f"no scores of the final model beside those of each round: not computed, because: {in_short(error)}")
+        privacy["caveats"].append(
+            f"no scores of the final model beside those of each round: not computed, because: {error_without_data(error)}"
+        )
     privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation)
     if missing := lost_evaluations(config, final):
         rounds = ", ".join(f"{number:,}" for number in missing)

@@ -13,7 +13,7 @@ import torch
 from ldpfl.data import Dataset
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.features.extraction import Progress, no_progress
-from ldpfl.errors import ConfigError, WriteError, in_short
+from ldpfl.errors import ConfigError, WriteError, error_without_data
 from ldpfl.experiments.baseline import Baseline, baseline_of, config_with_clipping_only, config_without_noise
 from ldpfl.experiments.build import MUCH_CLAMPED, build, with_torch_defaults
 from ldpfl.experiments.config import RunConfig
@@ -32,8 +32,8 @@ from ldpfl.simulation.ray_workers import is_ray
 from ldpfl.simulation.workers import Count, workers
 from ldpfl.util.files import writing
 from ldpfl.util.number_format import counted
-from ldpfl.util.randomness import known
-from ldpfl.util.user_cache import CACHE_DIR_VARIABLE, without_cache
+from ldpfl.util.randomness import require_secret
+from ldpfl.util.user_cache import CACHE_DIR_VARIABLE, warning_of_no_cache
 from ldpfl.util.user_code import is_pretrained
 
 Value = TypeVar("Value")
@@ -125,7 +125,7 @@ class Runner:
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
                     self._draw_learning_curve(folder, figures)
                 return Finished(config, federation, folder.checkpoint_or(start), figures, data)
-            if config.secret_noise and known(folder.secret()) != secret:
+            if config.secret_noise and require_secret(folder.secret()) != secret:
                 raise ConfigError(
                     f"another process began a run in {folder.path} at the same time: wait for its end, or give another folder"
                 )
@@ -167,7 +167,7 @@ class Runner:
         try:
             return make()
         except Exception as error:  # the result of the rounds must not be lost
-            self.observer.warn(f"{warning}: {in_short(error)}")
+            self.observer.warn(f"{warning}: {error_without_data(error)}")
             return None
 
     def _run_rounds(
@@ -230,7 +230,7 @@ class Runner:
             return new_secret(config)
         secret = folder.secret()
         draws_no_more_noise = folder.result_path.exists() and config.training.rounds == folder.config().training.rounds
-        return secret if draws_no_more_noise else known(secret)
+        return secret if draws_no_more_noise else require_secret(secret)
 
     def _train_baseline(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
         """Train the noise-free baseline without the cache, and return its scores."""
@@ -254,7 +254,7 @@ class Runner:
                 result = self._cached_result(baseline)
                 return Reference(list(result["score_per_round"]), result["scores"])
             except WriteError as error:
-                self.observer.warn(without_cache(error))
+                self.observer.warn(warning_of_no_cache(error))
         rounds = baseline.config.training.rounds
         final = self._run_rounds(baseline.federation, baseline.last_checkpoint(), rounds, _save_nothing, _BASELINE)
         return self._scores_of_baseline(baseline.federation, final)

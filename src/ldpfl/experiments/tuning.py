@@ -36,7 +36,7 @@ from ldpfl.simulation.evaluating import LOSS
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.files import make_folder, read_text, to_json, write_text
-from ldpfl.util.randomness import Purpose, known, stream_key
+from ldpfl.util.randomness import Purpose, require_secret, stream_key
 
 _DEFAULT_EVALUATION = 0.3
 """Default for the epsilon of a trial's score, as a fraction of the trial's epsilon."""
@@ -324,7 +324,7 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
         raise DataError(f"{mark} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if stored_text != text:
         raise ConfigError(f"{out} holds another tuning, or this one with other settings: give another folder, or the same settings")
-    return known(secret_seed.load(private / secret_seed.FILE))
+    return require_secret(secret_seed.load(private / secret_seed.FILE))
 
 
 def _draw_trials(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -> list[Cell]:

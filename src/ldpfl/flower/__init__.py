@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
-from ldpfl.util.lazy_imports import exports, importing
+from ldpfl.util.lazy_imports import exports, without_garbage_collection
 
 try:
     import flwr as _flwr  # noqa: F401
@@ -11,7 +11,7 @@ except ImportError as error:
     raise ConfigError('ldpfl.flower needs Flower: pip install "ldpfl[flower]"') from error
 
 # Imported at once, not lazily: the function `operator_node` has the same name as its module.
-with importing():
+with without_garbage_collection():
     from ldpfl.flower.operator_node import OperatorNode, operator_node
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ldpfl.errors import ConfigError, first_line
 from ldpfl.util.files import make_folder, replace_atomically
 from ldpfl.util.seeded_torch import SeededDraws
 from ldpfl.util.suggestions import did_you_mean
-from ldpfl.util.user_code import PRETRAINED, library, public_name
+from ldpfl.util.user_code import PRETRAINED, import_library, public_name
 
 Kind = Literal["none", "lora", "ia3", "prompt", "head"]
 
@@ -58,7 +58,7 @@ def adapted(module: nn.Module, adapter: Adapter, targets: str, *, images: bool, 
     """
     if not is_of_transformers(module):
         raise ConfigError(f"model.adapter = {adapter.kind!r} needs a model of the transformers library, got a {type(module).__name__}")
-    with explained(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
+    with raising_config_error(f"adapter {adapter.kind!r} does not fit the model"), SeededDraws(seed), quietly():
         return with_adapter(module, adapter, targets, images, ())
 
 
@@ -73,27 +73,28 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
     """
     if adapter.kind == "none":
         return module.train()
+    # A language model comes with a trained head. For other tasks the head is new: it consists of all parts beside the base.
     children = {} if targets == "tokens" else dict(module.named_children())
     heads = [name for name, part in children.items() if name != module.base_model_prefix and [*part.parameters()]]
     trained_layers = sorted({*heads, *absent})
     if adapter.kind == "head":
         module.requires_grad_(False)
-        for name in trained_layers or ["lm_head"]:
+        for name in trained_layers or ["lm_head"]:  # the head of a language model
             module.get_submodule(name).requires_grad_(True)
         return module.train()
     _check_modules(module, adapter)
     task = None if images else "CAUSAL_LM" if targets == "tokens" else "SEQ_CLS"
-    adapted_module: nn.Module = library("peft").get_peft_model(module, _settings(adapter, task, trained_layers))
+    adapted_module: nn.Module = import_library("peft").get_peft_model(module, _peft_config(adapter, task, trained_layers))
     for name in trained_layers if adapter.kind == "prompt" else ():
         part = adapted_module.get_submodule("base_model").get_submodule(name)
-        if not hasattr(part, "original_module"):  # of the other layers ``peft`` trains a copy
+        if not hasattr(part, "original_module"):  # of a layer with this attribute, ``peft`` trains a copy
             part.requires_grad_(True)
     return adapted_module.train()
 
 
-def _settings(adapter: Adapter, task: str | None, trained_layers: Sequence[str]) -> Any:
-    """Return the settings of ``peft`` for ``adapter`` and ``task``, its name in ``peft``. ``trained_layers`` are trained beside it."""
-    peft = library("peft")
+def _peft_config(adapter: Adapter, task: str | None, trained_layers: Sequence[str]) -> Any:
+    """Return the config of ``peft`` for ``adapter`` and a ``task`` by its name there. ``trained_layers`` are trained beside the adapter."""
+    peft = import_library("peft")
     changed_layers = list(adapter.modules) or None
     common: dict[str, Any] = {"target_modules": changed_layers, "modules_to_save": list(trained_layers) or None, "task_type": task}
     if adapter.kind == "lora":
@@ -195,8 +196,8 @@ def check_base(module: nn.Module, digest: str) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Let ``transformers`` print nothing within this context. Callers check what its warnings are about, and raise errors of their own."""
-    logging = library("transformers").utils.logging
+    """Let ``transformers`` print nothing within this context. Callers check for the causes of its warnings, and raise their own errors."""
+    logging = import_library("transformers").utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -211,7 +212,7 @@ def quietly() -> Iterator[None]:
 
 
 @contextmanager
-def explained(trouble: str) -> Iterator[None]:
+def raising_config_error(trouble: str) -> Iterator[None]:
     """Turn any error within this context into a :class:`ConfigError` that begins with ``trouble``. The libraries raise many kinds."""
     try:
         yield

@@ -26,7 +26,7 @@ def blind_to_values(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator
     """Let parts of ``transformers`` in ``module`` decide by shapes alone what to compute, never by values.
 
     Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded.
-    And ``vmap``, which computes many records or clients at once, allows no decision by values. It is at work if it wraps ``parameters``.
+    And ``vmap``, which computes many records or clients at once, allows no decision by values. It is running if it wraps ``parameters``.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
     if masks is None or not any(type(part).__module__.startswith("transformers.") for part in module.modules()):
@@ -114,7 +114,7 @@ class _Attention(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         query, key, value, mask, *ctx.causal_and_scale = inputs
         ctx.save_for_backward(query, key, value, *output, mask)
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(output[1])  # logarithms of sums, which the kernel returns for its gradient alone
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
@@ -126,12 +126,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any) -> Any:
         """Return the results for all clients, with clients first. ``dims`` holds the dimension of clients in each argument, if any."""
-        folded = (_folded(part, dim, info.batch_size) for part, dim in zip((query, key, value, mask), dims[:4], strict=True))
+        folded = (_with_clients_in_batch(part, dim, info.batch_size) for part, dim in zip((query, key, value, mask), dims[:4], strict=True))
         outputs = _Attention.apply(*folded, *rest)  # type: ignore[no-untyped-call]
         return tuple(part.unflatten(0, (info.batch_size, -1)) for part in outputs), (0, 0)
 
 
-def _folded(part: Tensor | None, client_dim: int | None, clients: int) -> Tensor | None:
+def _with_clients_in_batch(part: Tensor | None, client_dim: int | None, clients: int) -> Tensor | None:
     """Move the dimension ``client_dim`` of ``part`` to the front and merge it into the batch; repeat a part that all clients share."""
     if part is None:
         return None

@@ -18,7 +18,7 @@ INPUTS, OUTPUTS = "inputs", "outputs"
 """Names of a model's only input and output in ONNX."""
 
 
-def exchanged(module: nn.Module, example: Tensor, suffix: str) -> bytes:
+def file_bytes(module: nn.Module, example: Tensor, suffix: str) -> bytes:
     """Return the bytes of a file of ``module`` in the format of ``suffix``, ``.onnx`` or ``.pt2``. It takes any number of rows.
 
     Args:

@@ -45,24 +45,24 @@ class ParameterLayout:
         )
 
     def split(self, prefixes: Iterable[str]) -> tuple[ParameterLayout, ParameterLayout]:
-        """Return the layouts of all other layers, and of the layers whose names are one of ``prefixes``, or begin with one and a dot.
+        """Return two layouts: the layers outside the modules and parameters that ``prefixes`` name, and the layers inside.
 
         Raises:
             ConfigError: a prefix names no layer, or no other layer is left.
         """
-        chosen: set[str] = set()
+        named_layers: set[str] = set()
         for prefix in prefixes:
             matching = {name for name in self.names if f"{name}.".startswith(f"{prefix}.")}
             if not matching:
                 raise ConfigError(
                     f"model.personal: no layer of the model has a name that starts with {prefix!r}; its layers: {', '.join(self.names)}"
                 )
-            chosen |= matching
-        if len(chosen) == len(self.names):
+            named_layers |= matching
+        if len(named_layers) == len(self.names):
             raise ConfigError("model.personal names all layers, so no layer is left to train together: remove some of them")
-        return self._restricted(set(self.names) - chosen), self._restricted(chosen)
+        return self._with_layers(set(self.names) - named_layers), self._with_layers(named_layers)
 
-    def _restricted(self, names: Set[str]) -> ParameterLayout:
+    def _with_layers(self, names: Set[str]) -> ParameterLayout:
         """Return the layout of the layers called ``names`` alone, in the same order."""
         layers = [(name, shape) for name, shape in zip(self.names, self.shapes, strict=True) if name in names]
         return ParameterLayout(tuple(name for name, _ in layers), tuple(shape for _, shape in layers))
@@ -179,24 +179,24 @@ def refuse_lost_in_copies(module: nn.Module) -> None:
 
 
 class _Problem(NamedTuple):
-    """A problem of a model. A message on it is ``where`` and ``what``, or ``kind`` and ``what`` if names must not be shown.
+    """A problem of a model. Its message is ``subject`` and ``problem_text``. If names must not be shown, ``nameless_subject`` comes first.
 
     Attributes:
-        where: the layers, buffers or parameters, with their names.
-        kind: a phrase for them without names, which the model's author chose.
-        what: the problem and its remedy, without names.
+        subject: the layers, buffers or parameters, with their names.
+        nameless_subject: a phrase for them without their names, which the model's author chose.
+        problem_text: the problem and its remedy, without names.
     """
 
-    where: str
-    kind: str
-    what: str
+    subject: str
+    nameless_subject: str
+    problem_text: str
 
 
 def _refuse(module: nn.Module, problems: list[_Problem]) -> None:
     """Raise a :class:`PrivacyError` that lists the ``problems`` of ``module``, if there are any."""
     if problems:
-        text = "; ".join(f"{problem.where}{problem.what}" for problem in problems)
-        advice = "; ".join(dict.fromkeys(f"{problem.kind}{problem.what}" for problem in problems))
+        text = "; ".join(f"{problem.subject}{problem.problem_text}" for problem in problems)
+        advice = "; ".join(dict.fromkeys(f"{problem.nameless_subject}{problem.problem_text}" for problem in problems))
         raise PrivacyError(
             f"{type(module).__name__} cannot be trained privately: {text}", advice=f"it cannot be trained privately: {advice}"
         )
@@ -212,19 +212,19 @@ def _buffer_problems(module: nn.Module) -> list[_Problem]:
     problems = []
     for prefix, child in module.named_modules():
         buffers = [name for name, _ in child.named_buffers(prefix, recurse=False) if name in persistent]
-        where = f"buffers {', '.join(buffers)}" if buffers else prefix or type(child).__name__
-        what = ""
+        subject = f"buffers {', '.join(buffers)}" if buffers else prefix or type(child).__name__
+        problem_text = ""
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             # Without running statistics there is no buffer, but a sample's result still depends on its batch.
-            what = ": batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
+            problem_text = ": batch normalisation mixes private samples and stores their statistics, use torch.nn.GroupNorm instead"
         elif buffers and isinstance(child, nn.modules.batchnorm._NormBase):
-            what = ": they store statistics of private samples, set track_running_stats=False"
+            problem_text = ": they store statistics of private samples, set track_running_stats=False"
         elif buffers and {name.rpartition(".")[2] for name in buffers} <= _SPECTRAL_NORM_BUFFERS:
-            what = f": spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}"
+            problem_text = f": spectral normalisation changes them while the model runs, leave it out or {_WEIGHT_NORM}"
         elif buffers:
-            what = ": register it with persistent=False if it is a public constant, else make it a parameter"
-        if what:
-            problems.append(_Problem(where, "buffers" if buffers else "a layer", what))
+            problem_text = ": register it with persistent=False if it is a public constant, else make it a parameter"
+        if problem_text:
+            problems.append(_Problem(subject, "buffers" if buffers else "a layer", problem_text))
     return problems
 
 
@@ -236,19 +236,19 @@ def _parameter_problems(module: nn.Module) -> list[_Problem]:
     problems = []
     trainable = [(name, p) for name, p in module.named_parameters(remove_duplicate=True) if p.requires_grad]
     for name, parameter in trainable:
-        what = ""
+        problem_text = ""
         if isinstance(parameter, nn.parameter.UninitializedParameter):
-            what = " is uninitialised: run one forward pass first, or give its layer a size"
+            problem_text = " is uninitialised: run one forward pass first, or give its layer a size"
         elif parameter.dtype != torch.float32:
-            what = f" is {parameter.dtype}: convert the model with .float()"
+            problem_text = f" is {parameter.dtype}: convert the model with .float()"
         elif parameter.dim() == 0:
-            what = " is 0-d: give it the shape (1,)"
+            problem_text = " is 0-d: give it the shape (1,)"
         elif parameter.numel() == 0:
-            what = " is empty: remove it"
+            problem_text = " is empty: remove it"
         elif any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
-            what = " repeats one value in memory, as after expand: replace it with its .clone()"
-        if what:
-            problems.append(_Problem(f"parameter {name}", _A_PARAMETER, what))
+            problem_text = " repeats one value in memory, as after expand: replace it with its .clone()"
+        if problem_text:
+            problems.append(_Problem(f"parameter {name}", _A_PARAMETER, problem_text))
     if not trainable:
         problems.append(_Problem("", "", "no trainable parameter: set requires_grad=True on the parameters to train"))
     return [*problems, *_device_problems(module), *_adapter_problems(module), *_hook_problems(module), *_shared_problems(module)]
@@ -260,13 +260,13 @@ def _device_problems(module: nn.Module) -> list[_Problem]:
     without_values = [name for name, device in devices.items() if device.type == "meta"]
     if without_values:
         others = f", nor do {len(without_values) - 1} others" if len(without_values) > 1 else ""
-        what = f" has no values (device meta){others}: make the model on the CPU"
-        return [_Problem(f"parameter {without_values[0]}", _A_PARAMETER, what)]
-    common_first = Counter(devices.values()).most_common()
-    if len(common_first) > 1:
-        name = next(name for name, device in devices.items() if device == common_first[-1][0])
-        what = f" is on {devices[name]}, and most others are on {common_first[0][0]}: move the whole model with .to(device)"
-        return [_Problem(f"parameter {name}", _A_PARAMETER, what)]
+        problem_text = f" has no values (device meta){others}: make the model on the CPU"
+        return [_Problem(f"parameter {without_values[0]}", _A_PARAMETER, problem_text)]
+    most_common_first = Counter(devices.values()).most_common()
+    if len(most_common_first) > 1:
+        name = next(name for name, device in devices.items() if device == most_common_first[-1][0])
+        problem_text = f" is on {devices[name]}, and most others are on {most_common_first[0][0]}: move the whole model with .to(device)"
+        return [_Problem(f"parameter {name}", _A_PARAMETER, problem_text)]
     return []
 
 
@@ -278,18 +278,18 @@ def _adapter_problems(module: nn.Module) -> list[_Problem]:
         if isinstance(active, str):
             frozen = [name for name, weight in part.named_parameters() if active in name.split(".") and not weight.requires_grad]
             if frozen:
-                where = f"adapter {active!r} has {len(frozen)} frozen parameters, {frozen[0]} first"
+                subject = f"adapter {active!r} has {len(frozen)} frozen parameters, {frozen[0]} first"
                 remedy = ": load it with is_trainable=True, or create it with inference_mode=False"
-                problems.append(_Problem(where, "an adapter is frozen", remedy))
+                problems.append(_Problem(subject, "an adapter is frozen", remedy))
                 break  # the modules inside it share its settings
     return problems
 
 
 def _hook_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters with hooks on their gradients. Private training would silently skip a hook."""
-    what = " has a hook, which does not run in private training: remove the hook, and do its work in forward"
+    problem_text = " has a hook, which does not run in private training: remove the hook, and do its work in forward"
     return [
-        _Problem(f"parameter {name}", _A_PARAMETER, what)
+        _Problem(f"parameter {name}", _A_PARAMETER, problem_text)
         for name, parameter in module.named_parameters()
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
     ]
@@ -297,16 +297,16 @@ def _hook_problems(module: nn.Module) -> list[_Problem]:
 
 def _shared_problems(module: nn.Module) -> list[_Problem]:
     """Return the problems of parameters that share memory. They are trained separately, and could not be written back into the model."""
-    spans = []  # of each parameter: device, first byte, byte behind the last, name
+    spans = []  # one for each parameter: (device, address of its first byte, address behind its last byte, name)
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, nn.parameter.UninitializedParameter) and not parameter.is_meta and parameter.numel():
-            span = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
+            elements = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)) + 1
             start = parameter.data_ptr()
-            spans.append((str(parameter.device), start, start + span * parameter.element_size(), name))
+            spans.append((str(parameter.device), start, start + elements * parameter.element_size(), name))
     spans.sort()
-    what = " share memory: make them one nn.Parameter, or give one of them a .clone()"
+    problem_text = " share memory: make them one nn.Parameter, or give one of them a .clone()"
     return [
-        _Problem(f"parameters {name} and {next_name}", "two parameters", what)
+        _Problem(f"parameters {name} and {next_name}", "two parameters", problem_text)
         for (device, _, stop, name), (next_device, next_start, _, next_name) in pairwise(spans)
         if device == next_device and next_start < stop
     ]
@@ -317,20 +317,22 @@ def _part_problems(module: nn.Module) -> list[_Problem]:
     problems = []
     for name, child in module.named_modules():
         if replacement := _instead_of_wrapper(child):
-            where = f"{name or 'the model'} is a {type(child).__name__}"
+            subject = f"{name or 'the model'} is a {type(child).__name__}"
             problems.append(
-                _Problem(where, "a layer is compiled or distributed", f", which cannot run with other weights: pass {replacement} instead")
+                _Problem(
+                    subject, "a layer is compiled or distributed", f", which cannot run with other weights: pass {replacement} instead"
+                )
             )
         if isinstance(child, nn.Embedding | nn.EmbeddingBag):
             weight = f"parameter {f'{name}.weight'.lstrip('.')}"
             if child.max_norm is not None:
                 problems.append(_Problem(weight, "an embedding", " is changed by max_norm while the model runs: remove max_norm"))
             if child.sparse:
-                what = " has sparse gradients, which private training does not support: set sparse=False"
-                problems.append(_Problem(weight, "an embedding", what))
+                problem_text = " has sparse gradients, which private training does not support: set sparse=False"
+                problems.append(_Problem(weight, "an embedding", problem_text))
         if any(isinstance(hook, WeightNorm) for hook in child._forward_pre_hooks.values()):
-            what = f": torch.nn.utils.weight_norm stores computed weights in the layer, {_WEIGHT_NORM}"
-            problems.append(_Problem(name or type(child).__name__, "a layer", what))
+            problem_text = f": torch.nn.utils.weight_norm stores computed weights in the layer, {_WEIGHT_NORM}"
+            problems.append(_Problem(name or type(child).__name__, "a layer", problem_text))
     return problems
 
 
@@ -353,8 +355,8 @@ def _dropout_problems(module: nn.Module) -> list[_Problem]:
             problems.append(_Problem(name or "RReLU", "RReLU", f"{_DRAWS}: use LeakyReLU"))
     if places:
         others = f" and {len(places) - _MAX_NAMED} others" if len(places) > _MAX_NAMED else ""
-        where = f"dropout in {', '.join(places[:_MAX_NAMED])}{others}"
-        problems.append(_Problem(where, "dropout", f"{_DRAWS}: set it to 0, or set model.mend to true"))
+        subject = f"dropout in {', '.join(places[:_MAX_NAMED])}{others}"
+        problems.append(_Problem(subject, "dropout", f"{_DRAWS}: set it to 0, or set model.mend to true"))
     return problems
 
 

@@ -55,12 +55,12 @@ class LeafNetwork(nn.Module):
         patches = _normalised_patches(pictures * _SPREAD)
         straight, mirrored = (self._responses(patches, filters) for filters in (self.filters, self.filters.flip(-1)))
         # The left quarters of a mirror image are the right ones of the picture.
-        responses = _unit(((straight + mirrored[..., [1, 0, 3, 2]]).flatten(1) / 2 + _TINY).sqrt())
+        responses = _with_length_one(((straight + mirrored[..., [1, 0, 3, 2]]).flatten(1) / 2 + _TINY).sqrt())
         hidden = F.linear(responses, self.directions * _DIRECTION_UNIT, self.direction_bias * _DIRECTION_UNIT)
-        return torch.as_tensor(self.head(_unit(hidden) * _HEAD_SCALE))
+        return torch.as_tensor(self.head(_with_length_one(hidden) * _HEAD_SCALE))
 
     def _responses(self, patches: Tensor, filters: Tensor) -> Tensor:
-        """Return what each filter's products with ``patches`` (N, 108, P) exceed its threshold by, averaged over quarters: (N, K, 4)."""
+        """Return by how much products of filters with ``patches`` (N, 108, P) exceed thresholds, averaged over quarters: (N, K, 4)."""
         products = (filters.flatten(1) * _FILTER_UNIT) @ patches
         above = F.relu(products - self.thresholds[:, None] * _FILTER_UNIT)
         side = round(above.shape[-1] ** 0.5)
@@ -69,7 +69,10 @@ class LeafNetwork(nn.Module):
 
 @lru_cache(maxsize=1)
 def leaves() -> dict[str, Tensor]:
-    """Return the tensors of the file: filters (400, 3, 6, 6), thresholds (400,), mean (1600,), directions (1600, 800), float32."""
+    """Return the tensors of ``leaves.safetensors``, float32.
+
+    They are filters (400, 3, 6, 6), thresholds (400,), mean (1600,) and directions (1600, 800).
+    """
     return packaged_tensors("ldpfl.models", "leaves")
 
 
@@ -88,6 +91,6 @@ def _quarters(maps: Tensor) -> Tensor:
     return torch.stack([part.mean(dim=(-2, -1)) for part in parts], dim=-1)
 
 
-def _unit(rows: Tensor) -> Tensor:
+def _with_length_one(rows: Tensor) -> Tensor:
     """Return ``rows`` (N, F) scaled to length 1; a row of zeros remains zeros."""
     return torch.div(rows, rows.norm(dim=1, keepdim=True) + _TINY)

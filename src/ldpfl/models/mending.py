@@ -62,7 +62,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     Other problems remain, and :func:`ldpfl.models.layout.validate_module` reports them. A new part has its usual initial weights.
     """
     if (replacement := _replacement(module)) is not None:
-        return replacement, (Change("", _in_one_line(module), _in_one_line(replacement)),)
+        return replacement, (Change("", _description(module), _description(replacement)),)
     result = copied(module)
     changes = [*_mend_parts(result, {})]
     if any(parameter.is_floating_point() and parameter.dtype != parameter.float().dtype for parameter in result.parameters()):
@@ -73,7 +73,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
 
 def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Replace parts of ``module`` in place, and yield the changes. ``replacements`` by replaced part make shared parts stay shared."""
+    """Replace parts of ``module`` in place, and yield the changes. ``replacements``, old part to new part, keep shared parts shared."""
     for name, child in list(module._modules.items()):  # a shared part under each of its names; named_children() has only the first
         if child is None:
             continue
@@ -82,25 +82,25 @@ def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], pre
         if replacement is not None:
             replacements[child] = replacement
             setattr(module, name, replacement)
-            yield Change(place, _in_one_line(child), _in_one_line(replacement))
+            yield Change(place, _description(child), _description(replacement))
         else:
             yield from _mend_parts(child, replacements, f"{place}.")
     if rates := dropout_rates(module):
-        before = _in_one_line(module)
+        before = _description(module)
         for rate in rates:
             setattr(module, rate, 0.0)
-        yield Change(prefix.removesuffix("."), before, _in_one_line(module))
+        yield Change(prefix.removesuffix("."), before, _description(module))
     if isinstance(module, _EMBEDDINGS) and (module.max_norm is not None or module.sparse):
-        before = _in_one_line(module)
+        before = _description(module)
         module.max_norm, module.sparse = None, False
-        yield Change(prefix.removesuffix("."), before, _in_one_line(module))
+        yield Change(prefix.removesuffix("."), before, _description(module))
 
 
 def _replacement(part: nn.Module) -> nn.Module | None:
     """Return the module that replaces ``part`` in private training; None if ``part`` itself stays."""
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
         min_channels = _MIN_CHANNELS_FLAT if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _MIN_CHANNELS
-        return nn.GroupNorm(_groups(part.num_features, min_channels), part.num_features, eps=part.eps, affine=part.affine)
+        return nn.GroupNorm(_number_of_groups(part.num_features, min_channels), part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
         return type(part)(part.num_features, eps=part.eps, affine=part.affine)
     if isinstance(part, nn.RReLU):
@@ -108,12 +108,12 @@ def _replacement(part: nn.Module) -> nn.Module | None:
     return None
 
 
-def _groups(channels: int, min_channels: int) -> int:
+def _number_of_groups(channels: int, min_channels: int) -> int:
     """Return the largest number of equal groups of at least ``min_channels`` channels; 1 if there are fewer ``channels``."""
     max_groups = min(_MAX_GROUPS, max(1, channels // min_channels))
     return max(groups for groups in range(1, max_groups + 1) if channels % groups == 0)
 
 
-def _in_one_line(part: nn.Module) -> str:
+def _description(part: nn.Module) -> str:
     """Return PyTorch's description of ``part`` in one line."""
     return " ".join(str(part).split())

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from ldpfl.errors import ConfigError
-from ldpfl.models.adapters import Adapter, explained, quietly, with_adapter
+from ldpfl.models.adapters import Adapter, quietly, raising_config_error, with_adapter
 from ldpfl.util.seeded_torch import SeededDraws
-from ldpfl.util.user_code import PRETRAINED, library
+from ldpfl.util.user_code import PRETRAINED, import_library
 
 
 def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adapter: Adapter) -> nn.Module:
@@ -27,19 +27,19 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
     Raises:
         ConfigError: there is no such model, its weights are missing or of another model, or it has no form for these targets.
     """
-    transformers, place = library("transformers"), place_of(name)
+    transformers, folder_or_name = import_library("transformers"), folder_or_hub_name(name)
     sizes = {} if targets == "tokens" else {"num_labels": outputs}
-    safe = {"local_files_only": Path(place).is_dir(), "trust_remote_code": False}
-    with explained(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
+    without_code = {"local_files_only": Path(folder_or_name).is_dir(), "trust_remote_code": False}
+    with raising_config_error(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
         load = partial(
             getattr(transformers, _class_for(targets, images)).from_pretrained,
-            place,
-            config=transformers.AutoConfig.from_pretrained(place, **safe, **sizes),
+            folder_or_name,
+            config=transformers.AutoConfig.from_pretrained(folder_or_name, **without_code, **sizes),
             use_safetensors=True,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            **safe,
+            **without_code,
         )
         module, report = _with_pinned_parts(load)
         end_of_text = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
@@ -92,8 +92,8 @@ def _check_complete(module: Any, absent: Collection[str], misfits: Collection[st
     prefix = f"{module.base_model_prefix}."
     base_names = [parameter for parameter, _ in module.named_parameters() if parameter.startswith(prefix)]
     missing = [parameter for parameter in base_names if parameter in absent]
-    part_sizes, missing_by_part = (Counter(map(_part, names)) for names in (base_names, missing))
-    incomplete = [key for key in missing if key in misfits or missing_by_part[_part(key)] < part_sizes[_part(key)]]
+    part_sizes, missing_by_part = (Counter(map(_part_of_base, names)) for names in (base_names, missing))
+    incomplete = [key for key in missing if key in misfits or missing_by_part[_part_of_base(key)] < part_sizes[_part_of_base(key)]]
     if incomplete or 2 * len(missing) > len(base_names):
         raise ConfigError(
             f"the weights of model {name!r} do not fit its config.json: {len(missing)} of {len(base_names)} parameters are absent or of "
@@ -101,29 +101,29 @@ def _check_complete(module: Any, absent: Collection[str], misfits: Collection[st
         )
 
 
-def _part(name: str) -> str:
+def _part_of_base(name: str) -> str:
     """Return which part of the base the parameter ``name`` belongs to: ``encoder`` of ``bert.encoder.layer.0.output.dense.bias``."""
     return name.split(".")[1]
 
 
-def place_of(name: str) -> str:
+def folder_or_hub_name(name: str) -> str:
     """Return the folder of a pretrained model, or its name on the hub.
 
     Raises:
         ConfigError: the folder lacks the model, or its weights.
     """
-    place = name.removeprefix(PRETRAINED)
-    folder = Path(place)
+    folder_or_name = name.removeprefix(PRETRAINED)
+    folder = Path(folder_or_name)
     if folder.is_absolute() or folder.is_dir():
         if not folder.is_dir():
-            raise ConfigError(f"there is no folder {place}: give the folder of the pretrained model, --model FOLDER")
+            raise ConfigError(f"there is no folder {folder_or_name}: give the folder of the pretrained model, --model FOLDER")
         if (folder / "adapter_config.json").is_file():  # transformers would load the base that this file names
-            raise ConfigError(f"{place} has only an adapter: give the folder of its base model, --model FOLDER")
+            raise ConfigError(f"{folder_or_name} has only an adapter: give the folder of its base model, --model FOLDER")
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{place} has no config.json: give a folder that model.save_pretrained wrote, --model FOLDER")
+            raise ConfigError(f"{folder_or_name} has no config.json: give a folder that model.save_pretrained wrote, --model FOLDER")
         if not any(folder.glob("*.safetensors")):
-            raise ConfigError(f"{place} has no weights (*.safetensors): save the model there with model.save_pretrained(folder)")
-    return place
+            raise ConfigError(f"{folder_or_name} has no weights (*.safetensors): save the model there with model.save_pretrained(folder)")
+    return folder_or_name
 
 
 def local_folder(name: str) -> str:
@@ -132,17 +132,17 @@ def local_folder(name: str) -> str:
     Raises:
         ConfigError: the model is not on this machine, or its folder lacks a part.
     """
-    place = place_of(name)
-    if Path(place).is_dir():
-        return place
+    folder_or_name = folder_or_hub_name(name)
+    if Path(folder_or_name).is_dir():
+        return folder_or_name
     try:
-        folder: str = library("huggingface_hub").snapshot_download(place, local_files_only=True)
+        folder: str = import_library("huggingface_hub").snapshot_download(folder_or_name, local_files_only=True)
     except Exception as error:  # the library raises many kinds
         raise ConfigError(
-            f"{place!r} is neither a folder nor a model in the hub's cache on this machine: download it with `hf download {place}`, or "
-            f"give the model's folder, {PRETRAINED}FOLDER"
+            f"{folder_or_name!r} is neither a folder nor a model in the hub's cache on this machine: download it with "
+            f"`hf download {folder_or_name}`, or give the model's folder, {PRETRAINED}FOLDER"
         ) from error
-    return place_of(folder)
+    return folder_or_hub_name(folder)
 
 
 def licence_of(name: str, setting: str) -> str:
@@ -154,7 +154,7 @@ def licence_of(name: str, setting: str) -> str:
     Raises:
         ConfigError: nothing says under which licence the weights may be used.
     """
-    folder = Path(place_of(name))
+    folder = Path(folder_or_hub_name(name))
     if setting or not folder.is_dir():
         return setting
     card = folder / "README.md"
@@ -180,11 +180,12 @@ def check_tokens(module: nn.Module, tokens: int, length: int) -> None:
     if isinstance(size, int) and tokens > size:
         raise ConfigError(f"the tokenizer has {tokens:,} tokens, but the model only {size:,}: set data.tokenizer to the model's tokenizer")
     prompt = sum(getattr(adapter, "num_virtual_tokens", 0) for adapter in getattr(module, "peft_config", {}).values())
-    places = _places(module)
-    if places is not None and length + prompt > places:
+    max_tokens = _max_tokens(module)
+    if max_tokens is not None and length + prompt > max_tokens:
         beside = f", and the prompt has {prompt}" if prompt else ""
         raise ConfigError(
-            f"data.length is {length} tokens{beside}, but the model takes {places} in all: set data.length to {places - prompt} or less"
+            f"data.length is {length} tokens{beside}, but the model takes {max_tokens} in all: "
+            f"set data.length to {max_tokens - prompt} or less"
         )
 
 
@@ -202,10 +203,10 @@ def check_padding(module: nn.Module, padding: int, tokenizer: str) -> None:
         )
 
 
-def _places(module: nn.Module) -> int | None:
+def _max_tokens(module: nn.Module) -> int | None:
     """Return the maximum number of tokens of a text for ``module``; None if its config states none."""
-    places = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    positions = getattr(getattr(module, "config", None), "max_position_embeddings", None)
     tables = (part for name, part in module.named_modules() if name.endswith("position_embeddings") and isinstance(part, nn.Embedding))
-    # RoBERTa's positions begin after the one of padding.
+    # In RoBERTa, the positions up to that of the padding token are not used for tokens.
     unused = max((table.padding_idx + 1 for table in tables if table.padding_idx is not None), default=0)
-    return places - unused if isinstance(places, int) else None
+    return positions - unused if isinstance(positions, int) else None

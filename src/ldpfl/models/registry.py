@@ -18,7 +18,7 @@ from ldpfl.models.layout import refuse_lost_in_copies
 from ldpfl.models.mending import copied
 from ldpfl.util.seeded_torch import SeededDraws
 from ldpfl.util.suggestions import did_you_mean
-from ldpfl.util.user_code import GIVEN, called, is_code
+from ldpfl.util.user_code import GIVEN, call_user_code, is_code
 
 CENTERED = "centered-linear"
 """Name of the model whose first round measures a center."""
@@ -83,8 +83,8 @@ def create(
     arguments = dict(options or {})
     with SeededDraws(seed):
         if is_code(name):
-            module = _checked_module(name, called("model", name, offered=offered(shape, outputs, vocabulary), **arguments))
-            return _with_sizes(module, name, shape, tokens=vocabulary is not None)
+            module = _checked_module(name, call_user_code("model", name, offered=offered(shape, outputs, vocabulary), **arguments))
+            return _with_fixed_sizes(module, name, shape, tokens=vocabulary is not None)
         if shape is None and name in names():
             raise ConfigError(
                 f"model {name!r} takes samples of one tensor, but these have several: give a module with an argument for each"
@@ -92,13 +92,13 @@ def create(
         if name in _TEXT_MODELS:
             if vocabulary is None:
                 raise ConfigError(f"model {name!r} is for texts: set data.text to the column of the texts, or choose another model")
-            return _built(name, _TEXT_MODELS[name], arguments, vocabulary, outputs, by_place)
+            return _built_in_model(name, _TEXT_MODELS[name], arguments, vocabulary, outputs, by_place)
         if name not in _REGISTRY:
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
             remedy = f"set model.name (--model) to one of {', '.join(_TEXT_MODELS)}"
             raise ConfigError(f"model {name!r} takes no texts, and no whole numbers, which count as tokens: {remedy}")
-        return _built(name, _REGISTRY[name], arguments, shape, outputs)
+        return _built_in_model(name, _REGISTRY[name], arguments, shape, outputs)
 
 
 def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> d
     return {name: value for name, value in sizes.items() if value is not None}
 
 
-def _with_sizes(module: nn.Module, name: str, shape: InputShape | None, *, tokens: bool) -> nn.Module:
-    """Return ``module`` with the sizes of its lazy layers fixed, if it has any, by running it on samples of zeros.
+def _with_fixed_sizes(module: nn.Module, name: str, shape: InputShape | None, *, tokens: bool) -> nn.Module:
+    """Return ``module``. Lazy layers, if it has any, get their sizes by a run on samples of zeros.
 
     Raises:
         ConfigError: the module fails on samples of zeros.
@@ -130,8 +130,12 @@ def _with_sizes(module: nn.Module, name: str, shape: InputShape | None, *, token
     return module
 
 
-def _built(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any], *arguments: Any) -> nn.Module:
-    """Return the built-in model ``name``, made by ``build(*arguments, **options)``; an unknown option or value raises."""
+def _built_in_model(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any], *arguments: Any) -> nn.Module:
+    """Return the built-in model ``name``, made by ``build``. Its options are the keyword-only arguments of ``build``.
+
+    Raises:
+        ConfigError: an option is unknown, or its value is no whole number or too large.
+    """
     known = [key for key, parameter in signature(build).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     for key, value in options.items():
         if key not in known:
@@ -143,7 +147,7 @@ def _built(name: str, build: Callable[..., nn.Module], options: Mapping[str, Any
 
 
 def _checked_module(name: str, returned: object) -> nn.Module:
-    """Return what the user's class ``name`` ``returned``, or raise if it is not a module that can be copied."""
+    """Return the object that the user's class ``name`` ``returned``, or raise if it is not a module that can be copied."""
     if not isinstance(returned, nn.Module):
         raise ConfigError(f"model {name!r} returned a {type(returned).__name__}, expected a torch.nn.Module")
     refuse_lost_in_copies(returned)

@@ -24,10 +24,10 @@ class EmbeddingBag(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return torch.as_tensor(self.head(_mean(self.embedding(tokens), tokens)))
+        return torch.as_tensor(self.head(_mean_over_tokens(self.embedding(tokens), tokens)))
 
 
-def _mean(states: Tensor, tokens: Tensor) -> Tensor:
+def _mean_over_tokens(states: Tensor, tokens: Tensor) -> Tensor:
     """Return the mean (N, H) of the ``states`` (N, T, H) over each text's ``tokens``, without padding; 0 for a text without tokens."""
     is_token = (tokens != 0).to(states.dtype)[..., None]
     return (states * is_token).sum(dim=-2) / is_token.sum(dim=-2).clamp_min(1)
@@ -56,7 +56,7 @@ class GRU(nn.Module):
             state = keep * state + (1 - keep) * (input_new + reset * state_new).tanh()
             states.append(state)
         all_states = torch.stack(states, dim=-2)
-        return torch.as_tensor(self.head(all_states if self._by_place else _mean(all_states, tokens)))
+        return torch.as_tensor(self.head(all_states if self._by_place else _mean_over_tokens(all_states, tokens)))
 
 
 class LSTM(nn.Module):
@@ -71,7 +71,7 @@ class LSTM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         states, _ = self.recurrent(self.embedding(tokens))
-        return torch.as_tensor(self.head(states if self._by_place else _mean(states, tokens)))
+        return torch.as_tensor(self.head(states if self._by_place else _mean_over_tokens(states, tokens)))
 
 
 class Transformer(nn.Module):
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(0.02 * torch.randn(longest, width))
         # To predict a place's next token, its outputs must not see later tokens.
-        self.layers = nn.ModuleList(_Attending(width, heads, causal=by_place) for _ in range(depth))
+        self.layers = nn.ModuleList(_TransformerLayer(width, heads, causal=by_place) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
 
@@ -101,10 +101,10 @@ class Transformer(nn.Module):
         for layer in self.layers:
             states = layer(states, tokens)
         states = self.norm(states)
-        return torch.as_tensor(self.head(states if self._by_place else _mean(states, tokens)))
+        return torch.as_tensor(self.head(states if self._by_place else _mean_over_tokens(states, tokens)))
 
 
-class _Attending(nn.Module):
+class _TransformerLayer(nn.Module):
     """One layer of a transformer: attention between the tokens of a text, then a small network on each token by itself."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:

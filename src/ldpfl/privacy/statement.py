@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import inf, sqrt
 from typing import Any
 
-from ldpfl.errors import ConfigError, in_short
+from ldpfl.errors import ConfigError, error_without_data
 from ldpfl.privacy.accountants.base import Accountant
 from ldpfl.privacy.accountants.behind_shuffler import Bounds, CountedBits, ShuffledAccountant, SummedNoise
 from ldpfl.privacy.accountants.binomial import sigmoid
@@ -308,7 +308,7 @@ def _costs_at_least(costlier: RoundGroup, cheaper: RoundGroup) -> bool:
 
 def _why_not_computed(error: Exception) -> str:
     """Return the remark about a figure whose computation raised ``error``."""
-    return f"not computed, because: {in_short(error)}"
+    return f"not computed, because: {error_without_data(error)}"
 
 
 def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float:

@@ -26,7 +26,7 @@ from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import MOST_CLIENTS, BatchSchedule, batch_schedule, full_batch, poisson_batch, split_evenly
 from ldpfl.simulation.local_training import LoopTrainer, Trainer
 from ldpfl.simulation.personal_layers import PersonalTrainer
-from ldpfl.util.randomness import Purpose, SeededStreams, known
+from ldpfl.util.randomness import Purpose, SeededStreams, require_secret
 
 ClientsDone = Callable[[int, int], None]
 """Called with (clients trained so far, cohort size) while a round goes on."""
@@ -157,7 +157,7 @@ def _gradient_batch(federation: Federation, round_number: int, clients: NDArray[
     whole, rate = full_batch(samples, federation.batch_width), record_rate_of(federation.mechanism)
     if rate == 1:
         return whole
-    return poisson_batch(whole, rate, SeededStreams.of(clients, known(federation.coin_seed), Purpose.RECORDS, round_number))
+    return poisson_batch(whole, rate, SeededStreams.of(clients, require_secret(federation.coin_seed), Purpose.RECORDS, round_number))
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:

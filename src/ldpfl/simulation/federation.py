@@ -27,7 +27,7 @@ from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_loss
 from ldpfl.simulation.personal_layers import PersonalTrainer
-from ldpfl.util.randomness import Purpose, SeededStreams, bound_stream, known, stream
+from ldpfl.util.randomness import Purpose, SeededStreams, bound_stream, require_secret, stream
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ class Federation:
         """Return the clients of a round, in ascending order. With random check-in there may be none."""
         participation = self.participation
         if participation.once_over is not None:
-            return once_cohort(known(self.coin_seed), round_number, len(self.samples), participation.once_over)
-        seed = self.seed if participation.self_sampling is None else known(self.coin_seed)
+            return once_cohort(require_secret(self.coin_seed), round_number, len(self.samples), participation.once_over)
+        seed = self.seed if participation.self_sampling is None else require_secret(self.coin_seed)
         return round_cohort(seed, round_number, len(self.samples), participation.fraction, participation.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
@@ -177,11 +177,11 @@ class Federation:
         if record_clip_of(mechanism) is None:  # this noise scales with the ranges; noise for records is in lattice points
             ranges = state.ranges
             context += ranges.center.numpy().tobytes() + ranges.radius.numpy().tobytes() + repr(ranges.sizes).encode()
-        return SeededStreams.bound(known(self.secret_seed), Purpose.MECHANISM, keys, values, context, variance)
+        return SeededStreams.bound(require_secret(self.secret_seed), Purpose.MECHANISM, keys, values, context, variance)
 
     def public_streams(self, state: ServerState, clients: NDArray[np.int64]) -> SeededStreams:
         """Return the random bits of ``clients`` in the round after ``state`` for public data. They do not depend on the values."""
-        return SeededStreams.for_clients(known(self.secret_seed), state.round + 1, clients)
+        return SeededStreams.for_clients(require_secret(self.secret_seed), state.round + 1, clients)
 
     def mixing_generator(self, state: ServerState, reports: Sequence[Reports]) -> np.random.Generator:
         """Return the generator that mixes ``reports`` in the round after ``state``: it draws their order, or all noise of a secure sum.
@@ -192,7 +192,9 @@ class Federation:
         if not self.own_data:
             return stream(self.seed, Purpose.MIXING, round_number)
         context = state.weights.numpy().tobytes() + SummedReports.noise_parameter_bytes(reports)
-        return bound_stream(known(self.secret_seed), Purpose.MIXING, (round_number,), SummedReports.total_without_noise(reports), context)
+        return bound_stream(
+            require_secret(self.secret_seed), Purpose.MIXING, (round_number,), SummedReports.total_without_noise(reports), context
+        )
 
     @property
     def rules(self) -> ServerRules:

@@ -24,7 +24,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.errors import ConfigError, LdpflError, first_line, in_short
+from ldpfl.errors import ConfigError, LdpflError, error_without_data, first_line
 from ldpfl.simulation.shares import Collected, collect, one_thread
 
 ANY_CLUSTER = "ray"
@@ -299,6 +299,6 @@ def train_and_pickle(federation: tuple[str, bytes, Any], start: tuple[str, bytes
         )
     except Exception as error:  # its text may repeat private values
         result = LdpflError(
-            f"training failed on a node of the Ray cluster: {in_short(error)}. To see the whole error, run with --workers 1"
+            f"training failed on a node of the Ray cluster: {error_without_data(error)}. To see the whole error, run with --workers 1"
         )
     return pickle.dumps((result, torch.backends.cpu.get_cpu_capability()), protocol=5)

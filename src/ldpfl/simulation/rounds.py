@@ -27,7 +27,7 @@ from ldpfl.simulation.personal_layers import personal_layers_after_round
 from ldpfl.simulation.record_sums import client_sums, released_sum
 from ldpfl.simulation.shares import ONE_PROCESS, ClientFacts, Collected, RoundNoise, RoundStart, Workers, cut_into_shares, one_thread
 from ldpfl.transport.shuffling import mix
-from ldpfl.util.randomness import Purpose, known
+from ldpfl.util.randomness import Purpose, require_secret
 
 
 def simulate(
@@ -157,7 +157,7 @@ def _solved_round(
     def sums_of(clients: range) -> Tensor:
         return client_sums(head, task, before.state.weights, units[clients.start : clients.stop], mechanism.steps, federation.persons)
 
-    seed, purpose = known(federation.secret_seed), Purpose.LEAST_SQUARES
+    seed, purpose = require_secret(federation.secret_seed), Purpose.LEAST_SQUARES
     with one_thread(federation.device):
         lattice_sum = released_sum(sums_of, len(cohort), head.size, mechanism, seed=seed, purpose=purpose, number=number)
     records = mechanism.records * len(cohort)
@@ -179,7 +179,7 @@ def _evaluate_at_clients(federation: Federation, evaluation: ClientEvaluation, b
     """Return ``before`` with the evaluation of its model on the records that all clients hold back, and with the evaluation's charge."""
     number = before.state.round
     with one_thread(federation.device):
-        result = evaluation.measured(federation.task, before.state.model, known(federation.secret_seed), number)
+        result = evaluation.measured(federation.task, before.state.model, require_secret(federation.secret_seed), number)
     event_number = federation.ledger_number(number) + 1
     event = evaluation_event(event_number, evaluation.release, joined, federation.participation.channel, federation.participation.colluding)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=result))

@@ -14,7 +14,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from ldpfl.errors import LdpflError, in_short
+from ldpfl.errors import LdpflError, error_without_data
 from ldpfl.util.user_code import ModuleSource
 
 _ALIGNMENT = 64
@@ -30,7 +30,9 @@ class CannotShareError(LdpflError):
     def because(cls, error: Exception) -> CannotShareError:
         """Return the error for the user. Its text names a module that is missing, and repeats nothing else that ``error`` says."""
         missing = error.name if isinstance(error, ImportError) else None
-        return cls(f"worker processes cannot load the model or the task ({f'no module {missing}' if missing else in_short(error)})")
+        return cls(
+            f"worker processes cannot load the model or the task ({f'no module {missing}' if missing else error_without_data(error)})"
+        )
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types

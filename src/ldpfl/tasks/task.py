@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ldpfl.errors import ConfigError
 from ldpfl.tasks import outcomes
 from ldpfl.util.suggestions import did_you_mean
-from ldpfl.util.user_code import called, is_code
+from ldpfl.util.user_code import call_user_code, is_code
 
 Targets = Literal["class", "classes", "number", "tokens", "count", "ordered", "survival"]
 """Kind of the targets; :class:`Task` has the dtype and the meaning of each."""
@@ -178,7 +178,7 @@ def _task_by_name(name: str, outputs: int, scale: float) -> Task:
 
 def _call_users_function(path: str, outputs: int) -> Task:
     """Call the user's function at the import path ``path``, and return its task after checking it."""
-    task = called("task", path, outputs)
+    task = call_user_code("task", path, outputs)
     if not isinstance(task, Task):
         raise ConfigError(f"task {path!r} returned a {type(task).__name__}, expected an ldpfl.tasks.Task")
     if not task.metrics:

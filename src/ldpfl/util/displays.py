@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @singledispatch
 def look(result: object) -> RenderableType:
-    """Return the display of ``result``; ``look.register`` adds a type. A type that is not registered is shown as its repr."""
+    """Return what ``rich`` displays for ``result``: its repr, unless ``look.register`` was called for its type."""
     from rich.text import Text
 
     return Text(repr(result))

@@ -21,7 +21,7 @@ from ldpfl.errors import ConfigError, WriteError
 
 _TEMPORARY_SUFFIX = ".partial"
 _LEFTOVERS = (f".*{_TEMPORARY_SUFFIX}", ".tmp??????")
-"""What a killed process leaves: our own temporary files, and those that safetensors makes beside them."""
+"""Patterns of the files that a killed process leaves: our own temporary files, and those that safetensors makes beside them."""
 
 _OS_ERROR_NUMBER = re.compile(r"\(os error (\d+)\)")
 
@@ -74,16 +74,18 @@ def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
             with temporary.open("rb+") as written:
                 os.fsync(written.fileno())
             temporary.replace(path)
-            _sync_folder(path.parent)
+            _flush_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
 
 def check_suffix(path: Path, what: str, *suffixes: str) -> None:
-    """Raise if ``path`` has a suffix that is none of ``suffixes``. The error calls the file ``what``, and suggests the first suffix.
+    """Raise if ``path`` has a suffix that is none of ``suffixes``, by which other programs would misread the file.
+
+    The error calls the file ``what``, and suggests the first of ``suffixes``. A path without a suffix is allowed.
 
     Raises:
-        ConfigError: the suffix is another one, by which other programs would misread the file.
+        ConfigError: the suffix is another one.
     """
     if path.suffix.lower() not in ("", *suffixes):
         name = path.with_suffix(suffixes[0]).name
@@ -218,10 +220,10 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
         return file.read(status.st_size if size is None else size).decode()  # a larger number would be allocated whole
 
 
-_KEY_PARTS = 8
+_MAX_KEY_PARTS = 8
 """Maximum number of parts of a dotted key in TOML. Configs and policies have three at most."""
 
-_LONG_KEY = re.compile(r"(?:\.[ \t]*+[\w-]*+[ \t]*+){" + str(_KEY_PARTS) + "}")
+_LONG_KEY = re.compile(r"(?:\.[ \t]*+[\w-]*+[ \t]*+){" + str(_MAX_KEY_PARTS) + "}")
 
 _NOT_KEYS = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
 """Strings and comments. A quoted part of a key is a string, too, and is replaced by a bare one before keys are looked at."""
@@ -234,7 +236,7 @@ def from_toml(text: str) -> dict[str, Any]:
         ValueError: the text is not TOML, is nested too deeply, or has a number of thousands of digits or a key of many parts.
     """
     if _LONG_KEY.search(_NOT_KEYS.sub("0", text)):  # reading a key takes time that grows with the square of its parts
-        raise ValueError(f"a key has more than {_KEY_PARTS} parts")
+        raise ValueError(f"a key has more than {_MAX_KEY_PARTS} parts")
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -299,14 +301,14 @@ def check_events(text: str) -> None:
     if values > _MAX_EVENT_VALUES:
         raise ValueError(f"it has {values:,} commas, expected at most {_MAX_EVENT_VALUES:,}")
     for match in _JSON_TEXT.finditer(text):
-        if match.lastindex == 2:
+        if match.lastindex == 2:  # a colon follows, so the text is the name of a field
             names.add(match[1])
             if len(names) > _MAX_EVENT_NAMES:
                 raise ValueError(f"its fields have more than {_MAX_EVENT_NAMES:,} different names")
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object from its fields. Refuse a repeated field, of which some readers take the first value, and some the last.
+    """Build a JSON object from its fields. A repeated field is refused: some readers take its first value, and some its last.
 
     Raises:
         ValueError: a field is repeated.
@@ -324,7 +326,7 @@ def _umask() -> int:
     return current
 
 
-def _sync_folder(folder: Path) -> None:
+def _flush_folder(folder: Path) -> None:
     """Flush the names of the files in ``folder`` to disk, so that a renamed file survives a power loss."""
     if os.name != "posix":  # only there can a folder be opened and synced
         return

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for ``package``; ``homes`` gives for each name its module, or the submodule itself.
+    """Return ``__getattr__`` and ``__dir__`` for ``package``, which import each exported name when it is first used.
 
-    Type checkers do not see these: give them the imports as well, below ``if TYPE_CHECKING``.
+    ``homes`` maps a name to the module that defines it, or the name of a submodule to that submodule. Type checkers do not understand this:
+    the package must contain the imports as well, below ``if TYPE_CHECKING``.
     """
 
     def get_exported(name: str) -> Any:
@@ -28,14 +29,14 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Suspend garbage collection during imports, which leave no garbage. It would take 0.1 s, with PyTorch 0.3 s."""
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 

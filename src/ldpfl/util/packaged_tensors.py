@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def packaged_tensors(package: str, name: str) -> dict[str, Tensor]:
-    """Return the tensors, as float32, of ``name``.safetensors in ``package``."""
+    """Return the tensors of the file ``name``.safetensors in ``package``, as float32."""
     with as_file(files(package).joinpath(f"{name}.safetensors")) as path:
         return {key: tensor.float() for key, tensor in load_file(path).items()}

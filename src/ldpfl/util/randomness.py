@@ -49,8 +49,8 @@ WORDS = "aes-256 counters, 2"
 """Version of how seeded words are made. A run must be resumed with the version that it was begun with."""
 
 
-def known(secret: int | None) -> int:
-    """Return ``secret``.
+def require_secret(secret: int | None) -> int:
+    """Return ``secret``, the seed of a run's noise, if there is one.
 
     Raises:
         ConfigError: the secret is None, because the run's folder no longer has it.
@@ -91,18 +91,18 @@ class BlockSource(RandomSource, Protocol):
 
 def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
     """Return the AES-256 key (32 bytes) that determines the words of all clients for ``(purpose, *key)``."""
-    return hashlib.sha256(f"ldpfl words {index(seed)} {int(purpose)} {_as_ints(key)}".encode()).digest()
+    return hashlib.sha256(f"ldpfl words {index(seed)} {int(purpose)} {_python_integers(key)}".encode()).digest()
 
 
 def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
     """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU), named by ``key``; see :meth:`SeededStreams.bound`."""
-    name = f"{index(seed)} {int(purpose)} {_as_ints(key)} {hidden.dtype} {tuple(hidden.shape)} "
+    name = f"{index(seed)} {int(purpose)} {_python_integers(key)} {hidden.dtype} {tuple(hidden.shape)} "
     digest = hashlib.sha256(name.encode() + context)
     digest.update(hidden.contiguous().numpy().data)
     return digest.digest()
 
 
-def _as_ints(key: tuple[int, ...]) -> tuple[int, ...]:
+def _python_integers(key: tuple[int, ...]) -> tuple[int, ...]:
     """Return ``key`` as Python integers. NumPy's integers have another repr, which would give another key for the same numbers."""
     return tuple(map(index, key))
 
@@ -159,8 +159,10 @@ class SeededStreams:
             variance: variance (k, ...) of the noise, if it does not follow from ``seed`` and ``context`` alone.
         """
         context_digest = hashlib.sha256(context).digest()
-        ends = repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
-        contexts = (context_digest + variance_digest for variance_digest in ends)
+        variance_digests = (
+            repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
+        )
+        contexts = (context_digest + variance_digest for variance_digest in variance_digests)
         named_values = zip(keys, values, contexts, strict=False)
         return cls([bound_key(seed, purpose, key, row, row_context) for key, row, row_context in named_values], [0] * len(keys))
 
@@ -170,8 +172,8 @@ class SeededStreams:
 
     def block(self, rows: range, count: int) -> NDArray[np.int32]:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
-        clients_asked, blocks = self._client_slice(rows.start, rows.stop), -(-count // _WORDS_PER_BLOCK)
-        blocks_used, clients = self._blocks_used[clients_asked, None], self._clients[clients_asked, None]
+        row_slice, blocks = self._row_slice(rows.start, rows.stop), -(-count // _WORDS_PER_BLOCK)
+        blocks_used, clients = self._blocks_used[row_slice, None], self._clients[row_slice, None]
         words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)
         # A few rows at a time, because counters that fit a core's cache take half the time.
         rows_at_once = max(1, _BLOCKS_AT_ONCE // max(1, blocks))
@@ -181,26 +183,26 @@ class SeededStreams:
             batch_counters = counters[: batch.stop - start]
             np.add(blocks_used[batch], block_numbers, out=batch_counters[:, :, 0])
             batch_counters[:, :, 1] = clients[batch]
-            batch_rows = range(clients_asked.start + batch.start, clients_asked.start + batch.stop)
+            batch_rows = range(row_slice.start + batch.start, row_slice.start + batch.stop)
             self._encrypt_rows(batch_counters, batch_rows, [blocks] * len(batch_rows), words[start * blocks * _BLOCK_BYTES :])
-        blocks_used += np.uint64(blocks)
+        blocks_used += np.uint64(blocks)  # a view: the next draw of these clients begins behind these blocks
         return words[:-_SPARE_BYTES].view("<i4").reshape(len(rows), blocks * _WORDS_PER_BLOCK)[:, :count]
 
     def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
-        clients_asked = self._client_slice(int(rows[0]), int(rows[-1]) + 1)
-        words_of_client = np.bincount(rows - clients_asked.start)
+        row_slice = self._row_slice(int(rows[0]), int(rows[-1]) + 1)
+        words_of_client = np.bincount(rows - row_slice.start)
         counters = np.empty((len(rows), 2), dtype="<u8")  # one block for each word: packing four words of a block would take longer
         first_of_client = np.searchsorted(rows, rows)
         np.add(self._blocks_used[rows], np.arange(len(rows)) - first_of_client, out=counters[:, 0], casting="unsafe")
         counters[:, 1] = self._clients[rows]
-        self._blocks_used[clients_asked] += words_of_client.astype(np.uint64)
+        self._blocks_used[row_slice] += words_of_client.astype(np.uint64)
         words = np.empty(counters.nbytes + _SPARE_BYTES, dtype=np.uint8)
-        self._encrypt_rows(counters, range(clients_asked.start, clients_asked.stop), words_of_client.tolist(), words)
+        self._encrypt_rows(counters, range(row_slice.start, row_slice.stop), words_of_client.tolist(), words)
         return words[:-_SPARE_BYTES].view("<i4")[::_WORDS_PER_BLOCK].copy()
 
-    def _client_slice(self, start: int, stop: int) -> slice:
-        """Return the slice of the clients in rows ``start`` to ``stop``; raise an IndexError if there are fewer clients."""
+    def _row_slice(self, start: int, stop: int) -> slice:
+        """Return the slice of rows ``start`` to ``stop``. Raise an IndexError if there are fewer: NumPy would cut the slice silently."""
         if not 0 <= start <= stop <= len(self._clients):
             raise IndexError(stop)
         return slice(start, stop)
@@ -242,7 +244,7 @@ _BLOCKS_AT_ONCE = 1 << 14
 
 
 class SecureSource:
-    """Random bits of :func:`ldpfl.util.entropy.secure_words`, for deployed clients."""
+    """Random bits of :func:`ldpfl.util.entropy.secure_words`, for deployed clients. They are the same source for all rows."""
 
     def int32(self, row: int, count: int) -> Tensor:
         return torch.from_numpy(secure_words(count))

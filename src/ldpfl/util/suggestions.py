@@ -20,7 +20,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a closing clause that names the nearest of ``known``, or lists them all."""
+    """Return the end of a message on the unknown ``name``: it names the most similar one of ``known``, or lists all of them."""
     options = sorted(known)
     suggestion = nearest(name, options)
     return f"known: {', '.join(options)}" if suggestion is None else f"did you mean {suggestion!r}?"

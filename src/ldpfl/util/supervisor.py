@@ -25,7 +25,7 @@ import psutil
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CODE_STOPPED = 143
 _CODE_UNKNOWN = 125
-"""Exit codes if the supervisor was stopped (as after SIGTERM), and if the command's own is not known."""
+"""Exit codes if the supervisor was stopped (as after SIGTERM), and if the exit code of the command is not known."""
 
 
 class Supervised:
@@ -55,15 +55,15 @@ class Supervised:
                 return
             if pid == self._process.pid:
                 code = os.waitstatus_to_exitcode(status)
-                self.code = self._process.returncode = code if code >= 0 else 128 - code
+                self.code = self._process.returncode = code if code >= 0 else 128 - code  # as shells count a signal
 
     def stop(self, grace: float) -> None:
-        """End the command, then everything that is left."""
+        """Ask the command to end, wait up to ``grace`` seconds, then kill it and all of its descendants."""
         family = _descendants()  # before its members are orphaned: without a subreaper they could not be found later
         if self.code is None:
             self._process.send_signal(signal.SIGTERM)
-        end = time.monotonic() + grace
-        while self.code is None and time.monotonic() < end:
+        deadline = time.monotonic() + grace
+        while self.code is None and time.monotonic() < deadline:
             time.sleep(0.02)
             self.reap()
         while family := {process for process in family | _descendants() if process.is_running() and not _is_dead(process)}:
@@ -82,7 +82,7 @@ def main() -> int:
         os.set_blocking(end, False)
     stopped: list[int] = []
     signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # ignored signals would not wake ``select``
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopped.append(number))
     try:
@@ -97,7 +97,7 @@ def main() -> int:
         ready, _, _ = select.select([sys.stdin, wake_reader], [], [])
         if wake_reader in ready:
             os.read(wake_reader, 512)
-        if sys.stdin in ready and not os.read(sys.stdin.fileno(), 512):
+        if sys.stdin in ready and not os.read(sys.stdin.fileno(), 512):  # the process that started the supervisor has ended
             stopped.append(0)
     supervised.stop(grace)
     return _CODE_STOPPED if stopped else supervised.code or 0
@@ -117,6 +117,7 @@ def _is_dead(process: psutil.Process) -> bool:
 
 
 def _kill(process: psutil.Process) -> None:
+    """Kill ``process`` unless it has ended."""
     try:
         process.kill()
     except psutil.NoSuchProcess:

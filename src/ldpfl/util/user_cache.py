@@ -18,6 +18,7 @@ from ldpfl.util.files import make_folder, replace_atomically
 CACHE_DIR_VARIABLE = "LDPFL_CACHE_DIR"
 
 _UNUSABLE = Path(os.devnull, "ldpfl")
+"""Path at which no folder can be created, so that nothing is cached."""
 
 Warn = Callable[[str], None]
 
@@ -37,7 +38,7 @@ def cache_dir() -> Path:
     return folder if folder.is_absolute() else _UNUSABLE
 
 
-def without_cache(error: WriteError) -> str:
+def warning_of_no_cache(error: WriteError) -> str:
     """Return the warning that nothing is cached. It is the same for all files, so that it can be printed once."""
     return (
         f"going on without the cache folder {cache_dir()} ({error.reason}): results that it would store are computed anew each time. "
@@ -46,9 +47,9 @@ def without_cache(error: WriteError) -> str:
 
 
 def read_cached(path: Path, what: str) -> dict[str, Tensor] | None:
-    """Return the tensors that :func:`write_cached` stored at ``path``; None if they must be computed again, and stored.
+    """Return the tensors that :func:`write_cached` stored at ``path``, described by ``what``. None if they must be computed again.
 
-    They must if the file does not exist or is damaged, or if other users could have changed or read it. ``what`` describes the tensors.
+    That is so if the file does not exist or is damaged, or if other users could have changed or read it.
     """
     try:
         return load_file(require_own(path, f"the cached {what}", DataError, secret=True))
@@ -64,6 +65,6 @@ def write_cached(path: Path, tensors: dict[str, Tensor], what: str, warn: Warn) 
         with replace_atomically(path, mode=0o600) as temporary:
             save_file(tensors, temporary)
     except WriteError as error:
-        warn(without_cache(error))
+        warn(warning_of_no_cache(error))
     except DataError as error:
         warn(f"nothing is cached: {error}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ldpfl.errors import ConfigError, in_short
+from ldpfl.errors import ConfigError, error_without_data
 from ldpfl.util.suggestions import did_you_mean
 
 GIVEN = "given"
@@ -30,7 +30,7 @@ TIMM = "timm:"
 
 
 def is_pretrained(name: str) -> bool:
-    """Whether ``name`` names a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
+    """Whether ``name`` is that of a pretrained model. Policies treat it as an import path: nodes load no model that a server chose."""
     return name.startswith(PRETRAINED)
 
 
@@ -47,7 +47,7 @@ def named_model(name: str) -> str:
 
 
 def public_name(name: str) -> str:
-    """Return a setting without the folder of the file, the code or the pretrained model that it names, for pages that others see."""
+    """Return the setting ``name`` for pages that others see: without the folder of a file, of code or of a pretrained model."""
     file, colon, attribute = name.partition(":")
     if colon and lies_in_file(name):
         return f"{Path(file).name}{colon}{attribute}"
@@ -56,16 +56,16 @@ def public_name(name: str) -> str:
     return f"{prefix}{Path(reference).name}" if reference.startswith(("/", "~")) or Path(reference).is_absolute() else name
 
 
-def library(name: str) -> Any:
-    """Import ``transformers`` or ``peft``. Nothing imports them before they are needed.
+def import_library(name: str) -> Any:
+    """Import the optional library ``name``, such as ``transformers``, when it is needed first.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the library is not installed.
     """
     try:
         return import_module(name)
     except ImportError as error:
-        raise ConfigError(f'pretrained models need {name} ({in_short(error)}): pip install "ldpfl[transformers]"') from error
+        raise ConfigError(f'pretrained models need {name} ({error_without_data(error)}): pip install "ldpfl[transformers]"') from error
 
 
 def is_code(name: str) -> bool:
@@ -79,11 +79,11 @@ def lies_in_file(name: str) -> bool:
 
 
 class _CannotCall(Exception):
-    """The named function or class does not exist, or requires arguments that are not given."""
+    """Error inside :func:`call_user_code`: the function or class does not exist, or requires arguments that are not given."""
 
 
-def called(what: str, path: str, *arguments: Any, offered: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """Call the function or class at ``path`` and return the result; ``what`` says in errors what it makes, such as "model".
+def call_user_code(what: str, path: str, *arguments: Any, offered: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """Call the function or class at ``path`` and return the result. In errors, ``what`` names the result, such as "model".
 
     Args:
         offered: further arguments by name. Only those are passed that the function requires and that are not among ``options``.
@@ -104,7 +104,7 @@ def called(what: str, path: str, *arguments: Any, offered: Mapping[str, Any] | N
         raise ConfigError(f"{what} {path!r} cannot be built: {error}") from None
     except Exception as error:  # the user's code may raise anything
         # The text of an error of code that reads data may repeat values of the data.
-        problem = in_short(error) if what == "data" else f"{type(error).__name__}: {error}"
+        problem = error_without_data(error) if what == "data" else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{what} {path!r} cannot be built: {problem}") from error
 
 
@@ -119,7 +119,7 @@ def _suggestion(name: str, module: ModuleType) -> str:
 
 
 def _with_required(factory: Callable[..., Any], offered: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options``, and those of ``offered`` that ``factory``, a function or class, requires beside them."""
+    """Return ``options``, and the arguments in ``offered`` that the function or class ``factory`` requires beside ``options``."""
     try:
         parameters = signature(factory).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have no signature
@@ -225,9 +225,9 @@ class ModuleSource:
 
 
 def _folder_to_search(module: str) -> Path | None:
-    """Return the folder in which the code's own imports are searched: a file's folder, or the current one for a module found nowhere else.
+    """Return the folder to search for ``module`` and its imports: a file's folder, or the current one for a module that is not installed.
 
-    Installed modules do not need the current folder, which may be somebody else's: then the result is None.
+    An installed module does not need the current folder, which may be somebody else's. Then the result is None.
     """
     if module.endswith(".py"):
         return Path(module).resolve().parent

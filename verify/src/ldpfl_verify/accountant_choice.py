@@ -80,8 +80,8 @@ def second_bound(line: StatedGuarantee, charged: Sequence[ChargedRounds]) -> Bou
 
     The bound is the stated epsilon itself if that is proved to hold: finding a smaller epsilon would take many times as long.
     """
-    units = {one.release.unit for one in charged}
-    if any(one.release.kind == "unprotected" for one in charged):
+    units = {group.release.unit for group in charged}
+    if any(group.release.kind == "unprotected" for group in charged):
         return inf, "a report left its client without protection, so no epsilon holds"
     if line.protects == "client" and units & _PARTS_OF_A_CLIENT:
         return inf, f"noise that protects one {'record' if 'record' in units else 'person'} bounds nothing for the client"
@@ -90,261 +90,283 @@ def second_bound(line: StatedGuarantee, charged: Sequence[ChargedRounds]) -> Bou
     if line.adjacency != _ADJACENCY[line.protects]:
         return inf, f"the stated adjacency does not fit: what is protected is a {line.protects}"
     if line.protects == "record":
-        charged = [_for_one_record(one) for one in charged]
-    stated = epsilon_of(line)
+        charged = [_for_one_record(group) for group in charged]
+    stated_epsilon = epsilon_of(line)
     if line.trusted == "local":
-        return _unshuffled(charged, line.delta, stated)
-    channels = {one.channel for one in charged}
+        return _unshuffled_bound(charged, line.delta, stated_epsilon)
+    channels = {group.channel for group in charged}
     if line.trusted != ("summed" if channels == {"secure-sum"} else "shuffled") or channels & {"direct", "random-delay"}:
-        bound, _ = _unshuffled(charged, line.delta, stated)
+        bound, _ = _unshuffled_bound(charged, line.delta, stated_epsilon)
         return bound, "computed without a shuffler or a sum, because reports did not travel as the guarantee says"
-    shuffled, how = _shuffled(charged, line.delta, stated)
-    if shuffled is not None and shuffled <= stated * SAME:
+    shuffled, how = _shuffled_bound(charged, line.delta, stated_epsilon)
+    if shuffled is not None and shuffled <= stated_epsilon * SAME:
         return shuffled, how
-    bound, _ = _unshuffled(charged, line.delta, stated)
-    if bound is not None and (shuffled is None or bound < shuffled) and bound <= stated * (1 + TOLERANCE):
+    bound, _ = _unshuffled_bound(charged, line.delta, stated_epsilon)
+    if bound is not None and (shuffled is None or bound < shuffled) and bound <= stated_epsilon * (1 + TOLERANCE):
         return bound, "the bound without a shuffler is enough"
     return shuffled, how
 
 
-def _for_one_record(one: ChargedRounds) -> ChargedRounds:
-    """Return ``one`` as it counts for a record, if persons are protected.
+def _for_one_record(group: ChargedRounds) -> ChargedRounds:
+    """Return the rounds of ``group`` as they count for one record, if their noise protects persons.
 
-    A record of one person in the place of another person's record changes the vectors of two persons, and each moves the sum by up to mu
-    standard deviations. Whether a person takes part is random, but twice mu bounds the distance in any case. So the rate does not count.
+    If a record of one person is replaced by a record of another person, the vectors of two persons change. Each moves the sum by up to mu
+    standard deviations, so twice mu bounds the distance. This holds whether or not a person takes part, so the rate is set to 1.
     """
-    if one.release.unit != "person" or one.release.parameter is None:
-        return one
-    return replace(one, release=replace(one.release, unit="record", parameter=2 * one.release.parameter, rate=1.0))
+    if group.release.unit != "person" or group.release.parameter is None:
+        return group
+    return replace(group, release=replace(group.release, unit="record", parameter=2 * group.release.parameter, rate=1.0))
 
 
-def _unshuffled(charged: Sequence[ChargedRounds], delta: float, stated: float) -> Bound:
+def _unshuffled_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
     """Return the bound against an observer who knows the sender of every report."""
-    pure = [(_parameter(one), one.release.units * one.rounds) for one in charged if one.release.kind != "gaussian"]
-    noise = [one for one in charged if one.release.kind == "gaussian"]
+    pure = [(_parameter_of(group), group.release.units * group.rounds) for group in charged if group.release.kind != "gaussian"]
+    gaussian = [group for group in charged if group.release.kind == "gaussian"]
     if delta == 0:
-        return (inf, "Gaussian noise has no finite epsilon at delta 0") if noise else (float(pure_sum(pure)), "exact sum")
-    if any(one.release.rate < 1 for one in noise):
+        return (inf, "Gaussian noise has no finite epsilon at delta 0") if gaussian else (float(pure_sum(pure)), "exact sum")
+    if any(group.release.rate < 1 for group in gaussian):
         return None, "this package has no accountant for records that take part at random (Poisson sampling)"
-    mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds for one in noise))
+    mu = sqrt(sum(_parameter_of(group) ** 2 * group.release.units * group.rounds for group in gaussian))
     if not pure:
-        return _stated_or_least(stated, lambda epsilon: gaussian_delta(mu, epsilon), delta), "closed form of Gaussian noise, 150 digits"
-    epsilons, number = {epsilon for epsilon, _ in pure}, sum(count for _, count in pure)
-    if number > MAX_REPORTS or max(epsilons) > MAX_REPORT_EPSILON:
+        bound = _stated_or_least(stated_epsilon, lambda epsilon: gaussian_delta(mu, epsilon), delta)
+        return bound, "closed form of Gaussian noise, 150 digits"
+    epsilons, pure_reports = {epsilon for epsilon, _ in pure}, sum(count for _, count in pure)
+    if pure_reports > MAX_REPORTS or max(epsilons) > MAX_REPORT_EPSILON:
         limits = f"more than {MAX_REPORTS:,} reports, or an epsilon above {MAX_REPORT_EPSILON:g}"
-        return (None if noise else float(pure_sum(pure))), f"exact sum only: {limits}"
-    if len(epsilons) == 1 and not noise and number <= MAX_EQUAL_REPORTS:
+        return (None if gaussian else float(pure_sum(pure))), f"exact sum only: {limits}"
+    if len(epsilons) == 1 and not gaussian and pure_reports <= MAX_EQUAL_REPORTS:
         (epsilon0,) = epsilons
-        return _equal_reports(epsilon0, number, delta, stated)
+        return _equal_reports_bound(epsilon0, pure_reports, delta, stated_epsilon)
     if len(epsilons) > MAX_KINDS_OF_REPORTS:
         return None, f"{len(epsilons):,} different epsilons; this package composes at most {MAX_KINDS_OF_REPORTS}"
-    if not noise and number <= MAX_EQUAL_REPORTS and stated < inf and different_reports_delta(pure, stated) <= delta * SAME:
-        return stated, "exact sum over all outcomes"
+    can_enumerate = not gaussian and pure_reports <= MAX_EQUAL_REPORTS and stated_epsilon < inf
+    if can_enumerate and different_reports_delta(pure, stated_epsilon) <= delta * SAME:
+        return stated_epsilon, "exact sum over all outcomes"
     kinds: list[tuple[ReleaseBound, int]] = [(PureReport(epsilon), count) for epsilon, count in pure]
-    kinds += [(GaussianReport(mu), 1)] if noise else []
-    return composed_epsilon(kinds, delta, stated), "convolution and Renyi divergences"
+    kinds += [(GaussianReport(mu), 1)] if gaussian else []
+    return composed_epsilon(kinds, delta, stated_epsilon), "convolution and Renyi divergences"
 
 
-def _equal_reports(epsilon0: float, number: int, delta: float, stated: float) -> Bound:
-    """Return the bound for ``number`` reports at ``epsilon0``: exactly, unless that is a sum of many terms far from the stated epsilon."""
+def _equal_reports_bound(epsilon0: float, number: int, delta: float, stated_epsilon: float) -> Bound:
+    """Return the bound for ``number`` reports at ``epsilon0``.
+
+    Many reports get a fast bound first. The exact sum follows if it has few terms, or if the fast bound is close to the stated epsilon.
+    """
 
     def exact(epsilon: float) -> float:
         return randomised_response_delta(epsilon0, number, epsilon)
 
     if number <= FEW_REPORTS:
-        return _stated_or_least(stated, exact, delta), "exact sum in interval arithmetic"
-    bound = composed_epsilon([(PureReport(epsilon0), number)], delta, min(stated, epsilon0 * number))
-    if bound <= stated * SAME:
+        return _stated_or_least(stated_epsilon, exact, delta), "exact sum in interval arithmetic"
+    bound = composed_epsilon([(PureReport(epsilon0), number)], delta, min(stated_epsilon, epsilon0 * number))
+    if bound <= stated_epsilon * SAME:
         return bound, "convolution and Renyi divergences"
-    truth = 1 / (1 + exp(-epsilon0))
-    terms = number * (truth - 0.5) - stated / epsilon0 / 2 + 40 * sqrt(number * truth * (1 - truth))
-    if bound > stated * FAR_APART and terms > MAX_TERMS:
+    truth = 1 / (1 + exp(-epsilon0))  # probability that randomised response tells the truth
+    # The exact sum begins at the losses above the stated epsilon, and ends 40 standard deviations above the mean.
+    terms = number * (truth - 0.5) - stated_epsilon / epsilon0 / 2 + 40 * sqrt(number * truth * (1 - truth))
+    if bound > stated_epsilon * FAR_APART and terms > MAX_TERMS:
         return bound, "convolution and Renyi divergences, far above the stated epsilon"
-    if exact(stated) <= delta * SAME:
-        return stated, "exact sum in interval arithmetic"
+    if exact(stated_epsilon) <= delta * SAME:
+        return stated_epsilon, "exact sum in interval arithmetic"
     return bound, "convolution and Renyi divergences; the exact sum shows that the stated epsilon does not hold"
 
 
-def _shuffled(charged: Sequence[ChargedRounds], delta: float, stated: float) -> Bound:
+def _shuffled_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
     """Return the bound against an observer who sees what a shuffler or a sum lets through."""
-    gaussian_sums = [one for one in charged if one.channel == "secure-sum" and one.release.kind == "gaussian"]
-    if not all(_sums_integers(one) for one in gaussian_sums):
+    gaussian_sums = [group for group in charged if group.channel == "secure-sum" and group.release.kind == "gaussian"]
+    if not all(_sums_integers(group) for group in gaussian_sums):
         return None, "floats that each client rounds do not add up exactly as their noise does"
-    if len(gaussian_sums) == len(charged) and all(one.release.rate == 1 for one in charged):
-        mu = sqrt(sum(_parameter(one) ** 2 * one.release.units * one.rounds / one.cohort for one in charged))
-        paid = delta * (1 - GAUSSIAN_SUM_MARGIN)
-        return _stated_or_least(stated, lambda epsilon: gaussian_delta(mu, epsilon), paid), "closed form of Gaussian noise, 150 digits"
+    if len(gaussian_sums) == len(charged) and all(group.release.rate == 1 for group in charged):
+        mu = sqrt(sum(_parameter_of(group) ** 2 * group.release.units * group.rounds / group.cohort for group in charged))
+        delta_without_margin = delta * (1 - GAUSSIAN_SUM_MARGIN)
+        bound = _stated_or_least(stated_epsilon, lambda epsilon: gaussian_delta(mu, epsilon), delta_without_margin)
+        return bound, "closed form of Gaussian noise, 150 digits"
     if len(charged) > MAX_KINDS_OF_SHUFFLED_ROUNDS:
         return None, f"{len(charged):,} kinds of shuffled rounds; this package composes at most {MAX_KINDS_OF_SHUFFLED_ROUNDS}"
-    if any(_message_epsilon(one) > MAX_MESSAGE_EPSILON for one in charged if one.release.kind != "gaussian"):
+    if any(_message_epsilon(group) > MAX_MESSAGE_EPSILON for group in charged if group.release.kind != "gaussian"):
         return None, f"the epsilon of a message is above {MAX_MESSAGE_EPSILON:g}: shuffling adds no protection"
-    largest = max(one.cohort for one in charged)
+    largest = max(group.cohort for group in charged)
     if largest > MAX_COHORT:
         return None, f"a cohort of {largest:,} clients; this package computes at most {MAX_COHORT:,}"
-    if all(one.channel == "ideal-shuffler" and _is_clipped_vector(one) for one in charged):
-        return _vectors(charged, delta, stated)
+    if all(group.channel == "ideal-shuffler" and _is_one_clipped_vector(group) for group in charged):
+        return _vectors_bound(charged, delta, stated_epsilon)
     if all(map(_is_single_counted_bit, charged)):
-        return _single_bits(charged, delta, stated)
-    if all(one.channel == "ideal-shuffler" and _message_blanket(one) for one in charged):
-        return _blanketed_reports(charged, delta, stated)
+        return _single_bits_bound(charged, delta, stated_epsilon)
+    if all(group.channel == "ideal-shuffler" and _message_blanket(group) for group in charged):
+        return _blanketed_reports_bound(charged, delta, stated_epsilon)
     if all(map(_is_bits_of_known_clients, charged)):
-        return _linked_bits(charged, delta, stated)
+        return _linked_bits_bound(charged, delta, stated_epsilon)
     if len(charged) == 1 and _has_clones(charged[0]):
-        return _cloned_reports(charged[0], delta, stated)
+        return _cloned_reports_bound(charged[0], delta, stated_epsilon)
     return None, "this package has no accountant for such rounds behind a shuffler, such as random check-in"
 
 
-def _single_bits(charged: Sequence[ChargedRounds], delta: float, stated: float) -> Bound:
-    bits = [(CountedBit(_parameter(one), one.cohort), one) for one in charged]
+def _single_bits_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
+    """Return the bound for bits of which an observer sees only how many clients sent a one."""
+    bits = [(CountedBit(_parameter_of(group), group.cohort), group) for group in charged]
     if len(charged) == 1 and charged[0].release.units * charged[0].rounds == 1:
         bit = bits[0][0]
-        bound = _stated_or_least(stated, lambda epsilon: _delta_at(bit, epsilon), delta, bit.max_loss)
+        bound = _stated_or_least(stated_epsilon, lambda epsilon: _delta_at(bit, epsilon), delta, bit.max_loss)
         return bound, "every worst case of the other clients, in extended precision"
-    bound = composed_epsilon([(bit, one.release.units * one.rounds) for bit, one in bits], delta, stated)
-    if bound > stated * SAME:
-        rounds = [(CountedRound(bit, one.release.units), one.rounds) for bit, one in bits]
-        bound = min(bound, convolved_epsilon(rounds, delta, stated))
+    bound = composed_epsilon([(bit, group.release.units * group.rounds) for bit, group in bits], delta, stated_epsilon)
+    if bound > stated_epsilon * SAME:
+        rounds = [(CountedRound(bit, group.release.units), group.rounds) for bit, group in bits]
+        bound = min(bound, convolved_epsilon(rounds, delta, stated_epsilon))
     return bound, "every worst case of the other clients, by convolution"
 
 
-def _blanketed_reports(charged: Sequence[ChargedRounds], delta: float, stated: float) -> Bound:
+def _blanketed_reports_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
+    """Return the bound for shuffled messages of which a stated share, the blanket, does not depend on the client's data."""
     kinds: list[tuple[ReleaseBound, int]] = []
-    for one in charged:
-        report = BlanketedReport(_parameter(one) * one.linked, _message_blanket(one), one.cohort)
+    for group in charged:
+        report = BlanketedReport(_parameter_of(group) * group.linked, _message_blanket(group), group.cohort)
         if report.takes_long:
-            return None, f"the blanket of {one.cohort:,} clients at so small an epsilon takes too long here"
-        kinds.append((report, ceil(one.release.units / one.linked) * one.rounds))
+            return None, f"the blanket of {group.cohort:,} clients at so small an epsilon takes too long here"
+        kinds.append((report, ceil(group.release.units / group.linked) * group.rounds))
     if sum(times for _, times in kinds) == 1:
-        return _stated_or_tabulated(kinds[0][0], delta, stated), "blanket of one message, size by size of the anonymity set"
-    return composed_epsilon(kinds, delta, stated), "blanket, by convolution"
+        return _stated_or_tabulated(kinds[0][0], delta, stated_epsilon), "blanket of one message, size by size of the anonymity set"
+    return composed_epsilon(kinds, delta, stated_epsilon), "blanket, by convolution"
 
 
-def _vectors(charged: Sequence[ChargedRounds], delta: float, stated: float) -> Bound:
-    """Return the bound for clipped vectors. The part that is not in the blanket is paid for, at an epsilon near the stated one first."""
-    how, highest = "blanket of clipped vectors, by convolution", stated * (1 + TOLERANCE)
-    unshuffled, _ = _unshuffled(charged, delta, stated)
-    others = sum(one.rounds * (one.cohort - 1) for one in charged)
-    if unshuffled is None or min(stated, unshuffled) > MAX_VECTOR_EPSILON or others == 0:
+def _vectors_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
+    """Return the bound for shuffled clipped vectors with Gaussian noise. A share of delta pays for their part outside the blanket.
+
+    How much of a vector may lie outside depends on the resulting epsilon. An epsilon near the stated one is tried first, then a safe one.
+    """
+    method, highest = "blanket of clipped vectors, by convolution", stated_epsilon * (1 + TOLERANCE)
+    unshuffled, _ = _unshuffled_bound(charged, delta, stated_epsilon)
+    others = sum(group.rounds * (group.cohort - 1) for group in charged)
+    if unshuffled is None or min(stated_epsilon, unshuffled) > MAX_VECTOR_EPSILON or others == 0:
         return None, f"shuffling adds no protection to vectors at an epsilon above {MAX_VECTOR_EPSILON:g}, or to a single client"
     for epsilon in (highest, min(unshuffled, MAX_VECTOR_EPSILON)):
         variation = DELTA_SHARE_OF_BLANKET * delta / (1 + exp(epsilon)) / others
-        bound = _vectors_at(charged, (1 - DELTA_SHARE_OF_BLANKET) * delta, stated, variation)
+        bound = _vectors_epsilon(charged, (1 - DELTA_SHARE_OF_BLANKET) * delta, stated_epsilon, variation)
         if bound <= epsilon:
-            return bound, how
+            return bound, method
     return unshuffled, "the bound without a shuffler is enough"
 
 
-def _vectors_at(charged: Sequence[ChargedRounds], delta: float, stated: float, variation: float) -> float:
-    """Return the bound if the blanket may miss a total variation of ``variation``; infinity if the blanket is next to nothing."""
+def _vectors_epsilon(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float, variation: float) -> float:
+    """Return an epsilon if vectors may lie outside the blanket with probability ``variation``; infinity if the blanket is too small."""
     kinds: list[tuple[ReleaseBound, int]] = []
-    for one in charged:
-        share = common_share(_parameter(one), variation)
+    for group in charged:
+        share = common_share(_parameter_of(group), variation)
         if share is None:
             return inf
-        kinds.append((ShuffledVector(_parameter(one), one.cohort, share), one.rounds))
-    return convolved_epsilon(kinds, delta, stated)
+        kinds.append((ShuffledVector(_parameter_of(group), group.cohort, share), group.rounds))
+    return convolved_epsilon(kinds, delta, stated_epsilon)
 
 
-def _linked_bits(charged: Sequence[ChargedRounds], delta: float, stated: float) -> Bound:
+def _linked_bits_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
+    """Return the bound for shuffled messages of several bits that stay together."""
     kinds: list[tuple[ReleaseBound, int]] = []
-    for one in charged:
-        linked = _linked_units(one)
+    for group in charged:
+        linked = _linked_units(group)
         if linked > MAX_LINKED_BITS:
             return None, f"{linked:,} bits stay together; this package computes at most {MAX_LINKED_BITS:,}"
-        if linked * log(2 / (1 + exp(-_parameter(one)))) > MAX_LOG_GAIN_OF_LINKED_BITS:
+        if linked * log(2 / (1 + exp(-_parameter_of(group)))) > MAX_LOG_GAIN_OF_LINKED_BITS:
             return None, f"{linked:,} bits that stay together at so large an epsilon identify their client: shuffling adds no protection"
-        kinds.append((LinkedBits(_parameter(one), linked, one.cohort), ceil(one.release.units / linked) * one.rounds))
-    bound, how = composed_epsilon(kinds, delta, stated), "blanket of linked bits, by convolution"
-    many = sum(times for _, times in kinds) > MAX_LINKED_MESSAGES or max(one.cohort for one in charged) > MAX_LINKED_COHORT
-    if bound > stated * (1 + TOLERANCE) and many:
+        kinds.append((LinkedBits(_parameter_of(group), linked, group.cohort), ceil(group.release.units / linked) * group.rounds))
+    bound, how = composed_epsilon(kinds, delta, stated_epsilon), "blanket of linked bits, by convolution"
+    many = sum(times for _, times in kinds) > MAX_LINKED_MESSAGES or max(group.cohort for group in charged) > MAX_LINKED_COHORT
+    if bound > stated_epsilon * (1 + TOLERANCE) and many:
         return None, f"{how}: with so many messages or clients it is too coarse to show that the stated epsilon does not hold"
     return bound, how
 
 
-def _cloned_reports(one: ChargedRounds, delta: float, stated: float) -> Bound:
-    linked = min(one.linked, one.release.units)
-    report = ClonedReport(_parameter(one) * linked, one.cohort)
-    messages = ceil(one.release.units / linked) * one.rounds
+def _cloned_reports_bound(group: ChargedRounds, delta: float, stated_epsilon: float) -> Bound:
+    """Return the bound for shuffled messages of any epsilon-LDP mechanism, by the theorem on clones."""
+    linked = min(group.linked, group.release.units)
+    report = ClonedReport(_parameter_of(group) * linked, group.cohort)
+    messages = ceil(group.release.units / linked) * group.rounds
     if messages == 1:
-        bound = _stated_or_least(stated, lambda epsilon: _delta_at(report, epsilon), delta, report.max_loss)
+        bound = _stated_or_least(stated_epsilon, lambda epsilon: _delta_at(report, epsilon), delta, report.max_loss)
         return bound, "clones, in extended precision"
-    return composed_epsilon([(report, messages)], delta, stated), "clones, by convolution"
+    return composed_epsilon([(report, messages)], delta, stated_epsilon), "clones, by convolution"
 
 
-def _has_clones(one: ChargedRounds) -> bool:
-    """Return whether the theorem on clones covers ``one``: any reports, or single bits whose client joins one round in secret order."""
-    single_in_order = one.sampling == "once" and one.release.units == 1
-    return one.channel == "ideal-shuffler" and (one.release.kind == "pure" or (one.release.kind == "binary" and single_in_order))
+def _has_clones(group: ChargedRounds) -> bool:
+    """Return whether the theorem on clones covers ``group``: any reports, or single bits whose client joins one round in secret order."""
+    single_in_order = group.sampling == "once" and group.release.units == 1
+    return group.channel == "ideal-shuffler" and (group.release.kind == "pure" or (group.release.kind == "binary" and single_in_order))
 
 
-def _sums_integers(one: ChargedRounds) -> bool:
+def _sums_integers(group: ChargedRounds) -> bool:
     """Return whether reports consist of integers, so that the noise of a sum over clients is the sum of their noise."""
-    return one.release.integers or one.release.unit in _PARTS_OF_A_CLIENT
+    return group.release.integers or group.release.unit in _PARTS_OF_A_CLIENT
 
 
-def _is_bits_of_known_clients(one: ChargedRounds) -> bool:
-    """Return whether ``one`` consists of bits, and an observer may know which clients take part, but not in which secret order."""
-    everyone = one.sampling != "secret" or one.rate == 1
-    single_in_order = one.sampling == "once" and one.release.units == 1
-    return one.release.kind == "binary" and one.channel in ("ideal-shuffler", "secure-sum") and everyone and not single_in_order
+def _is_bits_of_known_clients(group: ChargedRounds) -> bool:
+    """Return whether ``group`` consists of bits, and an observer may know which clients take part, but not in which secret order."""
+    everyone = group.sampling != "secret" or group.rate == 1
+    single_in_order = group.sampling == "once" and group.release.units == 1
+    return group.release.kind == "binary" and group.channel in ("ideal-shuffler", "secure-sum") and everyone and not single_in_order
 
 
-def _is_single_counted_bit(one: ChargedRounds) -> bool:
+def _is_single_counted_bit(group: ChargedRounds) -> bool:
     """Return whether an observer sees of each bit only how many clients sent a one."""
-    return _is_bits_of_known_clients(one) and one.release.sampled == 1 and _linked_units(one) == 1
+    return _is_bits_of_known_clients(group) and group.release.sampled == 1 and _linked_units(group) == 1
 
 
-def _linked_units(one: ChargedRounds) -> int:
-    """Return the number of units that stay together. A sum takes apart what travels together."""
-    return 1 if one.channel == "secure-sum" else min(one.linked, one.release.units)
+def _linked_units(group: ChargedRounds) -> int:
+    """Return the number of units that stay together in a message. A sum separates all units."""
+    return 1 if group.channel == "secure-sum" else min(group.linked, group.release.units)
 
 
-def _is_clipped_vector(one: ChargedRounds) -> bool:
-    return one.release.kind == "gaussian" and one.release.alike and one.release.unit == "vector" and one.release.units == 1
+def _is_one_clipped_vector(group: ChargedRounds) -> bool:
+    """Return whether each client sends one clipped vector with Gaussian noise, with the same clipping and noise for all clients."""
+    return group.release.kind == "gaussian" and group.release.alike and group.release.unit == "vector" and group.release.units == 1
 
 
-def _message_epsilon(one: ChargedRounds) -> float:
-    return _parameter(one) * (one.linked if one.release.kind == "pure" else 1)
+def _message_epsilon(group: ChargedRounds) -> float:
+    """Return the epsilon of one message. Units that stay together add up, but bits that stay together have an accountant of their own."""
+    return _parameter_of(group) * (group.linked if group.release.kind == "pure" else 1)
 
 
-def _message_blanket(one: ChargedRounds) -> float:
-    """Return the blanket of one message, or 0 if none is stated, or one that no message at this epsilon has.
+def _message_blanket(group: ChargedRounds) -> float:
+    """Return the blanket of one message. It is 0 if none is stated, or if the stated one is smaller than epsilon allows.
 
     A bit about a coordinate that its client drew in secret has a uniform place. Its blanket is twice the probability of a lie.
     """
-    if one.release.kind == "binary" and one.release.sampled > 1 and min(one.linked, one.release.units) == 1:
-        return 2 / (1 + exp(_parameter(one))) if one.sampling != "secret" or one.rate == 1 else 0.0
-    if one.release.kind != "pure" or not one.release.blanket:
+    if group.release.kind == "binary" and group.release.sampled > 1 and min(group.linked, group.release.units) == 1:
+        return 2 / (1 + exp(_parameter_of(group))) if group.sampling != "secret" or group.rate == 1 else 0.0
+    if group.release.kind != "pure" or not group.release.blanket:
         return 0.0
-    return float(one.release.blanket**one.linked) if one.release.blanket >= exp(-_parameter(one)) else 0.0
+    return float(group.release.blanket**group.linked) if group.release.blanket >= exp(-_parameter_of(group)) else 0.0
 
 
-def _stated_or_least(stated: float, delta_at: Callable[[float], float], delta: float, most: float = inf) -> float:
-    """Return ``stated`` if it holds, and otherwise the smallest epsilon that does, which takes many times as long to find."""
-    return stated if stated < inf and delta_at(stated) <= delta * SAME else least_epsilon(delta_at, delta, min(stated, 1.0), most)
+def _stated_or_least(stated_epsilon: float, delta_at: Callable[[float], float], delta: float, sufficient_epsilon: float = inf) -> float:
+    """Return ``stated_epsilon`` if it holds at ``delta``, and otherwise the smallest epsilon that does, which takes many times as long."""
+    if stated_epsilon < inf and delta_at(stated_epsilon) <= delta * SAME:
+        return stated_epsilon
+    return least_epsilon(delta_at, delta, min(stated_epsilon, 1.0), sufficient_epsilon)
 
 
-def _stated_or_tabulated(release: ReleaseBound, delta: float, stated: float) -> float:
-    """Return ``stated`` if it holds, and otherwise an epsilon that does: by a table of delta, and a finer one between two of its points."""
-    if _delta_at(release, stated) <= delta * SAME:
-        return stated
+def _stated_or_tabulated(release: ReleaseBound, delta: float, stated_epsilon: float) -> float:
+    """Return ``stated_epsilon`` if it holds at ``delta``, and otherwise an epsilon that does.
+
+    It is found in a table of delta at many epsilons, and then in a finer table between two of these.
+    """
+    if _delta_at(release, stated_epsilon) <= delta * SAME:
+        return stated_epsilon
     low, high = 0.0, release.max_loss
     for _ in range(2):
-        places = np.linspace(low, high, CURVE_POINTS, dtype=np.longdouble)
-        enough = np.flatnonzero(release.delta(places) <= delta)
-        if not enough.size:
+        epsilons = np.linspace(low, high, CURVE_POINTS, dtype=np.longdouble)
+        sufficient = np.flatnonzero(release.delta(epsilons) <= delta)
+        if not sufficient.size:
             return high  # the largest possible loss
-        first = int(enough[0])
-        low, high = float(places[max(first - 1, 0)]), float(places[first])
+        first = int(sufficient[0])
+        low, high = float(epsilons[max(first - 1, 0)]), float(epsilons[first])
     return high
 
 
 def _delta_at(release: ReleaseBound, epsilon: float) -> float:
-    """Return an upper bound of delta at ``epsilon``: at :data:`MAX_REPORT_EPSILON` if that is less, since delta falls with epsilon."""
+    """Return an upper bound of delta at ``epsilon``. Above :data:`MAX_REPORT_EPSILON`, which would overflow, it is the larger one there."""
     return float(release.delta(np.array([min(epsilon, MAX_REPORT_EPSILON)], dtype=np.longdouble))[0])
 
 
-def _parameter(one: ChargedRounds) -> float:
-    if one.release.parameter is None:
+def _parameter_of(group: ChargedRounds) -> float:
+    """Return the epsilon, or for Gaussian noise the mu, of one unit of a report."""
+    if group.release.parameter is None:
         raise ValueError("an unprotected release has no parameter")
-    return one.release.parameter
+    return group.release.parameter

@@ -28,20 +28,20 @@ _TEXT = re.compile(r'"((?:[^"\\]|\\.?)*+)(?:"(\s*+:)?|\Z)', re.DOTALL)
 """A text in JSON, and the colon behind it if the text is a field's name. The pattern takes each character once."""
 
 
-def read_bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Return the bytes of a regular file.
 
     Raises:
-        OSError: the file cannot be read, is a pipe or a device (which may have no end), or has more than ``most`` bytes.
+        OSError: the file cannot be read, is a pipe or a device (which may have no end), or has more than ``max_bytes`` bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if found.st_size > most:
-            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, expected at most {most:,}", str(path))
-        return file.read(found.st_size)
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, expected at most {max_bytes:,}", str(path))
+        return file.read(status.st_size)
 
 
 def parse_certificate(text: str) -> Any:
@@ -64,21 +64,23 @@ def parse_ledger(text: str) -> Any:
     if text.count(",") > MAX_LEDGER_COMMAS:
         raise ValueError(f"it has {text.count(','):,} commas, expected at most {MAX_LEDGER_COMMAS:,}")
     names = set[str]()
-    for found in _TEXT.finditer(text):
-        if found.lastindex == 2:
-            names.add(found[1])
+    for match in _TEXT.finditer(text):
+        if match.lastindex == 2:  # a colon follows, so the text is a field's name
+            names.add(match[1])
             if len(names) > MAX_LEDGER_NAMES:
                 raise ValueError(f"its fields have more than {MAX_LEDGER_NAMES:,} different names")
     return _parse(text)
 
 
-def _check_parts(text: str, most: int) -> None:
+def _check_parts(text: str, max_parts: int) -> None:
+    """Raise a ``ValueError`` if the JSON in ``text`` has more lists and objects: each takes many times its bytes in memory."""
     parts = text.count("[") + text.count("{")
-    if parts > most:
-        raise ValueError(f"it has {parts:,} lists and objects, expected at most {most:,}")
+    if parts > max_parts:
+        raise ValueError(f"it has {parts:,} lists and objects, expected at most {max_parts:,}")
 
 
 def _parse(text: str) -> Any:
+    """Parse JSON. NaN, infinity and a field that is given twice are refused."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_fields)
     except RecursionError as error:
@@ -86,6 +88,7 @@ def _parse(text: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and infinity, which Python's parser would accept."""
     raise ValueError(f"got {name}, expected a finite number")
 
 

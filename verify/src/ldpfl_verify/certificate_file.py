@@ -89,7 +89,7 @@ class ClientRelease:
 
     @property
     def left_out(self) -> set[str]:
-        """Names of the fields that a file leaves out, because they are not stated."""
+        """Names of the fields that are not written to a file, because they have the value that stands for "not stated"."""
         return {name for name, value in _NOT_STATED.items() if getattr(self, name) == value}
 
 
@@ -156,13 +156,13 @@ class StatedGuarantee:
 
     Attributes:
         protects: what is protected as a whole.
-        adjacency: how the two data sets differ that nobody can tell apart.
+        adjacency: how two data sets differ that an observer cannot distinguish.
         trusted: who is trusted: nobody (``local``), a shuffler (``shuffled``), or those who add reports up (``summed``).
         epsilon: upper bound, or :data:`INFINITY`.
         delta: failure probability; 0 if the guarantee is pure.
-        status: ``proved`` by theorems, or an author's claim about a mechanism's code.
+        status: ``proved`` by theorems, or ``author's claim`` about a mechanism's code.
         computed: name of the accountant that computed the figure, and what it does.
-        assumptions: what has to be true for the guarantee to hold.
+        assumptions: facts on which the guarantee relies.
     """
 
     protects: Protected
@@ -200,7 +200,7 @@ class Statement:
         charged: the rounds that the client is charged for that took part most often.
         guarantees: the privacy cost of these rounds.
         software: versions of the software and of the mechanisms, by name.
-        caveats: what the run itself says against its figures.
+        caveats: reservations about the figures that the run itself states.
     """
 
     run: str

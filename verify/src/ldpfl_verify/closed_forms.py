@@ -32,25 +32,26 @@ def randomised_response_delta(epsilon0: float, reports: int, epsilon: float) -> 
         iv.dps = DIGITS
         if epsilon >= epsilon0 * reports:
             return 0.0
-        least = max(floor((reports + epsilon / epsilon0) / 2) - 1, 0)  # one or two too low: these terms are left out below
-        one, exact = iv.mpf(1), iv.mpf(epsilon0)
-        odds = iv.exp(exact)
+        first_count = max(floor((reports + epsilon / epsilon0) / 2) - 1, 0)  # too low by one or two counts, whose terms are left out below
+        one, exact_epsilon0 = iv.mpf(1), iv.mpf(epsilon0)
+        odds = iv.exp(exact_epsilon0)
         truth = odds / (one + odds)
-        shrink = iv.exp(iv.mpf(epsilon) - exact * (2 * least - reports))
-        choices = mpmath.binomial(reports, least)  # computed by gamma functions: nearly all digits are right
-        near = iv.mpf([choices * (1 - _LAST_DIGITS), choices * (1 + _LAST_DIGITS)])
-        term = near * truth**least * (one - truth) ** (reports - least)
-        step, total = iv.exp(-2 * exact), iv.mpf(0)
-        for ones in range(least, reports + 1):
-            gain = one - shrink
+        # A count adds its probability times 1 - discount, where discount is e^(epsilon - loss of the count).
+        discount = iv.exp(iv.mpf(epsilon) - exact_epsilon0 * (2 * first_count - reports))
+        combinations = mpmath.binomial(reports, first_count)  # computed by gamma functions: nearly all digits are right
+        combinations_interval = iv.mpf([combinations * (1 - _LAST_DIGITS), combinations * (1 + _LAST_DIGITS)])
+        term = combinations_interval * truth**first_count * (one - truth) ** (reports - first_count)
+        discount_ratio, total = iv.exp(-2 * exact_epsilon0), iv.mpf(0)
+        for ones in range(first_count, reports + 1):
+            gain = one - discount
             if gain.b > 0:
                 total += term * (gain if gain.a > 0 else iv.mpf([0, gain.b]))
             ratio = odds * (reports - ones) / (ones + 1)
             if ratio.b < 1 and term.b * ratio.b / (1 - ratio.b) < _LAST_DIGITS * max(total.b, _LAST_DIGITS):
                 total += iv.mpf([0, term.b * ratio.b / (1 - ratio.b)])
                 break
-            term, shrink = term * ratio, shrink * step
-        return _up(total.b)
+            term, discount = term * ratio, discount * discount_ratio
+        return _rounded_up(total.b)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -59,31 +60,32 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     ``mu`` is the sensitivity over the standard deviation of the noise.
     """
     with mpmath.workdps(3 * DIGITS):
-        at, size = mpmath.mpf(epsilon), mpmath.mpf(mu)
-        near, far = mpmath.ncdf(size / 2 - at / size), mpmath.exp(at) * mpmath.ncdf(-size / 2 - at / size)
-        return _up((near - far) * (1 + _LAST_DIGITS) + mpmath.mpf(10) ** -DIGITS)
+        exact_epsilon, exact_mu = mpmath.mpf(epsilon), mpmath.mpf(mu)
+        first_tail = mpmath.ncdf(exact_mu / 2 - exact_epsilon / exact_mu)
+        second_tail = mpmath.exp(exact_epsilon) * mpmath.ncdf(-exact_mu / 2 - exact_epsilon / exact_mu)
+        return _rounded_up((first_tail - second_tail) * (1 + _LAST_DIGITS) + mpmath.mpf(10) ** -DIGITS)
 
 
-def least_epsilon(delta_at: Callable[[float], float], delta: float, near: float, most: float = inf) -> float:
+def least_epsilon(delta_at: Callable[[float], float], delta: float, start: float, sufficient_epsilon: float = inf) -> float:
     """Return the smallest epsilon, to nine digits and rounded up, at which the falling function ``delta_at`` is at most ``delta``.
 
     Args:
-        near: where the search begins.
-        most: an epsilon that is known to suffice.
+        start: where the search begins.
+        sufficient_epsilon: an epsilon that is known to suffice.
     """
     if delta_at(0.0) <= delta:
         return 0.0
-    low, high = 0.0, near
+    low, high = 0.0, start
     while delta_at(high) > delta:
-        if high >= most:
-            return most
+        if high >= sufficient_epsilon:
+            return sufficient_epsilon
         low, high = high, 2 * high + 1e-6
-    found = float(brentq(lambda at: log(delta_at(at) + 1e-300) - log(delta), low, high, xtol=1e-10 * high))
-    while delta_at(found) > delta:  # the root that was found may lie on either side of the true one
-        found *= 1 + 1e-9
-    return found
+    root = float(brentq(lambda epsilon: log(delta_at(epsilon) + 1e-300) - log(delta), low, high, xtol=1e-10 * high))
+    while delta_at(root) > delta:  # the root may be slightly too small
+        root *= 1 + 1e-9
+    return root
 
 
-def _up(value: mpmath.mpf) -> float:
+def _rounded_up(value: mpmath.mpf) -> float:
     """Return ``value`` as a float that is no smaller."""
     return float(value) * (1 + 1e-15) + 5e-324

@@ -24,11 +24,11 @@ _HEADINGS = ("protected", "delta", "trusted", "stated epsilon", "second opinion"
 _RIGHT_ALIGNED = {"delta", "stated epsilon", "second opinion"}
 
 _CERTIFICATE = "certificate.json"
-"""File that is read of a folder, such as one of an export."""
+"""Name of the certificate in a folder, such as that of an export."""
 
 
 def check_files(files: Sequence[Path], ledger: Path | None, signed_by: str | None, *, as_json: bool, program: str) -> int:
-    """Print a second opinion on each certificate in ``files``, and return the exit code; ``program`` begins each line of stderr."""
+    """Print a second opinion on each certificate in ``files``, and return the exit code. Each line on stderr begins with ``program``."""
     opinions: list[tuple[Path, SecondOpinion]] = []
     refused = False
     for file in (path / _CERTIFICATE if path.is_dir() else path for path in files):
@@ -41,7 +41,7 @@ def check_files(files: Sequence[Path], ledger: Path | None, signed_by: str | Non
         trees = [{"file": str(file), **opinion.to_dict()} for file, opinion in opinions]
         print(json.dumps(trees if len(files) > 1 else trees[0], indent=2))
     elif not as_json:
-        print("\n\n".join("\n".join(_lines(file, opinion)) for file, opinion in opinions), end="\n" if opinions else "")
+        print("\n\n".join("\n".join(_table_lines(file, opinion)) for file, opinion in opinions), end="\n" if opinions else "")
     if refused:
         return REFUSED
     if any(opinion.contradicted for _, opinion in opinions):
@@ -49,10 +49,10 @@ def check_files(files: Sequence[Path], ledger: Path | None, signed_by: str | Non
     return 0 if all(opinion.holds for _, opinion in opinions) else NOT_CHECKED
 
 
-def _lines(file: Path, opinion: SecondOpinion) -> Iterator[str]:
+def _table_lines(file: Path, opinion: SecondOpinion) -> Iterator[str]:
     """Yield the lines of a table of verdicts, then the notes."""
     yield printable(f"{file}: certificate of {opinion.run}")
-    rows = [_HEADINGS, *map(_row, opinion.lines)]
+    rows = [_HEADINGS, *map(_table_row, opinion.lines)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, _HEADINGS, widths, strict=True)
@@ -60,23 +60,24 @@ def _lines(file: Path, opinion: SecondOpinion) -> Iterator[str]:
     yield from (printable(f"note: {note}") for note in opinion.notes)
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _table_row(verdict: Verdict) -> tuple[str, ...]:
+    """Return the cells of a guarantee's row, below ``_HEADINGS``."""
     line = verdict.line
-    second = "-" if verdict.second is None else _figure(verdict.second)
-    stated = _figure(float(line.epsilon))
+    second = "-" if verdict.second is None else _epsilon_text(verdict.second)
+    stated = _epsilon_text(float(line.epsilon))
     delta = "0 (pure)" if line.delta == 0 else f"{line.delta:g}"
     return line.protects, delta, _TRUSTED[line.trusted], stated, second, verdict.status, printable(verdict.why)
 
 
-def _figure(value: float) -> str:
-    """Return six digits, or all digits before the point, with thousands apart; "none" for infinity, which is no guarantee."""
+def _epsilon_text(value: float) -> str:
+    """Format an epsilon with six digits, or with all digits before the point. Infinity, which is no guarantee, becomes "none"."""
     if not isfinite(value):
         return "none"
     return f"{value:,.0f}" if 1e6 <= value < 1e15 else f"{value:,.6g}"
 
 
 def main() -> NoReturn:
-    """Run the command line. A file that is refused is one line on stderr and exit code 2."""
+    """Run the command line. For a refused file, it prints one line to stderr and exits with code 2."""
     parser = argparse.ArgumentParser(
         prog="ldpfl-verify",
         description="Check privacy certificates of ldpfl with accountants that share no code with ldpfl.",
@@ -88,12 +89,12 @@ def main() -> NoReturn:
     parser.add_argument("--signed-by", metavar="KEY", help="public key (64 hexadecimal digits): every certificate must be signed with it")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON: an object, or a list if there are several files")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('ldpfl-verify')}")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a console may lack characters that a run's name has
     try:
-        sys.exit(check_files(given.files, given.ledger, given.signed_by, as_json=given.as_json, program="ldpfl-verify"))
+        sys.exit(check_files(arguments.files, arguments.ledger, arguments.signed_by, as_json=arguments.as_json, program="ldpfl-verify"))
     except KeyboardInterrupt:
         print("ldpfl-verify: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -79,30 +79,33 @@ def composed_epsilon(kinds: CountedReleases, delta: float, guess: float) -> floa
 
 def renyi_epsilon(kinds: CountedReleases, delta: float) -> float:
     """Return an epsilon that holds for ``delta``, by Renyi divergences of every order (Canonne, Kamath and Steinke 2020, Prop. 12)."""
-    inside = delta - sum(times * release.neglected for release, times in kinds)
-    if inside <= 0:
+    delta_left = delta - sum(times * release.neglected for release, times in kinds)
+    if delta_left <= 0:
         return inf
 
-    def epsilon(place: float) -> float:
-        order = exp(place)
+    def epsilon_at(log_order: float) -> float:
+        order = exp(log_order)
         factor = order * log(order) - (1 + order) * log1p(order)
-        return (sum(times * release.log_moment(order) for release, times in kinds) + factor - log(inside)) / order
+        return (sum(times * release.log_moment(order) for release, times in kinds) + factor - log(delta_left)) / order
 
-    return max(0.0, float(minimize_scalar(epsilon, bounds=(-18, 18), method="bounded", options={"xatol": 1e-9}).fun))
+    return max(0.0, float(minimize_scalar(epsilon_at, bounds=(-18, 18), method="bounded", options={"xatol": 1e-9}).fun))
 
 
 def convolved_epsilon(kinds: CountedReleases, delta: float, guess: float) -> float:
     """Return an epsilon that holds for ``delta``, by convolution, or infinity if there are too many releases for the lattice."""
     total = sum(times for _, times in kinds)
-    top = max(_likely_max_loss(release, 1e-4 * delta / total) for release, _ in kinds)
-    if top == 0:
+    # Losses above this are so unlikely that counting them as infinite hardly changes epsilon.
+    likely_max_loss = max(_likely_max_loss(release, 1e-4 * delta / total) for release, _ in kinds)
+    if likely_max_loss == 0:
         return 0.0
+    guess = min(guess, max(total * likely_max_loss, 1e4))  # a stated epsilon may be any number
     for points in LATTICE_POINTS:
         try:
-            laws = [(_loss_distribution(release, top / points, points), times) for release, times in kinds]
-            if sum(times * law.infinite for law, times in laws) > delta:
+            step = likely_max_loss / points
+            distributions = [(_loss_distribution(release, step, points), times) for release, times in kinds]
+            if sum(times * distribution.infinite for distribution, times in distributions) > delta:
                 return inf
-            return _solved(laws, top / points, delta, min(guess, max(total * top, 1e4)))  # a stated epsilon may be any number
+            return _epsilon_of_sum(distributions, step, delta, guess)
         except _SumTooLong:
             continue
     return inf
@@ -113,39 +116,42 @@ def convolved_deltas(release: ReleaseBound, times: int, epsilons: Array) -> Arra
 
     The bound is 1 if there are too many releases for the lattice.
     """
-    total = np.ones_like(epsilons)
-    top = _likely_max_loss(release, 1e-9 / times)
-    for points in LATTICE_POINTS if top > 0 else ():
+    deltas = np.ones_like(epsilons)
+    likely_max_loss = _likely_max_loss(release, 1e-9 / times)
+    for points in LATTICE_POINTS if likely_max_loss > 0 else ():
         try:
-            law = _loss_distribution(release, top / points, points)
-            if times * law.infinite >= 1:
-                return total
-            for near in np.quantile(epsilons.astype(np.float64), (0.02, 0.1, 0.25, 0.5, 0.75, 1.0)):
-                total = np.minimum(total, _TiltedSum.of([(law, times)], top / points, max(float(near), top / points)).deltas(epsilons))
-            return total
+            step = likely_max_loss / points
+            distribution = _loss_distribution(release, step, points)
+            if times * distribution.infinite >= 1:
+                return deltas
+            # A bound is sharp near the epsilon that it is centered on. So several are computed, and the smallest one counts.
+            for center in np.quantile(epsilons.astype(np.float64), (0.02, 0.1, 0.25, 0.5, 0.75, 1.0)):
+                deltas = np.minimum(deltas, _TiltedSum.of([(distribution, times)], step, max(float(center), step)).deltas(epsilons))
+            return deltas
         except _SumTooLong:
             continue
-    return total
+    return deltas
 
 
-def _solved(laws: Sequence[tuple[_LossDistribution, int]], step: float, delta: float, guess: float) -> float:
-    """Find epsilon. Each step centers the lattice on the epsilon of the step before, until epsilon no longer changes."""
-    found = guess
+def _epsilon_of_sum(laws: Sequence[tuple[_LossDistribution, int]], step: float, delta: float, guess: float) -> float:
+    """Return the epsilon of the sum at ``delta``. Each pass centers the lattice on the last epsilon, until it no longer changes."""
+    epsilon = guess
     for _ in range(20):
-        total = _TiltedSum.of(laws, step, found)
+        total = _TiltedSum.of(laws, step, epsilon)
         if total.delta(0.0) <= delta and total.losses[0] <= 0:
             return 0.0
         low, high = max(0.0, float(total.losses[0])), float(total.losses[-1])
         if total.delta(high) > delta:
-            found = high if high > found else inf
+            epsilon = high if high > epsilon else inf
         elif total.delta(low) <= delta:
-            found = low
+            epsilon = low
         else:
-            before, found = found, float(brentq(lambda at, total=total: log(total.delta(at)) - log(delta), low, high, xtol=1e-10 * high))
-            found *= 1 + 1e-9
-            if abs(found - before) <= 1e-3 * found and total.delta(found) <= delta:
-                return found
-        if not 0 < found < inf:
+            before = epsilon
+            root = brentq(lambda candidate, total=total: log(total.delta(candidate)) - log(delta), low, high, xtol=1e-10 * high)
+            epsilon = float(root) * (1 + 1e-9)
+            if abs(epsilon - before) <= 1e-3 * epsilon and total.delta(epsilon) <= delta:
+                return epsilon
+        if not 0 < epsilon < inf:
             break
     return inf
 
@@ -166,26 +172,30 @@ class _LossDistribution:
 
     @property
     def places(self) -> NDArray[np.float64]:
+        """The losses, in lattice steps."""
         return self.first + np.arange(self.masses.size, dtype=np.float64)
 
 
 def _loss_distribution(release: ReleaseBound, step: float, points: int) -> _LossDistribution:
-    """Return the distribution whose delta is given by the chords between lattice points; it is symmetric in the two inputs."""
+    """Return the distribution on the lattice whose delta lies on the chords between lattice points, so never below the true one.
+
+    It is symmetric in the two inputs: the masses of positive losses under one input are those of negative losses under the other.
+    """
     count = ceil(min(points, release.max_loss / step))
-    places = np.arange(count + 1, dtype=np.longdouble) * np.longdouble(step)
+    losses = np.arange(count + 1, dtype=np.longdouble) * np.longdouble(step)
     # Round up by more than the error of the curve, then make the curve fall: both keep it an upper bound.
-    curve = np.minimum.accumulate(np.minimum(release.delta(places) * (1 + 1e-15), 1))
-    if places[-1] >= release.max_loss:
-        curve[-1] = 0
-    growth = np.exp(places)
-    steps = np.diff(np.expm1(places))  # not of `growth`, which is 1 at several of the smallest losses
-    slopes = np.append((curve[:-1] - curve[1:]) / steps, 0)  # mass of the losses at or above, under the other input
+    deltas = np.minimum.accumulate(np.minimum(release.delta(losses) * (1 + 1e-15), 1))
+    if losses[-1] >= release.max_loss:
+        deltas[-1] = 0
+    e_to_losses = np.exp(losses)
+    steps = np.diff(np.expm1(losses))  # not of ``e_to_losses``, which is 1 at several of the smallest losses
+    slopes = np.append((deltas[:-1] - deltas[1:]) / steps, 0)  # mass of the losses at or above, under the other input
     slopes = np.maximum.accumulate(slopes[::-1])[::-1]
-    other = slopes[:-1] - slopes[1:]
-    own = other * growth[1:]
-    infinite = float(curve[-1])
-    zero = max(0.0, float(1 - infinite - own.sum() - other.sum()))
-    masses = np.concatenate([other[::-1], [zero], own])
+    negative_masses = slopes[:-1] - slopes[1:]
+    positive_masses = negative_masses * e_to_losses[1:]
+    infinite = float(deltas[-1])
+    zero_mass = max(0.0, float(1 - infinite - positive_masses.sum() - negative_masses.sum()))
+    masses = np.concatenate([negative_masses[::-1], [zero_mass], positive_masses])
     present = np.flatnonzero(masses > 0)
     if not present.size:  # every outcome has an infinite loss
         return _LossDistribution(0, np.ones(1, dtype=np.longdouble), 1.0)
@@ -213,59 +223,67 @@ class _TiltedSum:
     error: float
 
     def delta(self, epsilon: float) -> float:
+        """Return an upper bound of delta at ``epsilon``, which must not lie below the smallest loss."""
         above = self.losses > epsilon
         losses = self.losses[above]
-        gained = -np.expm1(epsilon - losses) * self.weighted[above] * np.exp(np.minimum(self.log_moment - self.tilt * losses, 700.0))
+        contributions = -np.expm1(epsilon - losses) * self.weighted[above] * np.exp(np.minimum(self.log_moment - self.tilt * losses, 700.0))
         rounding = self.error * exp(min(self.log_moment - self.tilt * epsilon, 700.0))
-        return float(gained.sum()) * (1 + DELTA_MARGIN) + rounding + self.truncated + 1e-300
+        return float(contributions.sum()) * (1 + DELTA_MARGIN) + rounding + self.truncated + 1e-300
 
     def deltas(self, epsilons: Array) -> Array:
         """Return :meth:`delta` at each of ``epsilons``."""
         mass = self.weighted * np.exp(np.minimum(self.log_moment - self.tilt * self.losses, 700.0).astype(np.longdouble))
-        other = mass * np.exp(-self.losses.astype(np.longdouble))
-        above, below = (np.append(np.cumsum(part[::-1])[::-1], 0) for part in (mass, other))
+        mass_under_other_input = mass * np.exp(-self.losses.astype(np.longdouble))
+        mass_above, other_mass_above = (np.append(np.cumsum(part[::-1])[::-1], 0) for part in (mass, mass_under_other_input))
         first = np.searchsorted(self.losses, epsilons, side="right")
         rounding = self.error * np.exp(np.minimum(self.log_moment - self.tilt * epsilons, 700.0))
-        found = (above[first] - np.exp(epsilons) * below[first]) * (1 + DELTA_MARGIN) + rounding + self.truncated + 1e-300
+        deltas = (mass_above[first] - np.exp(epsilons) * other_mass_above[first]) * (1 + DELTA_MARGIN) + rounding + self.truncated + 1e-300
         # Losses below the lattice are not summed, so that delta is not known at an epsilon below it.
-        return np.asarray(np.where(epsilons >= self.losses[0], np.maximum(found, 0), 1))
+        return np.asarray(np.where(epsilons >= self.losses[0], np.maximum(deltas, 0), 1))
 
     @classmethod
     def of(cls, laws: Sequence[tuple[_LossDistribution, int]], step: float, epsilon: float) -> _TiltedSum:
+        """Return the distribution of the sum of losses, with the number of releases for each law. Weights center it on ``epsilon``.
+
+        Raises:
+            _SumTooLong: the lattice of the sum would be too long.
+        """
+
         def log_moment(order: float) -> float:
             return sum(times * _log_moment(law, order * step) for law, times in laws)
 
-        found = minimize_scalar(lambda place: log_moment(exp(place)) - exp(place) * epsilon, bounds=(-12, 12), method="bounded")
-        tilt = exp(float(found.x))
-        parts = [(law, times, *_weights(law, tilt * step)) for law, times in laws]
-        mean = sum(times * average for _, times, _, average, _ in parts)
-        spread = sqrt(sum(times * variance for _, times, _, _, variance in parts))
-        longest = max(law.masses.size for law, _ in laws)
-        size = 1 << ceil(log2(2 * COVERED_DEVIATIONS * spread + 2 * longest + 64))
-        if size > MAX_SUM_POINTS:
+        # At this tilt, the weighted mean of the sum is epsilon.
+        optimum = minimize_scalar(lambda log_tilt: log_moment(exp(log_tilt)) - exp(log_tilt) * epsilon, bounds=(-12, 12), method="bounded")
+        tilt = exp(float(optimum.x))
+        tilted = [(law, times, *_tilted_probabilities(law, tilt * step)) for law, times in laws]
+        mean = sum(times * center_of_release for _, times, _, center_of_release, _ in tilted)
+        deviation = sqrt(sum(times * variance for _, times, _, _, variance in tilted))
+        longest_distribution = max(law.masses.size for law, _ in laws)
+        points = 1 << ceil(log2(2 * COVERED_DEVIATIONS * deviation + 2 * longest_distribution + 64))
+        if points > MAX_SUM_POINTS:
             raise _SumTooLong
-        power, offset = np.ones(size // 2 + 1, dtype=np.complex128), 0
-        for law, times, weights, average, _ in parts:
-            center = round(average)
+        transform, offset = np.ones(points // 2 + 1, dtype=np.complex128), 0
+        for law, times, weights, center_of_release, _ in tilted:
+            center = round(center_of_release)
             offset += times * center
-            power *= _power(weights, law.first - center, size, times)
+            transform *= _powered_transform(weights, law.first - center, points, times)
         # A Fourier transform is periodic: losses beyond one end of the lattice appear at the other. So the lattice is centered on the mean.
-        first = round(mean) - size // 2
-        sums = np.roll(fft.irfft(power, size), -((first - offset) % size))
-        places = first + np.arange(size, dtype=np.float64)
-        norm = sqrt(float(np.sum(np.abs(power) ** 2)) * 2 + 1)
+        first = round(mean) - points // 2
+        sums = np.roll(fft.irfft(transform, points), -((first - offset) % points))
+        places = first + np.arange(points, dtype=np.float64)
+        norm = sqrt(float(np.sum(np.abs(transform) ** 2)) * 2 + 1)
         releases = sum(times for _, times in laws)
         truncated = min(1.0, sum(times * law.infinite for law, times in laws)) + _tail_bound(log_moment, float(places[-1]) * step, tilt)
         return cls(places * step, np.maximum(sums, 0.0), log_moment(tilt), tilt, truncated, releases * FOURIER_ERROR * norm)
 
 
-def _power(weights: NDArray[np.float64], first: int, size: int, times: int) -> NDArray[np.complex128]:
+def _powered_transform(weights: NDArray[np.float64], first: int, size: int, times: int) -> NDArray[np.complex128]:
     """Return the Fourier transform, to the power of ``times``, of ``weights`` whose first entry lies at the lattice point ``first``."""
     places = (first + np.arange(weights.size)) % size
     transform = fft.rfft(np.bincount(places, weights, size))
     with np.errstate(divide="ignore"):
-        size_of, angle = np.log(np.abs(transform)), np.angle(transform)
-    return np.asarray(np.exp(times * size_of) * np.exp(1j * times * angle))
+        log_magnitude, angle = np.log(np.abs(transform)), np.angle(transform)
+    return np.asarray(np.exp(times * log_magnitude) * np.exp(1j * times * angle))
 
 
 def _log_moment(law: _LossDistribution, order: float) -> float:
@@ -275,7 +293,7 @@ def _log_moment(law: _LossDistribution, order: float) -> float:
     return top + log(float(np.dot(law.masses, np.exp(exponents - top))))
 
 
-def _weights(law: _LossDistribution, order: float) -> tuple[NDArray[np.float64], float, float]:
+def _tilted_probabilities(law: _LossDistribution, order: float) -> tuple[NDArray[np.float64], float, float]:
     """Return the probabilities under the weights e^(order * loss), and their mean and variance, in lattice steps."""
     exponents = order * law.places
     weights = (law.masses * np.exp(exponents - exponents.max())).astype(np.float64)
@@ -290,8 +308,8 @@ def _tail_bound(log_moment: Callable[[float], float], top: float, tilt: float) -
 
 
 def _likely_max_loss(release: ReleaseBound, delta: float) -> float:
-    """Return a loss that one release exceeds with a probability of at most ``delta``. It is among the smallest such losses."""
+    """Return a loss that one release exceeds with a probability of at most ``delta``. It is nearly the smallest such loss."""
     largest = min(release.max_loss, 1e4)
-    places = largest * np.logspace(-9, 0, 257)
-    enough = places[release.delta(places.astype(np.longdouble)) <= delta]
-    return float(enough[0]) if enough.size else largest
+    candidates = largest * np.logspace(-9, 0, 257)
+    sufficient = candidates[release.delta(candidates.astype(np.longdouble)) <= delta]
+    return float(sufficient[0]) if sufficient.size else largest

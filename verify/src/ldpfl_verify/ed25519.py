@@ -11,14 +11,15 @@ _P = 2**255 - 19
 _ORDER = 2**252 + 27742317777372353535851937790883648493
 _D = -121665 * pow(121666, -1, _P) % _P
 _ROOT_OF_MINUS_ONE = pow(2, (_P - 1) // 4, _P)
+"""Prime p of the field, order of the curve's generator, constant d of the curve, and a square root of -1 modulo p (RFC 8032)."""
 
 Point = tuple[int, int, int, int]
 """Extended coordinates (X, Y, Z, T) of the point x = X / Z, y = Y / Z, with T = X Y / Z."""
 
 
 def signature_fits(public_key: bytes, message: bytes, signature: bytes) -> bool:
-    """Return whether ``signature`` (64 bytes) of ``message`` was made by the owner of ``public_key`` (32 bytes)."""
-    point = _point(public_key)
+    """Return whether ``signature`` (64 bytes) of ``message`` was made with the key of ``public_key`` (32 bytes); RFC 8032, 5.1.7."""
+    point = _decoded(public_key)
     scalar = int.from_bytes(signature[32:], "little")
     if point is None or len(signature) != 64 or scalar >= _ORDER:
         return False
@@ -37,8 +38,8 @@ def has_small_order(public_key: bytes) -> bool:
     return y in (0, 1, _P - 1) or (_D * pow(y, 4, _P) + 2 * y * y - 1) % _P == 0
 
 
-def _point(encoded: bytes) -> Point | None:
-    """Return the point that 32 bytes stand for, or None if there is none."""
+def _decoded(encoded: bytes) -> Point | None:
+    """Return the point that 32 bytes encode, or None if they encode no point of the curve (RFC 8032, section 5.1.3)."""
     if len(encoded) != 32:
         return None
     number = int.from_bytes(encoded, "little")
@@ -57,6 +58,7 @@ def _point(encoded: bytes) -> Point | None:
 
 
 def _encoded(point: Point) -> bytes:
+    """Return the 32 bytes that encode ``point``: y, and the lowest bit of x in the highest bit."""
     inverse = pow(point[2], -1, _P)
     x, y = point[0] * inverse % _P, point[1] * inverse % _P
     return (y | (x % 2) << 255).to_bytes(32, "little")
@@ -72,6 +74,7 @@ def _add(first: Point, second: Point) -> Point:
 
 
 def _times(scalar: int, point: Point) -> Point:
+    """Return ``scalar`` times ``point``, by doubling and adding."""
     total: Point = (0, 1, 1, 0)
     while scalar:
         if scalar & 1:

@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return what a message shows of ``value`` from a file: short texts and numbers as they are, of a list or an object its kind."""
+    """Return a text for the ``value`` in a file, for a message. Of a list or an object, it is only the length. Long texts are cut."""
     if isinstance(value, list | tuple | dict):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value):,}"
     text = {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else repr(value)

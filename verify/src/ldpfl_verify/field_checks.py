@@ -25,28 +25,28 @@ Kind = TypeVar("Kind")
 
 
 def text(value: object) -> str:
-    """Return a text with its unprintable characters spelled out: it is shown, and may otherwise steer a terminal."""
+    """Check that ``value`` is a text. Return it with unprintable characters spelled out, since they could steer a terminal."""
     if not isinstance(value, str) or len(value) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"got {quoted(value)}, expected a text of at most {MAX_TEXT_CHARACTERS:,} characters")
     return printable(value)
 
 
 def flag(value: object) -> bool:
-    """Return true or false."""
+    """Check that ``value`` is true or false, and return it."""
     if not isinstance(value, bool):
         raise ValueError(f"got {quoted(value)}, expected true or false")
     return value
 
 
 def count(value: object) -> int:
-    """Return a whole number from 1 to 10^12."""
+    """Check that ``value`` is a whole number from 1 to 10^12, and return it."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
         raise ValueError(f"got {quoted(value)}, expected a whole number from 1 to {MAX_COUNT:,}")
     return value
 
 
 def number(accepts: Callable[[float], bool], expected: str) -> Check:
-    """Return a check for finite numbers that ``accepts`` takes; ``expected`` describes them in the message."""
+    """Return a check for finite numbers for which ``accepts`` is true; ``expected`` describes such numbers in the message."""
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -86,12 +86,12 @@ def hexadecimal(digits: int) -> Check:
 
 
 def optional(inner: Check) -> Check:
-    """Return a check that takes null as well."""
+    """Return a check that accepts null, and all values that ``inner`` accepts."""
     return lambda value: None if value is None else inner(value)
 
 
 def either(first: Check, second: Check) -> Check:
-    """Return a check for texts by ``first`` and everything else by ``second``."""
+    """Return a check that applies ``first`` to texts, and ``second`` to all other values."""
     return lambda value: first(value) if isinstance(value, str) else second(value)
 
 
@@ -103,17 +103,17 @@ def list_of(inner: Check, least: int = 0, most: int = MAX_COUNT) -> Check:
             raise ValueError(f"got {quoted(value)}, expected a list")
         if not least <= len(value) <= most:
             raise ValueError(f"got a list of {len(value):,} entries, expected {least:,} to {most:,}")
-        return tuple(_at(str(place), inner, entry) for place, entry in enumerate(value))
+        return tuple(_checked_at(str(position), inner, entry) for position, entry in enumerate(value))
 
     return check
 
 
 def texts_by_name(value: object) -> Mapping[str, str]:
-    """Return an object whose fields are texts."""
+    """Check that ``value`` is an object whose fields are texts, and return it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"got {quoted(value)}, expected an object")
-    _check_few(value)
-    return {text(name): _at(text(name), text, entry) for name, entry in value.items()}
+    _check_field_count(value)
+    return {text(name): _checked_at(text(name), text, entry) for name, entry in value.items()}
 
 
 def object_of(kind: type[Kind]) -> Check:
@@ -129,7 +129,7 @@ def from_tree(kind: type[Kind], tree: object) -> Kind:
     """
     if not isinstance(tree, dict):
         raise ValueError(f"got {quoted(tree)}, expected an object")
-    _check_few(tree)
+    _check_field_count(tree)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # it is a dataclass
     unknown = [name for name in tree if name not in known]
     if unknown:
@@ -140,10 +140,10 @@ def from_tree(kind: type[Kind], tree: object) -> Kind:
     return kind(**tree)
 
 
-def check_fields(made: object, checks: Mapping[str, Check]) -> None:
-    """Put what ``checks`` return in place of the fields of a frozen dataclass; call this from ``__post_init__``."""
+def check_fields(instance: object, checks: Mapping[str, Check]) -> None:
+    """Replace each field of a frozen dataclass with the value that its check returns; call this from ``__post_init__``."""
     for name, check in checks.items():
-        object.__setattr__(made, name, _at(name, check, getattr(made, name)))
+        object.__setattr__(instance, name, _checked_at(name, check, getattr(instance, name)))
 
 
 def to_tree(value: Any) -> Any:
@@ -156,13 +156,14 @@ def to_tree(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _check_few(tree: Mapping[str, object]) -> None:
+def _check_field_count(tree: Mapping[str, object]) -> None:
+    """Raise a ``ValueError`` if the object ``tree`` has more than :data:`MAX_FIELDS` fields."""
     if len(tree) > MAX_FIELDS:
         raise ValueError(f"expected at most {MAX_FIELDS:,} names, got {len(tree):,}")
 
 
-def _at(place: str, check: Check, value: object) -> Any:
-    """Return what ``check`` makes of ``value``, and put ``place`` before the message of its error."""
+def _checked_at(place: str, check: Check, value: object) -> Any:
+    """Return the value that ``check`` returns for ``value``. The message of its error begins with ``place``."""
     try:
         return check(value)
     except _FieldError as error:
@@ -172,6 +173,8 @@ def _at(place: str, check: Check, value: object) -> Any:
 
 
 class _FieldError(ValueError):
+    """A wrong value, with its place in the file, to which each enclosing object adds its own."""
+
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
         self.place, self.reason = place, reason

@@ -89,22 +89,23 @@ class Event:
         )
 
 
-def _count_or_none(value: object) -> int:
+def _count_or_zero(value: object) -> int:
+    """Check that ``value`` is a whole number from 0 to 10^12, and return it."""
     return 0 if value == 0 and not isinstance(value, bool) else count(value)
 
 
 _EVENT = {
     "round": count,
     "release": object_of(ClientRelease),
-    "cohort": _count_or_none,
+    "cohort": _count_or_zero,
     "population": count,
-    "joined": _count_or_none,
+    "joined": _count_or_zero,
     "sampling": one_of(*get_args(Sampling)),
     "rate": number(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "channel": one_of(*get_args(Channel)),
     "linked": count,
     "histograms": flag,
-    "colluding": _count_or_none,
+    "colluding": _count_or_zero,
 }
 
 
@@ -124,27 +125,28 @@ def read_ledger(path: Path) -> Ledger:
     """
     file = path / LEDGER_FILE if path.is_dir() else path
     try:
-        held = read_bytes(file, MAX_LEDGER_BYTES)
-        return Ledger(hashlib.sha256(held).hexdigest(), _events(parse_ledger(held.decode())))
+        content = read_bytes(file, MAX_LEDGER_BYTES)
+        return Ledger(hashlib.sha256(content).hexdigest(), _checked_events(parse_ledger(content.decode())))
     except OSError as error:
         raise CertificateError(f"ledger {file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise CertificateError(f"{file} is not a ledger of a run: {error}") from None
 
 
-def _events(tree: Any) -> tuple[Event, ...]:
+def _checked_events(tree: Any) -> tuple[Event, ...]:
+    """Return the events of a ledger's JSON. Raise a ``ValueError`` if it is no ledger, was changed, or contradicts itself."""
     if not isinstance(tree, dict) or tree.get("format") != "ldpfl-ledger" or not isinstance(tree.get("events"), list):
         raise ValueError("it lacks the field format = 'ldpfl-ledger', or a list of events")
     if tree.get("version") != _VERSION:
         raise ValueError(f"it has version {quoted(tree.get('version'))}, expected {_VERSION}")
     events: list[Event] = []
-    link, reports = "", 0
+    last_hash, reports = "", 0
     for place, entry in enumerate(tree["events"], start=1):
         try:
-            link = _check_link(entry, link)
-            event = _event(entry)
+            last_hash = _check_link(entry, last_hash)
+            event = _event_from(entry)
             reports += event.cohort
-            why = _impossible(event, events[-1] if events else None, reports)
+            why = _why_impossible(event, events[-1] if events else None, reports)
             if why:
                 raise ValueError(why)
         except ValueError as error:
@@ -153,7 +155,7 @@ def _events(tree: Any) -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _check_link(entry: Any, before: str) -> str:
+def _check_link(entry: Any, previous_hash: str) -> str:
     """Return the hash of the event ``entry`` and of all before it, if the event states the same.
 
     Raises:
@@ -162,21 +164,23 @@ def _check_link(entry: Any, before: str) -> str:
     if not isinstance(entry, dict):
         raise ValueError(f"got {quoted(entry)}, expected an object")
     hashed = json.dumps({name: value for name, value in entry.items() if name != "chain"}, sort_keys=True)
-    link = hashlib.sha256(f"{before}{hashed}".encode()).hexdigest()[:16]
-    if entry.get("chain") != link:
+    event_hash = hashlib.sha256(f"{previous_hash}{hashed}".encode()).hexdigest()[:16]
+    if entry.get("chain") != event_hash:
         raise ValueError("the event was changed, or an earlier event was changed, left out or put in")
-    return link
+    return event_hash
 
 
-def _event(entry: Mapping[str, Any]) -> Event:
+def _event_from(entry: Mapping[str, Any]) -> Event:
+    """Return the event that the JSON object ``entry`` holds. Raise a ``ValueError`` if its fields are not those of an event."""
     fields = {name: value for name, value in entry.items() if name != "chain"}
     try:
-        return Event(**{**fields, "release": _release(fields.get("release"))})
+        return Event(**{**fields, "release": _release_from(fields.get("release"))})
     except TypeError:  # of the constructor: a field is missing or unknown
         raise ValueError(f"its fields are {', '.join(sorted(fields))[:200]}; expected {', '.join(_EVENT)}") from None
 
 
-def _release(tree: Any) -> ClientRelease:
+def _release_from(tree: Any) -> ClientRelease:
+    """Return the release in an event's JSON, with the author that can be believed. Raise a ``ValueError`` if no mechanism makes it."""
     kind = tree.get("kind") if isinstance(tree, dict) else None
     if not isinstance(kind, str) or kind not in _PARAMETERS:
         raise ValueError(f"got a release of kind {quoted(kind)}, expected {', '.join(_PARAMETERS)}")
@@ -187,32 +191,32 @@ def _release(tree: Any) -> ClientRelease:
     parameter = _PARAMETERS[kind]
     fields = {name: value for name, value in tree.items() if name not in _NOT_CHARGED and name != parameter}
     try:
-        made = ClientRelease(**{**fields, "parameter": None if parameter is None else tree[parameter]})
+        release = ClientRelease(**{**fields, "parameter": None if parameter is None else tree[parameter]})
     except (TypeError, KeyError):
         raise ValueError(wrong_fields) from None
-    why = _impossible_release(made)
+    why = _why_impossible_release(release)
     if why:
         raise ValueError(why)
     realised = tree.get("realised")
-    return with_believed_author(made if realised is None or kind != "binary" else with_author_of_bits(made, realised))
+    return with_believed_author(release if realised is None or kind != "binary" else with_author_of_bits(release, realised))
 
 
-def _impossible_release(release: ClientRelease) -> str:
+def _why_impossible_release(release: ClientRelease) -> str:
     """Return why no mechanism makes ``release``, or an empty text."""
-    part = release.unit in ("record", "person")
-    if release.unit == "client" or (part and release.kind in ("binary", "pure")):
+    protects_part_of_client = release.unit in ("record", "person")
+    if release.unit == "client" or (protects_part_of_client and release.kind in ("binary", "pure")):
         return f"a release of kind {release.kind!r} does not protect a {release.unit} as one unit"
     if release.blanket is not None and release.parameter is not None and release.blanket < exp(-min(release.parameter, 700.0)):
         return f"the blanket is {release.blanket:g}, expected at least e^-epsilon at epsilon {release.parameter:g}"
-    if part and release.alike:
+    if protects_part_of_client and release.alike:
         return f"alike must be false for the unit {release.unit!r}: sums over records have no common bound"
-    if release.rate < 1 and not part:
+    if release.rate < 1 and not protects_part_of_client:
         return f"the rate of a release with unit {release.unit!r} must be 1, got {release.rate:g}"
     return ""
 
 
-def _impossible(event: Event, before: Event | None, reports: int) -> str:
-    """Return why no run has ``event`` after the event ``before``, with ``reports`` reports in all by then; or an empty text."""
+def _why_impossible(event: Event, before: Event | None, reports: int) -> str:
+    """Return why no run has ``event`` after the event ``before``, or an empty text. ``reports`` counts all reports up to ``event``."""
     last, joined = (before.round, before.joined) if before else (0, 0)
     if event.population > MAX_CLIENTS:
         return f"{event.population:,} clients, expected at most {MAX_CLIENTS:,}"
@@ -222,7 +226,7 @@ def _impossible(event: Event, before: Event | None, reports: int) -> str:
         return f"a cohort of {event.cohort:,} with {event.colluding:,} colluding clients, in a population of {event.population:,}"
     if event.sampling == "everyone" and event.cohort != event.population:
         return f"sampling is 'everyone', but only {event.cohort:,} of {event.population:,} clients took part"
-    if event.sampling == "secret" and _probability(event) < MIN_PROBABILITY:
+    if event.sampling == "secret" and _probability_of_cohort(event) < MIN_PROBABILITY:
         return f"{event.population:,} clients that join with probability {event.rate:g} each do not make a cohort of {event.cohort:,}"
     if before and event.population < before.population:
         return f"the population shrank from {before.population:,} to {event.population:,}; clients that left still count"
@@ -237,8 +241,8 @@ def _impossible(event: Event, before: Event | None, reports: int) -> str:
     return ""
 
 
-def _probability(event: Event) -> float:
-    """Return the probability of so small a cohort, or of so large a cohort, whichever is smaller."""
+def _probability_of_cohort(event: Event) -> float:
+    """Return the probability of a cohort as small as that of ``event``, or as large, whichever is smaller."""
     fewer = float(bdtr(event.cohort, event.population, event.rate))
     more = float(bdtrc(event.cohort - 1, event.population, event.rate)) if event.cohort else 1.0
     return min(fewer, more)

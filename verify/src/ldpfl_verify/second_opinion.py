@@ -18,7 +18,7 @@ from ldpfl_verify.stated_author import with_believed_author
 
 Status = Literal["confirmed", "nearly", "author's claim", "not confirmed", "not checked"]
 
-_TRUST = {
+_ASSUMPTION_OF_TRUST = {
     "shuffled": "shuffler hold only if an ideal shuffler shows the mixed reports and nothing else",
     "summed": "sum hold only if nobody learns more than the sum over all clients",
 }
@@ -108,33 +108,36 @@ def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None =
     statement = certificate.statement
     if ledger is not None:
         check_charged(statement, Path(ledger))
-    notes = _notes(signer, known=signed_by is not None, with_ledger=ledger is not None)
+    notes = _notes_on_signer_and_ledger(signer, signer_was_expected=signed_by is not None, with_ledger=ledger is not None)
     return SecondOpinion(
-        statement.run, tuple(_verdicts(statement)), (*notes, *_needed(statement), *_large_deltas(statement), *statement.caveats)
+        statement.run,
+        tuple(_verdicts(statement)),
+        (*notes, *_notes_on_trust(statement), *_notes_on_large_deltas(statement), *statement.caveats),
     )
 
 
-def _notes(signer: str | None, *, known: bool, with_ledger: bool) -> Iterator[str]:
+def _notes_on_signer_and_ledger(signer: str | None, *, signer_was_expected: bool, with_ledger: bool) -> Iterator[str]:
+    """Yield notes on whether the ledger was compared, and on who signed the certificate."""
     if not with_ledger:
         yield "whether the run released what the certificate charges was not checked: give the run's ledger with --ledger"
     if signer is None:
         yield "nobody signed the certificate"
     else:
-        yield f"signed by {signer}" + ("" if known else ": make sure that you know whose key this is")
+        yield f"signed by {signer}" + ("" if signer_was_expected else ": make sure that you know whose key this is")
 
 
-def _needed(statement: Statement) -> Iterator[str]:
-    """Yield for each kind of trust what its guarantees need, whatever the certificate's own assumptions say."""
+def _notes_on_trust(statement: Statement) -> Iterator[str]:
+    """Yield a note for each kind of trust, with the assumptions of its guarantees, which the certificate may leave out."""
     kinds = dict.fromkeys(line.trusted for line in statement.guarantees if line.trusted != "local")
-    secret = {one.sampling for one in statement.charged} & {"secret", "once"}
+    secret = {group.sampling for group in statement.charged} & {"secret", "once"}
     hidden = ", and nobody learns in which rounds a client takes part" if secret else ""
     for kind in kinds:
-        yield f"rows that trust a {_TRUST[kind]}, the other clients are honest{hidden}"
+        yield f"rows that trust a {_ASSUMPTION_OF_TRUST[kind]}, the other clients are honest{hidden}"
 
 
-def _large_deltas(statement: Statement) -> Iterator[str]:
-    """Yield a remark for each delta so large that a mechanism keeps it which publishes a client's data, or a record, at random."""
-    clients = max(one.population for one in statement.charged)
+def _notes_on_large_deltas(statement: Statement) -> Iterator[str]:
+    """Yield a note for each delta of one over the number of clients or more. It allows to publish all data of a client drawn at random."""
+    clients = max(group.population for group in statement.charged)
     for delta, protects in dict.fromkeys((line.delta, line.protects) for line in statement.guarantees):
         if clients > 1 and delta >= 1 / clients:
             allowed = f"it allows {_PUBLISHED[protects]} to be published"
@@ -142,15 +145,17 @@ def _large_deltas(statement: Statement) -> Iterator[str]:
 
 
 def _verdicts(statement: Statement) -> Iterator[Verdict]:
+    """Yield the verdict on each guarantee of ``statement``."""
     for line in statement.guarantees:
         try:
             second, why = second_bound(line, statement.charged)
-        except (ArithmeticError, ValueError, RuntimeError, MemoryError):  # one guarantee that no accountant can compute stops no other
+        except (ArithmeticError, ValueError, RuntimeError, MemoryError):  # the other guarantees are computed all the same
             second, why = None, "its figures are too large or too small to compute with"
-        yield _as_claimed(Verdict(line, second, _status(epsilon_of(line), second), why), statement.charged)
+        yield _with_authors_claim(Verdict(line, second, _status(epsilon_of(line), second), why), statement.charged)
 
 
 def _status(stated: float, second: float | None) -> Status:
+    """Return how the ``stated`` epsilon compares with the ``second`` one, which was computed here."""
     if stated == inf:
         return "confirmed"  # it promises nothing
     if second is None:
@@ -160,12 +165,12 @@ def _status(stated: float, second: float | None) -> Status:
     return "nearly" if second <= stated * (1 + TOLERANCE) else "not confirmed"
 
 
-def _as_claimed(found: Verdict, charged: Sequence[ChargedRounds]) -> Verdict:
-    """Return ``found``, with the status ``author's claim`` if a mechanism is not, or cannot be, the ldpfl project's code."""
-    authors = (with_believed_author(one.release).author for one in charged)
+def _with_authors_claim(verdict: Verdict, charged: Sequence[ChargedRounds]) -> Verdict:
+    """Return ``verdict``. A confirmed one becomes an ``author's claim`` if a mechanism is not, or cannot be, the ldpfl project's code."""
+    authors = (with_believed_author(group.release).author for group in charged)
     others = dict.fromkeys(author for author in authors if author != OURS)
-    if found.status not in ("confirmed", "nearly") or not (others or found.line.status != "proved"):
-        return found
+    if verdict.status not in ("confirmed", "nearly") or not (others or verdict.line.status != "proved"):
+        return verdict
     whose = ", ".join(others) or "a mechanism"
-    why = f"{found.why}; the arithmetic is right if what the author of {whose} claims is true, which a certificate cannot show"
-    return replace(found, status="author's claim", why=why)
+    why = f"{verdict.why}; the arithmetic is right if what the author of {whose} claims is true, which a certificate cannot show"
+    return replace(verdict, status="author's claim", why=why)

@@ -21,7 +21,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from ldpfl_verify.binomials import binomial, fewer
+from ldpfl_verify.binomials import binomial, with_fewer_sizes
 from ldpfl_verify.composition import Array
 from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport
 
@@ -70,61 +70,64 @@ class _Blanketed(ABC):
     neglected: float
 
     def __init__(self, clients: int, share: float, set_sizes: int) -> None:
-        others, self._chances = fewer(*binomial(clients - 1, share), set_sizes)
+        others, self._chances = with_fewer_sizes(*binomial(clients - 1, share), set_sizes)
         self._set_sizes = others + 1
 
     @abstractmethod
-    def alone(self, epsilons: Array) -> Array:
+    def unshuffled_delta(self, epsilons: Array) -> Array:
         """Return delta of the report without a shuffler."""
 
     @abstractmethod
-    def _gains(self, epsilon: float, least: float) -> tuple[Floats, Floats, float]:
-        """Return lattice values, their probabilities, and the lattice step, which is ``least`` or larger.
+    def _gains(self, epsilon: float, min_step: float) -> tuple[Floats, Floats, float]:
+        """Return the distribution of one gain on a lattice: values, their probabilities, and the lattice step, at least ``min_step``.
 
-        The distribution is no smaller in convex order than that of one gain, so that the mean positive part of a sum is no smaller either.
+        It is at least as spread as the true one (larger in convex order), so that the mean positive part of a sum is no smaller either.
         """
 
     def delta(self, epsilons: Array) -> Array:
         """Return an upper bound of delta at each of ``epsilons``: the smaller one of the bounds with and without the shuffler."""
-        found = self.alone(epsilons)
-        near = np.flatnonzero(epsilons < min(MAX_SHUFFLED_EPSILON, self.max_loss))
-        if near.size:
-            at = epsilons[near].astype(np.float64)
-            found[near] = np.minimum(found[near], self._curve(at))
-        return found
+        deltas = self.unshuffled_delta(epsilons)
+        small_enough = np.flatnonzero(epsilons < min(MAX_SHUFFLED_EPSILON, self.max_loss))
+        if small_enough.size:
+            small_epsilons = epsilons[small_enough].astype(np.float64)
+            deltas[small_enough] = np.minimum(deltas[small_enough], self._interpolated_delta(small_epsilons))
+        return deltas
 
-    def _curve(self, epsilons: Floats) -> Floats:
+    def _interpolated_delta(self, epsilons: Floats) -> Floats:
         """Return delta at each of ``epsilons``, by chords if there are many."""
-        known = np.unique(epsilons)
-        if known.size > 2 * CURVE_POINTS:
-            known = known[np.unique(np.linspace(0, known.size - 1, CURVE_POINTS).astype(np.int64))]
-        values = np.array([self._at(epsilon) for epsilon in known.tolist()])
-        return np.asarray(np.interp(np.exp(epsilons), np.exp(known), values) * (1 + 1e-12))
+        points = np.unique(epsilons)
+        if points.size > 2 * CURVE_POINTS:
+            points = points[np.unique(np.linspace(0, points.size - 1, CURVE_POINTS).astype(np.int64))]
+        values = np.array([self._shuffled_delta(epsilon) for epsilon in points.tolist()])
+        return np.asarray(np.interp(np.exp(epsilons), np.exp(points), values) * (1 + 1e-12))
 
-    def _at(self, epsilon: float) -> float:
+    def _shuffled_delta(self, epsilon: float) -> float:
         """Return delta at ``epsilon``: the mean over all anonymity-set sizes m of E[(sum of m gains)+] / m."""
         values, chances, step = self._gains(epsilon, 0.0)
         if values[chances > 0].max() <= 0:
             return self.neglected
-        reach = self._reach(values, chances)
-        while 2 * reach > MAX_GAIN_POINTS * step:  # a coarser lattice makes the largest likely sum larger
-            values, chances, step = self._gains(epsilon, 2.1 * reach / MAX_GAIN_POINTS)
-            reach = self._reach(values, chances)
-        size = 1 << ceil(log2(2 * reach / step + 2))
+        max_sum = self._max_sum(values, chances)
+        while 2 * max_sum > MAX_GAIN_POINTS * step:  # a coarser lattice makes the largest likely sum larger
+            values, chances, step = self._gains(epsilon, 2.1 * max_sum / MAX_GAIN_POINTS)
+            max_sum = self._max_sum(values, chances)
+        size = 1 << ceil(log2(2 * max_sum / step + 2))
         places = np.rint(values / step).astype(np.int64) % size
-        small = fft.rfft(np.bincount(places, chances, size)) - 1
+        transform_minus_one = fft.rfft(np.bincount(places, chances, size)) - 1
         with np.errstate(divide="ignore"):
-            logs = np.log1p(small)
-        total = np.zeros_like(small)
+            log_transform = np.log1p(transform_minus_one)
+        total = np.zeros_like(transform_minus_one)
         for size_of_set, chance in zip(self._set_sizes.tolist(), self._chances.tolist(), strict=True):
-            present = logs.real * size_of_set > -LOG_TAIL
-            total[present] += chance / size_of_set * np.exp(size_of_set * logs[present])
-        mass = fft.irfft(total, size)
-        worst = sqrt(float(np.dot(mass, mass)) * size) * reach  # an error relative to the norm counts most at the ends
-        rounding = FOURIER_ERROR * (log2(size) + float(self._set_sizes[-1])) * worst
-        return min(1.0, float(np.dot(np.maximum(mass[: size // 2], 0), np.arange(size // 2))) * step + rounding + self.neglected)
+            present = log_transform.real * size_of_set > -LOG_TAIL
+            total[present] += chance / size_of_set * np.exp(size_of_set * log_transform[present])  # a sum's transform is a power
+        sum_distribution = fft.irfft(total, size)
+        # An error relative to the norm counts most at the ends.
+        largest_error = sqrt(float(np.dot(sum_distribution, sum_distribution)) * size) * max_sum
+        rounding = FOURIER_ERROR * (log2(size) + float(self._set_sizes[-1])) * largest_error
+        mean_positive_part = float(np.dot(np.maximum(sum_distribution[: size // 2], 0), np.arange(size // 2))) * step
+        return min(1.0, mean_positive_part + rounding + self.neglected)
 
-    def _reach(self, values: Floats, chances: Floats) -> float:
+    def _max_sum(self, values: Floats, chances: Floats) -> float:
+        """Return a bound on the absolute sum of gains, which the largest set exceeds with negligible probability."""
         largest = float(self._set_sizes[-1])
         return max(_likely_max_sum(values, chances, largest), _likely_max_sum(-values, chances, largest))
 
@@ -136,28 +139,31 @@ class LinkedBits(_Blanketed):
         lie = 1 / (1 + exp(bit_epsilon))
         super().__init__(clients, (2 * lie) ** count, SET_SIZES_OF_BITS)
         self._bit, self._count, self.max_loss = bit_epsilon, count, bit_epsilon * count
-        alike = np.arange(count + 1)
-        right, wrong = 2 * (1 - lie), 2 * lie
+        alike = np.arange(count + 1)  # number of bits that equal those of the first input; all others equal those of the second
+        right, wrong = 2 * (1 - lie), 2 * lie  # likelihood ratios of a bit to a fair coin
         self._first, self._second = right**alike * wrong ** (count - alike), wrong**alike * right ** (count - alike)
         self._law = binom.pmf(alike, count, 0.5)
         self.neglected = NEGLECTED_OF_BITS
 
-    def alone(self, epsilons: Array) -> Array:
+    def unshuffled_delta(self, epsilons: Array) -> Array:
+        """Return delta of the ``count`` bits of one client, without a shuffler, at each of ``epsilons``."""
         gains = np.maximum(self._first - np.exp(epsilons.astype(np.longdouble))[:, None] * self._second, 0)
         return np.asarray(gains @ self._law + self.neglected)
 
     def log_moment(self, order: float) -> float:
+        """Return an upper bound of log E[e^(order * loss)], which does not count on the shuffler."""
         return self._count * PureReport(self._bit).log_moment(order)
 
-    def _gains(self, epsilon: float, least: float) -> tuple[Floats, Floats, float]:
+    def _gains(self, epsilon: float, min_step: float) -> tuple[Floats, Floats, float]:
+        """Return the distribution of one gain on a lattice. A gain between two points is divided between them, which keeps its mean."""
         gains = self._first - exp(epsilon) * self._second
         spread = sqrt(max(float(np.dot(self._law, gains**2)), 1e-300))
-        step = max(spread / STEPS_OF_BITS, float(np.ptp(gains)) / MAX_GAIN_POINTS, least)
+        step = max(spread / STEPS_OF_BITS, float(np.ptp(gains)) / MAX_GAIN_POINTS, min_step)
         low = np.floor(gains / step)
-        part = gains / step - low
+        fraction = gains / step - low
         first = int(low.min())
         places, size = (low - first).astype(np.int64), int(low.max()) - first + 2
-        chances = np.bincount(places, self._law * (1 - part), size) + np.bincount(places + 1, self._law * part, size)
+        chances = np.bincount(places, self._law * (1 - fraction), size) + np.bincount(places + 1, self._law * fraction, size)
         return np.asarray((first + np.arange(size)) * step, dtype=np.float64), np.asarray(chances, dtype=np.float64), step
 
 
@@ -171,31 +177,38 @@ class ShuffledVector(_Blanketed):
 
     def __init__(self, mu: float, clients: int, share: float) -> None:
         super().__init__(clients, share, SET_SIZES_OF_VECTORS)
-        self._alone, self._radius = GaussianReport(mu), mu / 2
+        self._unshuffled, self._radius = GaussianReport(mu), mu / 2
 
-    def alone(self, epsilons: Array) -> Array:
-        return self._alone.delta(epsilons)
+    def unshuffled_delta(self, epsilons: Array) -> Array:
+        """Return delta of one vector without a shuffler."""
+        return self._unshuffled.delta(epsilons)
 
     def log_moment(self, order: float) -> float:
-        return self._alone.log_moment(order)
+        """Return an upper bound of log E[e^(order * loss)], which does not count on the shuffler."""
+        return self._unshuffled.log_moment(order)
 
-    def _gains(self, epsilon: float, least: float) -> tuple[Floats, Floats, float]:
-        a = self._radius
-        shrunk = exp(-(a**2) / 2)
-        spread = sqrt(max(exp(a**2) * (1 + exp(2 * epsilon)) - 2 * exp(epsilon - a**2) - (1 - exp(epsilon)) ** 2, 1e-300))
-        low, high = (shrunk * (exp(a * z) - exp(epsilon - a * z)) for z in (-NORMAL_END - a, NORMAL_END + a))
-        step = max(spread / STEPS_OF_VECTORS, (high - low) / MAX_GAIN_POINTS, least)
-        values = np.arange(np.floor(low / step), np.ceil(high / step) + 1) * step
+    def _gains(self, epsilon: float, min_step: float) -> tuple[Floats, Floats, float]:
+        """Return the distribution of one gain on a lattice; each interval between lattice points keeps its probability and its mean gain.
+
+        For a standard normal z, the gain is e^(-a^2 / 2) (e^(a z) - e^(epsilon - a z)), with the radius a: the density of N(a, 1), less
+        e^epsilon times that of N(-a, 1), over that of z.
+        """
+        radius = self._radius
+        shrunk = exp(-(radius**2) / 2)
+        spread = sqrt(max(exp(radius**2) * (1 + exp(2 * epsilon)) - 2 * exp(epsilon - radius**2) - (1 - exp(epsilon)) ** 2, 1e-300))
+        min_gain, max_gain = (shrunk * (exp(radius * z) - exp(epsilon - radius * z)) for z in (-NORMAL_END - radius, NORMAL_END + radius))
+        step = max(spread / STEPS_OF_VECTORS, (max_gain - min_gain) / MAX_GAIN_POINTS, min_step)
+        values = np.arange(np.floor(min_gain / step), np.ceil(max_gain / step) + 1) * step
         half = values / shrunk / 2
         root = np.sqrt(half**2 + exp(epsilon))
         grown = np.where(half > 0, half + root, exp(epsilon) / (root - half))  # e^(a z), the positive root of a quadratic equation
-        z = np.log(grown) / a
-        between = _normal(z)
-        means = _normal(z - a) - exp(epsilon) * _normal(z + a)
-        upper = np.clip((means - between * values[:-1]) / step, 0.0, between)
+        z = np.log(grown) / radius
+        interval_probabilities = _normal_probabilities(z)
+        interval_means = _normal_probabilities(z - radius) - exp(epsilon) * _normal_probabilities(z + radius)
+        mass_at_upper_end = np.clip((interval_means - interval_probabilities * values[:-1]) / step, 0.0, interval_probabilities)
         chances = np.zeros_like(values)
-        chances[:-1] += between - upper
-        chances[1:] += upper
+        chances[:-1] += interval_probabilities - mass_at_upper_end
+        chances[1:] += mass_at_upper_end
         zero = int(np.argmin(np.abs(values)))
         chances[zero] += max(0.0, 1 - float(chances.sum()))  # the probability beyond the ends, where the gain is cut
         return values, chances, step
@@ -209,6 +222,7 @@ def common_share(mu: float, variation: float) -> float | None:
     report = GaussianReport(mu / 2)
 
     def excess(budget: float) -> float:
+        """Return the logarithm of the probability above U / g, over ``variation``, for g = e^-``budget``."""
         return log(float(report.delta(np.array([budget], dtype=np.longdouble))[0]) + 1e-300) - budget - log(variation)
 
     if excess(MAX_SHUFFLED_EPSILON) > 0:
@@ -216,7 +230,7 @@ def common_share(mu: float, variation: float) -> float | None:
     return exp(-float(brentq(excess, 0.0, MAX_SHUFFLED_EPSILON)) * (1 + 1e-9)) if excess(0.0) > 0 else 1.0
 
 
-def _normal(places: Floats) -> Floats:
+def _normal_probabilities(places: Floats) -> Floats:
     """Return the normal probabilities between neighbouring ``places``. Above 0 they are differences of upper tails, to keep digits."""
     sides = np.where(places[:-1] > 0, -1.0, 1.0)
     return np.asarray(sides * (ndtr(sides * places[1:]) - ndtr(sides * places[:-1])))
@@ -224,14 +238,14 @@ def _normal(places: Floats) -> Floats:
 
 def _likely_max_sum(values: Floats, chances: Floats, count: float) -> float:
     """Return a value that the sum of ``count`` gains exceeds with a probability of at most e^-``LOG_TAIL``, by Chernoff's inequality."""
-    top = float(values.max())
-    if top <= 0:
+    max_gain = float(values.max())
+    if max_gain <= 0:
         return 0.0
-    wide = ceil(values.size / COARSE_GAINS)
-    starts = np.arange(0, values.size, wide)
+    cell_size = ceil(values.size / COARSE_GAINS)
+    starts = np.arange(0, values.size, cell_size)
     values, chances = np.maximum.reduceat(values, starts), np.add.reduceat(chances, starts)  # rounded up, which makes the sum larger
-    best = top * count
-    for order in np.logspace(-5, 2, 99) / top:
+    best = max_gain * count
+    for order in np.logspace(-5, 2, 99) / max_gain:
         moment = float(np.dot(chances, np.expm1(np.minimum(order * values, 600.0))))
         best = min(best, (count * np.log1p(moment) + LOG_TAIL) / order)
-    return float(max(best, top))
+    return float(max(best, max_gain))

@@ -8,7 +8,7 @@ from math import exp, log
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl_verify.binomials import TAIL, binomial, fewer, reach
+from ldpfl_verify.binomials import TAIL, binomial, tail_distance, with_fewer_sizes
 from ldpfl_verify.composition import Array
 from ldpfl_verify.shuffled_bits import CountOfOnes
 from ldpfl_verify.unshuffled_reports import MOMENT_ERROR
@@ -30,18 +30,24 @@ class ClonedReport:
 
     def __init__(self, epsilon0: float, clients: int) -> None:
         self.max_loss = epsilon0
-        counts, self._chances = fewer(*binomial(clients - 1, exp(-epsilon0)))
-        self._rows = [CountOfOnes(epsilon0, [(int(count), 0.5)]) for count in counts]
+        counts, self._chances = with_fewer_sizes(*binomial(clients - 1, exp(-epsilon0)))
+        self._counts_of_ones = [CountOfOnes(epsilon0, [(int(count), 0.5)]) for count in counts]
         self.neglected = 3 * TAIL + MOMENT_ERROR
 
     def delta(self, epsilons: Array) -> Array:
+        """Return an upper bound of delta at each of ``epsilons``: the mean over the numbers of clones."""
         total = np.full_like(epsilons, self.neglected)
-        for row, chance in zip(self._rows, self._chances, strict=True):
-            total += chance * row.delta(epsilons)
+        for count_of_ones, chance in zip(self._counts_of_ones, self._chances, strict=True):
+            total += chance * count_of_ones.delta(epsilons)
         return total
 
     def log_moment(self, order: float) -> float:
-        logs = [row.log_moment(order) + log(chance) for row, chance in zip(self._rows, self._chances, strict=True) if chance > 0]
+        """Return an upper bound of log E[e^(order * loss)], from the mean over the numbers of clones."""
+        logs = [
+            count_of_ones.log_moment(order) + log(chance)
+            for count_of_ones, chance in zip(self._counts_of_ones, self._chances, strict=True)
+            if chance > 0
+        ]
         return float(np.logaddexp.reduce(logs)) + MOMENT_ERROR
 
 
@@ -61,46 +67,51 @@ class BlanketedReport:
     def __init__(self, epsilon0: float, share: float, clients: int) -> None:
         self.max_loss = epsilon0
         self._low, self._high = share * (1 - BLANKET_ERROR), share * exp(epsilon0) * (1 + BLANKET_ERROR)
-        large = (1 - self._low) / (self._high - self._low)
-        self._both, self._apart = (self._high, 1 - large) if large > 0.5 else (self._low, large)
+        # The likelihood ratio to U is high on this share of U and low on the rest, so that its mean is 1. The shares of both inputs overlap
+        # as little as possible.
+        high_share = (1 - self._low) / (self._high - self._low)
+        self._both, self._informative_share = (self._high, 1 - high_share) if high_share > 0.5 else (self._low, high_share)
         others, chances = binomial(clients - 1, self._low)
-        table = (2 * reach(clients * self._low, 2 * self._apart)) ** 2
+        table = (2 * tail_distance(clients * self._low, 2 * self._informative_share)) ** 2
         self.takes_long = table > MAX_TABLE_ENTRIES
         cells = max(MIN_TABLES, MAX_ENTRIES_OF_TABLES // max(1, int(table)))
-        self._set_sizes = fewer(others + 1, chances, cells)
+        self._set_sizes = with_fewer_sizes(others + 1, chances, cells)
         self.neglected = 4 * TAIL + MOMENT_ERROR
 
     def delta(self, epsilons: Array) -> Array:
+        """Return an upper bound of delta at each of ``epsilons``: the mean over anonymity-set sizes."""
         order = np.argsort(epsilons)
-        at = epsilons[order]
-        own, other = np.zeros(at.size + 1, dtype=np.longdouble), np.zeros(at.size + 1, dtype=np.longdouble)
+        sorted_epsilons = epsilons[order]
+        first_mass, second_mass = np.zeros((2, sorted_epsilons.size + 1), dtype=np.longdouble)
         for size, chance in zip(*self._set_sizes, strict=True):
             first, second, losses = self._table(int(size))
-            places = np.searchsorted(at, losses, side="left")
-            own += chance * np.bincount(places, first, at.size + 1)
-            other += chance * np.bincount(places, second, at.size + 1)
+            places = np.searchsorted(sorted_epsilons, losses, side="left")
+            first_mass += chance * np.bincount(places, first, sorted_epsilons.size + 1)
+            second_mass += chance * np.bincount(places, second, sorted_epsilons.size + 1)
         # An outcome in place p has a loss above the first p epsilons, and above no other.
-        above, below = (np.cumsum(part[::-1])[::-1][1:] for part in (own, other))
-        found = np.empty_like(epsilons)
-        found[order] = np.maximum(above - np.exp(at) * below, 0) * (1 + 1e-12) + self.neglected
-        return found
+        first_above, second_above = (np.cumsum(part[::-1])[::-1][1:] for part in (first_mass, second_mass))
+        deltas = np.empty_like(epsilons)
+        deltas[order] = np.maximum(first_above - np.exp(sorted_epsilons) * second_above, 0) * (1 + 1e-12) + self.neglected
+        return deltas
 
     def log_moment(self, order: float) -> float:
+        """Return an upper bound of log E[e^(order * loss)], by the largest possible loss."""
         return order * self.max_loss
 
     def _table(self, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return the probabilities under both inputs, and the losses, of all numbers (i, j) that are not too unlikely."""
-        telling, chances = binomial(size, 2 * self._apart)
-        halves = [_halves(int(number)) for number in telling]
+        """Return the probabilities under both inputs, and the losses, of all likely numbers (i, j) among ``size`` reports."""
+        informative, chances = binomial(size, 2 * self._informative_share)
+        halves = [_heads_distribution(int(informative_count)) for informative_count in informative]
         i = np.concatenate([values for values, _ in halves])
-        number = np.repeat(telling, [values.size for values, _ in halves])
-        mass = np.concatenate([chance * own for chance, (_, own) in zip(chances, halves, strict=True)])
-        rest = self._both * (size - number)
-        first, second = self._high * i + self._low * (number - i) + rest, self._low * i + self._high * (number - i) + rest
-        return mass * first / size, mass * second / size, np.log(first / second)
+        informative_count = np.repeat(informative, [values.size for values, _ in halves])
+        base_mass = np.concatenate([chance * head_chances for chance, (_, head_chances) in zip(chances, halves, strict=True)])
+        rest = self._both * (size - informative_count)
+        first = self._high * i + self._low * (informative_count - i) + rest
+        second = self._low * i + self._high * (informative_count - i) + rest
+        return base_mass * first / size, base_mass * second / size, np.log(first / second)
 
 
 @lru_cache(maxsize=4096)
-def _halves(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _heads_distribution(count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the distribution of the number of heads in ``count`` throws of a fair coin."""
     return binomial(count, 0.5)

@@ -57,14 +57,14 @@ _UNITS: Mapping[str, frozenset[Unit]] = {
 
 def with_believed_author(release: ClientRelease) -> ClientRelease:
     """Return ``release``, with the author :data:`DOUBTED` if it names the project and no mechanism of the project makes it."""
-    return release if release.author != OURS or _is_made(release) else replace(release, author=DOUBTED)
+    return release if release.author != OURS or _project_can_make(release) else replace(release, author=DOUBTED)
 
 
 def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelease:
     """Return ``release`` of bits, with the author :data:`DOUBTED` if the project's bits cannot have the epsilon ``realised``.
 
-    A ledger states beside the epsilon that is counted the one that rounded probabilities leave. Nothing is charged by it. It is computed
-    again here, because a file that is wrong about it was not written by the project's mechanism.
+    Beside the epsilon that is charged, a ledger states the ``realised`` epsilon of the rounded probabilities. It is computed again here,
+    because a file with a wrong one was not written by the project's mechanism.
 
     Raises:
         ValueError: ``realised`` is no number above 0, or exceeds the epsilon that is counted.
@@ -78,7 +78,7 @@ def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelea
 
 
 def _least_realised(epsilon: float) -> float:
-    """Return the epsilon of a bit whose rarer value is more probable by one step than at ``epsilon``, rounded down."""
+    """Return the smallest epsilon of a bit after rounding, rounded down: its rarer value is one step more probable than at ``epsilon``."""
     rarer = 1 / (exp(min(epsilon, _MAX_EXPONENT)) + 1) + SMALLEST_SHARE
     return log1p(-rarer) - log(rarer) - SMALLEST_SHARE
 
@@ -87,10 +87,11 @@ _MAX_EXPONENT = 700.0
 """Epsilon above which e^epsilon overflows."""
 
 
-def _is_made(release: ClientRelease) -> bool:
+def _project_can_make(release: ClientRelease) -> bool:
+    """Return whether the project's mechanism of this name can make such a report: its kind, unit, flags and blanket."""
     if release.mechanism not in _KINDS[release.kind] or release.unit not in _UNITS.get(release.mechanism, {"vector"}):
         return False
-    if not _flags_are_made(release):
+    if not _flags_fit_mechanism(release):
         return False
     if release.blanket is None:
         return True
@@ -99,8 +100,8 @@ def _is_made(release: ClientRelease) -> bool:
     return release.blanket <= _largest_blanket(release.mechanism, release.parameter, release.unit == "weight") * ROUNDING
 
 
-def _flags_are_made(release: ClientRelease) -> bool:
-    """Return whether the mechanism of this name can state what ``release`` says of its units and of its noise."""
+def _flags_fit_mechanism(release: ClientRelease) -> bool:
+    """Return whether the mechanism that ``release`` names can have its number of units, and its flags on the noise."""
     draws_coordinates = release.kind == "binary" and release.mechanism != "duchi" and release.unit != "weight"
     has_one_unit = release.kind == "gaussian" or (release.kind == "pure" and release.unit == "vector")
     return not (
@@ -115,18 +116,18 @@ def _flags_are_made(release: ClientRelease) -> bool:
 @cache
 def _largest_blanket(mechanism: str, epsilon: float, one_number: bool) -> float:
     """Return the largest blanket of a mechanism of kind ``pure``; ``one_number`` if a unit is one number and not a vector."""
-    numbers = exp(-epsilon / 2)  # of k numbers, each at epsilon / k, just as of one
-    either_bit = 2 / (exp(epsilon) + 1) + 2 * SMALLEST_SHARE
+    number_blanket = exp(-epsilon / 2)  # also of k numbers with epsilon / k each
+    bit_blanket = 2 / (exp(epsilon) + 1) + 2 * SMALLEST_SHARE
     match mechanism:
         case "hybrid" if one_number:
-            bit = exp(-epsilon / 2) if epsilon > MAX_EPSILON_OF_ONE_BIT else 1.0
-            return (1 - bit) * numbers + bit * either_bit
+            one_bit_probability = exp(-epsilon / 2) if epsilon > MAX_EPSILON_OF_ONE_BIT else 1.0
+            return (1 - one_bit_probability) * number_blanket + one_bit_probability * bit_blanket
         case "duchi-vector":
             # In two dimensions half of all corners are neither near nor far; in other dimensions fewer are, and the blanket is smaller.
-            return 2 * either_bit / (1 + either_bit)
+            return 2 * bit_blanket / (1 + bit_blanket)
         case "privunit-g":
             return _blanket_of_direction(epsilon)
-    return numbers  # "laplace", "piecewise", and vectors of "hybrid", which come near to it
+    return number_blanket  # "laplace", "piecewise", and vectors of "hybrid", which come near to it
 
 
 def _blanket_of_direction(epsilon: float) -> float:

@@ -15,7 +15,7 @@ from ldpfl_verify.binomials import TAIL, binomial
 from ldpfl_verify.composition import Array
 
 MOMENT_ERROR = 4e-16
-"""Bound on what rounding may take from the delta of one release, or from the logarithm of a moment."""
+"""Bound on the error of rounding in the delta of one release, or in the logarithm of a moment."""
 
 MAX_OUTCOMES = 1 << 21
 """Number of outcomes of the reports that are enumerated. So many take half a second and 200 MB."""
@@ -33,11 +33,13 @@ class PureReport:
         return self.epsilon0
 
     def delta(self, epsilons: Array) -> Array:
-        truth, lie = response(self.epsilon0)
+        """Return delta of randomised response at each of ``epsilons``."""
+        truth, lie = randomised_response(self.epsilon0)
         return np.asarray(np.maximum(truth - np.exp(epsilons) * lie, 0))
 
     def log_moment(self, order: float) -> float:
-        truth, lie = response(self.epsilon0)
+        """Return an upper bound of log E[e^(order * loss)] of randomised response."""
+        truth, lie = randomised_response(self.epsilon0)
         x = order * self.epsilon0
         return x + float(np.log(truth + lie * np.exp(np.longdouble(-2 * x)))) + MOMENT_ERROR * max(1.0, x)
 
@@ -51,15 +53,17 @@ class GaussianReport:
     neglected: float = 0.0
 
     def delta(self, epsilons: Array) -> Array:
-        at = epsilons.astype(np.float64)
-        near, far = log_ndtr(self.mu / 2 - at / self.mu), at + log_ndtr(-self.mu / 2 - at / self.mu)
-        return np.asarray(np.maximum(-np.exp(near) * np.expm1(far - near), 0) + 1e-15).astype(np.longdouble)
+        """Return an upper bound of delta at each of ``epsilons`` (Balle and Wang 2018, Theorem 8); 1e-15 is added for rounding."""
+        epsilon = epsilons.astype(np.float64)
+        log_first, log_second = log_ndtr(self.mu / 2 - epsilon / self.mu), epsilon + log_ndtr(-self.mu / 2 - epsilon / self.mu)
+        return np.asarray(np.maximum(-np.exp(log_first) * np.expm1(log_second - log_first), 0) + 1e-15).astype(np.longdouble)
 
     def log_moment(self, order: float) -> float:
+        """Return log E[e^(order * loss)]. The loss is normal with mean mu^2 / 2 and variance mu^2."""
         return order * (order + 1) * self.mu**2 / 2
 
 
-def response(epsilon0: float) -> tuple[np.longdouble, np.longdouble]:
+def randomised_response(epsilon0: float) -> tuple[np.longdouble, np.longdouble]:
     """Return the probabilities that randomised response at ``epsilon0`` tells the truth, and that it lies."""
     lie = 1 / (1 + np.exp(np.longdouble(epsilon0)))
     return 1 - lie, lie
@@ -68,28 +72,29 @@ def response(epsilon0: float) -> tuple[np.longdouble, np.longdouble]:
 def different_reports_delta(reports: Sequence[tuple[float, int]], epsilon: float) -> float:
     """Return an upper bound of delta(``epsilon``) of reports at several epsilons, given as (epsilon, number). It is 1 if it takes long.
 
-    The worst case is randomised response for every report. The losses of all groups but the longest are enumerated. For each of them, the
-    longest group has to stay below the rest of ``epsilon``, and its delta there is a difference of two tails. The mean over all is delta.
+    The worst case is randomised response for every report. Reports at one epsilon are a group, whose losses are binomial. The losses of all
+    groups but the longest are enumerated. Each combination leaves a part of ``epsilon`` to the longest group, whose delta at that part is a
+    difference of two tails. The mean over all combinations is delta.
     """
     numbers: Counter[float] = Counter()
     for epsilon0, number in reports:
         numbers[epsilon0] += number
     *others, (losses, masses) = sorted((_losses(*group) for group in numbers.items()), key=lambda law: law[0].size)
-    if prod(given.size for given, _ in others) > MAX_OUTCOMES:
+    if prod(group_losses.size for group_losses, _ in others) > MAX_OUTCOMES:
         return 1.0
-    rest = epsilon - reduce(np.add.outer, [given for given, _ in others], np.zeros((), np.longdouble)).ravel()
-    chances = reduce(np.multiply.outer, [chance for _, chance in others], np.ones((), np.longdouble)).ravel()
-    # Tails of the losses above each one, largest first: their probability, and the logarithm of it under the other input.
-    own = np.append(0, np.cumsum(masses))
+    epsilon_left = epsilon - reduce(np.add.outer, [group_losses for group_losses, _ in others], np.zeros((), np.longdouble)).ravel()
+    chances = reduce(np.multiply.outer, [group_chances for _, group_chances in others], np.ones((), np.longdouble)).ravel()
+    # Probability of the n largest losses of the longest group, and its logarithm under the other input.
+    mass_above = np.append(0, np.cumsum(masses))
     with np.errstate(divide="ignore"):
         log_other = np.append(-np.inf, np.logaddexp.accumulate(np.log(masses) - losses))
-    above = np.searchsorted(-losses, -rest)
-    gains = np.maximum(own[above] - np.exp(np.minimum(rest + log_other[above], 0)), 0)
-    rounding = np.finfo(np.longdouble).eps * (losses.size + np.abs(losses).max() + np.abs(rest).max()) * own[above]
+    losses_above = np.searchsorted(-losses, -epsilon_left)
+    gains = np.maximum(mass_above[losses_above] - np.exp(np.minimum(epsilon_left + log_other[losses_above], 0)), 0)
+    rounding = np.finfo(np.longdouble).eps * (losses.size + np.abs(losses).max() + np.abs(epsilon_left).max()) * mass_above[losses_above]
     return float(chances @ (gains + rounding)) * (1 + 1e-10) + len(numbers) * TAIL
 
 
 def _losses(epsilon0: float, number: int) -> tuple[Array, Array]:
     """Return the losses of ``number`` reports of randomised response at ``epsilon0``, largest first, and their probabilities."""
-    lies, chances = binomial(number, float(response(epsilon0)[1]))
+    lies, chances = binomial(number, float(randomised_response(epsilon0)[1]))
     return np.longdouble(epsilon0) * (number - 2 * lies), chances.astype(np.longdouble)

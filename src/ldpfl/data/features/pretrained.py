@@ -18,11 +18,11 @@ from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit_length
 from ldpfl.data.inputs import MASK, TOKENS, tensors_by_name
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.data.tokens import padding_token_number
-from ldpfl.errors import ConfigError, first_line, in_short
-from ldpfl.models.adapters import digest_of, explained, quietly
+from ldpfl.errors import ConfigError, error_without_data, first_line
+from ldpfl.models.adapters import digest_of, quietly, raising_config_error
 from ldpfl.models.pretrained import check_padding, check_tokens, local_folder
 from ldpfl.util.suggestions import did_you_mean
-from ldpfl.util.user_code import PRETRAINED, TIMM, library
+from ldpfl.util.user_code import PRETRAINED, TIMM, import_library
 
 _PADDING = -1
 """Stands for padding in texts as one tensor, which has no mask."""
@@ -107,7 +107,7 @@ class FrozenEncoder(FeatureMap):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the network's vectors (N, F) of ``inputs``, of length 1. Grey images get the network's channels by repetition."""
-        with torch.inference_mode(), explained(f"features {self.name!r} cannot be computed"):
+        with torch.inference_mode(), raising_config_error(f"features {self.name!r} cannot be computed"):
             are_images = inputs.dim() == 4
             vectors = self._vectors(inputs.expand(-1, self._channels, -1, -1) if are_images else inputs)
         return unit_length(vectors.float().clone())  # a tensor of inference mode could not be used in training
@@ -161,7 +161,7 @@ def _timm_network(name: str, weights: str) -> nn.Module:
         source, overlay = f"local-dir:{folder}", {}
     else:
         source, overlay = name, {"file": _timm_weights(timm, name, weights), "custom_load": False}
-    with explained(f"features {TIMM}{name} cannot be loaded"):
+    with raising_config_error(f"features {TIMM}{name} cannot be loaded"):
         loaded = timm.create_model(source, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
     network: nn.Module = loaded.eval().requires_grad_(False)
     return network
@@ -172,7 +172,7 @@ def _timm() -> Any:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise ConfigError(f"features '{TIMM}...' need timm ({in_short(error)}): pip install 'ldpfl[timm]'") from error
+        raise ConfigError(f"features '{TIMM}...' need timm ({error_without_data(error)}): pip install 'ldpfl[timm]'") from error
     except Exception as error:  # for example from a torchvision that was built for another PyTorch
         raise ConfigError(
             f"timm cannot be imported ({type(error).__name__}: {first_line(error)}): install the torchvision that fits this PyTorch "
@@ -269,8 +269,8 @@ def _transformers_network(folder: str) -> Any:
     Raises:
         ConfigError: the weights are missing, or do not fit the config.
     """
-    transformers = library("transformers")
-    with explained(f"features {PRETRAINED}{folder} cannot be loaded"), quietly():
+    transformers = import_library("transformers")
+    with raising_config_error(f"features {PRETRAINED}{folder} cannot be loaded"), quietly():
         safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         network, report = transformers.AutoModel.from_pretrained(
             folder,
@@ -300,8 +300,8 @@ _PILLOW_BILINEAR = 2
 @lru_cache(maxsize=2)
 def _preprocessing(folder: str) -> Preprocessing:
     """Return how images are prepared for the network in ``folder``, by its processor config."""
-    with explained(f"{folder} has no usable preprocessor_config.json"):
-        processor = library("transformers.image_processing_utils").BaseImageProcessor
+    with raising_config_error(f"{folder} has no usable preprocessor_config.json"):
+        processor = import_library("transformers.image_processing_utils").BaseImageProcessor
         config, _ = processor.get_image_processor_dict(folder, local_files_only=True)
         size = config.get("crop_size") if config.get("do_center_crop") else config["size"]
         height, width = (

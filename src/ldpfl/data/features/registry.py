@@ -19,7 +19,7 @@ from ldpfl.data.features.strokes import StrokeFeatures
 from ldpfl.errors import ConfigError, shown
 from ldpfl.models.adapters import digest_of
 from ldpfl.util.suggestions import did_you_mean
-from ldpfl.util.user_code import PRETRAINED, TIMM, called, is_code
+from ldpfl.util.user_code import PRETRAINED, TIMM, call_user_code, is_code
 
 NONE = "none"
 """Name in ``data.features`` for samples without features."""
@@ -107,7 +107,7 @@ class _FrozenModule(FeatureMap):
 @lru_cache(maxsize=4)
 def _load_module(path: str, options: tuple[tuple[str, Any], ...]) -> _FrozenModule:
     """Return the module that the user's class or function at ``path`` builds with ``options``, frozen. It is built once for a run."""
-    module = called("features", path, **dict(options))
+    module = call_user_code("features", path, **dict(options))
     if not isinstance(module, nn.Module):
         raise ConfigError(f"features {path!r}: calling it returned a {type(module).__name__}, expected a torch.nn.Module")
     return _FrozenModule(module.eval().requires_grad_(False))
