@@ -44,13 +44,13 @@ def test_each_step_is_told_once(site: Site) -> None:
     watch = Watch(site, {7: "node-0", 9: "node-1"}, reported, RunConfig())
     watch.look()
     assert reported.told == []
-    first = Participation(run="r").ask(1, [9, 7], [7, 9], {})
+    first = Participation(run="r").after_asking(1, [9, 7], [7, 9], {})
     first.save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
     assert reported.told == [("round 1", "node-0", "node-1")]
     (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "score": 0.5}) + "\n", encoding="utf-8")
-    first.ask(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
+    first.after_asking(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
     watch.look()
     watch.look()
     assert sorted(reported.told[1:], key=str) == [("round 2", "node-0", "node-1"), (1, 2, 0.5)]

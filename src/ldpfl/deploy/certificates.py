@@ -45,7 +45,7 @@ class Issued:
     until: datetime
 
 
-def end_of(certificate: Path) -> datetime:
+def expiry_of(certificate: Path) -> datetime:
     """Return when the first certificate in a PEM file ends.
 
     Raises:
@@ -82,10 +82,10 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
         if server_folder.exists() and not renew:
             raise ConfigError(f"{server_folder} exists already and is left as it is: give --renew to replace the certificate and its key")
     authority = _authority(folder)
-    end = min(datetime.now(UTC) + timedelta(days=days), end_of(folder / AUTHORITY))
+    end = min(datetime.now(UTC) + timedelta(days=days), expiry_of(folder / AUTHORITY))
     for names, server_folder in zip(servers, folders, strict=True):
         _write_server_certificate(authority, names, server_folder, end)
-    return [Issued(place, names, end_of(place / CERTIFICATE)) for names, place in zip(servers, folders, strict=True)]
+    return [Issued(place, names, expiry_of(place / CERTIFICATE)) for names, place in zip(servers, folders, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from ldpfl.deploy.processes import (
     Processes,
     Programs,
     Running,
-    as_typed,
-    exports,
+    export_commands,
     free_ports,
     inherited_environment,
     last_lines,
+    shell_line,
     without_colour,
 )
-from ldpfl.deploy.site import NodeSite, Site, equip
+from ldpfl.deploy.site import NodeSite, Site, write_all_parties_files
 from ldpfl.deploy.trial import Trial, settings_of
 from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments import RunConfig
@@ -129,7 +129,7 @@ def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[
         DeploymentError: a process ended or did not answer, a node refused, or Flower says that the run failed.
     """
     observer.step(f"certificates, keys, tokens, policies and budgets of {trial.clients} nodes")
-    equip(site, trial.policy)
+    write_all_parties_files(site, trial.policy)
     write_app(site.app, settings_of(site, trial))
     relay_port, superlink_port, *node_ports = free_ports(2 + trial.clients)
     inherited = inherited_environment(trial.data_dir)
@@ -257,7 +257,7 @@ def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
         programs.submit(),
         programs.list_runs(),
     ]
-    parts = [f"# for all\n{exports(inherited)}", *(f"# {program.name}\n{as_typed(program, inherited)}\n" for program in order)]
+    parts = [f"# for all\n{export_commands(inherited)}", *(f"# {program.name}\n{shell_line(program, inherited)}\n" for program in order)]
     write_text(site.path / "commands.txt", "\n".join(parts))
 
 

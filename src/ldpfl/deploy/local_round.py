@@ -20,17 +20,17 @@ from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, printable
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.flower import apps, confined_process
-from ldpfl.flower.app_failures import explained, raise_nothing_learnt, with_explanation
+from ldpfl.flower.app_failures import explain_to_operator, raise_nothing_learnt, with_explanation
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import Attempt, LdpClientApp
 from ldpfl.flower.client_modules import client_app_in, importable, run_config_of
-from ldpfl.flower.federation_setup import check_data_there, data_dir_of, prepare
-from ldpfl.flower.internals import local_run, packed, records_to_bytes, unpacked
+from ldpfl.flower.federation_setup import check_no_download_needed, data_dir_of, prepare
+from ldpfl.flower.internals import local_run, records_to_bytes, unwrap_serialised, wrap_serialised
 from ldpfl.flower.policy_init import Offer
-from ldpfl.flower.record_trial import RecordsFound, look_at_records
+from ldpfl.flower.record_trial import RecordsFound, try_records
 from ldpfl.flower.records import RecordGradients
 from ldpfl.flower.round_kinds import planned_round, statistics_rounds
-from ldpfl.flower.sent_vectors import vectors_of
+from ldpfl.flower.sent_vectors import summed_vectors
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, RoundTerms, digest_of
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import OVER_RELAY
@@ -53,7 +53,7 @@ def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterat
     folder = Path(node.app or "")
     app_folder = folder if (folder / "pyproject.toml").is_file() else None
     data = tuple(str(path) for path in (node.data, node.data_dir) if path)
-    explain = partial(explained, app=app_folder, data=data)
+    explain = partial(explain_to_operator, app=app_folder, data=data)
     with _node_environment(node), nullcontext() if app_folder is None else importable(app_folder):
         try:
             app = apps.client_app if app_folder is None else client_app_in(app_folder)
@@ -87,7 +87,7 @@ def _findings(
         app = apps.trial_app
         start = _start_of_recipe(offer, context)
     elif isinstance(app.wrapped, RecordGradients):
-        records = _look_at_records(app.wrapped, context, offer, explain)
+        records = _try_records_in_process(app.wrapped, context, offer, explain)
         yield from _findings_on_records(records)
         start = records.arrays
         _check_shapes(start, node)
@@ -136,23 +136,25 @@ def _work_explained(start: ArrayRecord | None, explain: Callable[[BaseException]
 def _start_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
     """Return the initial arrays of the ready ServerApp, which follow from the config."""
     data_dir = data_dir_of(context)
-    check_data_there(offer.config.data, data_dir)
+    check_no_download_needed(offer.config.data, data_dir)
     with confined_process.one_thread():  # forks follow, and PyTorch's threads do not survive them
         prepared = prepare(offer.config.to_toml(), data_dir, "cpu", write_cache=False)
     return to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
 
 
-def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]) -> RecordsFound:
+def _try_records_in_process(
+    wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]
+) -> RecordsFound:
     """Look at an app's records in a process of its own, and return the findings."""
 
     def work() -> bytes:
-        return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())
+        return records_to_bytes(try_records(wrapped.records, context, offer.config).to_records())
 
     with confined_process.one_thread(), confined_process.start_guarded(partial(with_explanation, work, explain)) as child:
         outcome = child.outcome()
     if outcome.value is None:
         raise PrivacyError(f"the app returned no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")
-    return RecordsFound.of(unpacked(packed(bytes(outcome.value))))
+    return RecordsFound.of(unwrap_serialised(wrap_serialised(bytes(outcome.value))))
 
 
 def _findings_on_records(found: RecordsFound) -> Iterator[Finding]:
@@ -211,7 +213,7 @@ def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes
         run="check",
         round=planned.number,
         kind=planned.kind,
-        size=layout.dimension if planned.kind == "training" else vectors_of(offer.config, planned.kind).size,
+        size=layout.dimension if planned.kind == "training" else summed_vectors(offer.config, planned.kind).size,
         config=offer.config,
         layers=layout.names,
         center=tuple(ranges.center.tolist()),

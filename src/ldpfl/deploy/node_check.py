@@ -19,14 +19,14 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ldpfl.deploy.certificates import end_of
+from ldpfl.deploy.certificates import expiry_of
 from ldpfl.deploy.local_round import try_round
 from ldpfl.deploy.node_data import check_data
-from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong_finding
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
 from ldpfl.flower.confined_process import one_thread
 from ldpfl.flower.named_by_server import check_config, check_mechanism
-from ldpfl.flower.operator_node import other_signer, read_token
+from ldpfl.flower.operator_node import other_signer_error, read_token
 from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
@@ -103,14 +103,14 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> 
         policy = known.policy = read_policy(_require_path(node.policy, "policy", "LDPFL_POLICY"))
         yield from _check_policy(policy)
     except LdpflError as error:
-        yield wrong("policy", error)
+        yield wrong_finding("policy", error)
     try:
         books = read_books(_require_path(node.budget, "budget", "LDPFL_BUDGET"))
         yield from _check_budget(books, policy)
         if policy and books.charges:
             yield from _check_spent(Budget(_require_path(node.budget, "budget", "LDPFL_BUDGET"), policy))
     except LdpflError as error:
-        yield wrong("budget", error)
+        yield wrong_finding("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
         yield from _check_relay(node, connect, sums=policy is not None and "sum" in policy.transports)
     if policy and "sum" in policy.transports:
@@ -124,7 +124,7 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> 
         try:
             offer = known.offer = offer_of(node.app, node.config)
         except LdpflError as error:
-            yield wrong("app", error)
+            yield wrong_finding("app", error)
     if offer and policy:
         yield from _check_app(offer, node, policy, books)
     yield from check_data(node, offer)
@@ -204,7 +204,7 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
         token = read_token(_require_path(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
         yield Finding("token", Standing.FINE, f"{node.token} can be read by this user only")
     except LdpflError as error:
-        yield wrong("token", error)
+        yield wrong_finding("token", error)
         return
     if not node.relay:
         yield Finding("relay", Standing.WRONG, "the policy sends reports over a relay, but no relay is set: set LDPFL_RELAY to its URL")
@@ -228,7 +228,7 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
         }.get(refusal.status, str(refusal))
         yield Finding("relay", Standing.WRONG, text)
     except LdpflError as error:
-        yield wrong("relay", error)
+        yield wrong_finding("relay", error)
 
 
 def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
@@ -238,7 +238,7 @@ def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
         if signer == node_signer:
             yield Finding("relay", Standing.FINE, f"accepts this node's signatures for sums, by the key {node_signer}")
         else:
-            yield Finding("relay", Standing.WRONG, str(other_signer(signer, node_signer)))
+            yield Finding("relay", Standing.WRONG, str(other_signer_error(signer, node_signer)))
 
 
 def _check_server(server: str, address: str, authority: Path | None) -> Finding:
@@ -252,7 +252,7 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         ):
             end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"])), UTC)
     except LdpflError as error:
-        return wrong(server, error)
+        return wrong_finding(server, error)
     except ssl.SSLCertVerificationError as error:
         text = f"{address} has a certificate that is not trusted here ({error.verify_message}): check the authority, and the name"
         return Finding(server, Standing.WRONG, text)
@@ -260,7 +260,7 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         reason = getattr(error, "strerror", None) or type(error).__name__
         text = f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
         return Finding(server, Standing.WRONG, text)
-    ends = [(end, "its certificate"), *([(end_of(authority), f"the authority {authority}")] if authority else [])]
+    ends = [(end, "its certificate"), *([(expiry_of(authority), f"the authority {authority}")] if authority else [])]
     for expiry, certificate in ends:
         if expiry - datetime.now(UTC) < _EXPIRY_WARNING:
             text = f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
@@ -276,7 +276,7 @@ def _tls_context(authority: Path | None) -> ssl.SSLContext:
     """
     if authority is None:
         return ssl.create_default_context()
-    end_of(authority)  # raises if the file holds no certificate
+    expiry_of(authority)  # raises if the file holds no certificate
     return ssl.create_default_context(cafile=require_own(authority, "the certificate authority", ConfigError, secret=False))
 
 
@@ -286,7 +286,7 @@ def _check_node_key(path: Path) -> Finding:
         checked_path = require_own(path, "the node's key", ConfigError, secret=True)
         key = serialization.load_ssh_private_key(checked_path.read_bytes(), password=None)
     except LdpflError as error:
-        return wrong("node key", error)
+        return wrong_finding("node key", error)
     except (OSError, ValueError, TypeError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
@@ -302,7 +302,7 @@ def _check_signing_key(path: Path | None) -> Finding:
     try:
         public = public_text(load_key(_require_path(path, "signing key", "LDPFL_SIGNING_KEY")))
     except LdpflError as error:
-        return wrong("signing", error)
+        return wrong_finding("signing", error)
     text = f"{path} can be read by this user only. Ask the aggregator's operator whether the list of nodes has its line: {public}"
     return Finding("signing", Standing.FINE, text)
 
@@ -325,7 +325,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         yield Finding("app", Standing.WRONG, text)
         return
     except LdpflError as error:
-        yield wrong("app", error)
+        yield wrong_finding("app", error)
         return
     rounds = releases.total()
     which_rounds = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"

@@ -12,11 +12,11 @@ from ldpfl.data.folders import visible_files
 from ldpfl.data.nodes import node_table_path, read_node_table, values_beyond_bounds
 from ldpfl.data.tables import SUFFIXES, read_table
 from ldpfl.data.user_images import IMAGE_SUFFIXES
-from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong_finding
 from ldpfl.errors import DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import target_kind_of
-from ldpfl.flower.policy_init import Offer, fitting_rows
+from ldpfl.flower.policy_init import Offer, check_table_fits
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.tasks import absent_targets
 from ldpfl.util.number_format import counted
@@ -51,14 +51,14 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
         if os.name == "posix" and path.stat().st_mode & _OTHERS_MAY_ACCESS:
             yield Finding("data", Standing.LOOK, f"{path} can be read by other users of this machine: run chmod go= {path}")
     except LdpflError as error:
-        yield wrong("data", error)
+        yield wrong_finding("data", error)
     except OSError as error:
         yield Finding("data", Standing.WRONG, f"{node.data} cannot be read: {error.strerror}")
 
 
 def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
-    rows, unusable, misfit = fitting_rows(offer.config, table)
+    rows, unusable, misfit = check_table_fits(offer.config, table)
     text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on"
     standing = Standing.WRONG if unusable == rows else Standing.LOOK if misfit else Standing.FINE
     yield Finding("data", standing, printable(f"{text}{'. The first that does not fit: ' + misfit if misfit else ''}"))

@@ -349,13 +349,13 @@ def inherited_environment(data_dir: Path | None) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, **fixed}
 
 
-def exports(inherited: Mapping[str, str]) -> str:
+def export_commands(inherited: Mapping[str, str]) -> str:
     """Return shell commands that export the settings which all programs share, such as no telemetry and the data's folder."""
     names = sorted({*_FIXED_ENVIRONMENT, DATA_DIR_VARIABLE, "OMP_NUM_THREADS"} & inherited.keys())
     return "".join(f"export {name}={shlex.quote(inherited[name])}\n" for name in names)
 
 
-def as_typed(program: Program, inherited: Mapping[str, str]) -> str:
+def shell_line(program: Program, inherited: Mapping[str, str]) -> str:
     """Return a program as a line for a shell, its own settings before the command."""
     settings = {key: value for key, value in program.environment.items() if inherited.get(key) != value}
     return " ".join([*(f"{key}={shlex.quote(value)}" for key, value in settings.items()), shlex.join(program.command)])

@@ -153,7 +153,7 @@ class Site:
                 path.unlink(missing_ok=True)
 
 
-def equip(site: Site, policy: Policy) -> None:
+def write_all_parties_files(site: Site, policy: Policy) -> None:
     """Write every party's certificates, keys, tokens, policies and budgets."""
     authority = trustme.CA()  # its private key is never written, so nobody can issue further certificates
     authority.cert_pem.write_to_path(site.authority)

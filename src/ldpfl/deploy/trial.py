@@ -12,9 +12,9 @@ from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.dataset import load_dataset
-from ldpfl.flower.policy_init import Offer, as_sent, fitting_policy
+from ldpfl.flower.policy_init import Offer, config_for_transport, fitting_policy
 from ldpfl.flower.run_settings import RunSettings
-from ldpfl.flower.terms import adding_up, deployable_mechanism
+from ldpfl.flower.terms import deployable_mechanism, require_adding_up
 from ldpfl.privacy.policy import Policy, Transport
 
 RECIPE = "quickstart"
@@ -115,14 +115,14 @@ def trial_of(
         all_changes = (*all_changes, f"mechanism.records={max(1, records_per_client - held_back)}", *evaluated)
         recipe = load_recipe(RECIPE, all_changes)
     linked = LINKED if transport == "relay" else 1
-    config = resolve_settings(as_sent(recipe, transport, linked, recipe.clients.count))
+    config = resolve_settings(config_for_transport(recipe, transport, linked, recipe.clients.count))
     if config.clients.count < _MIN_CLIENTS:
         raise ConfigError(f"the demo needs at least {_MIN_CLIENTS} clients, got {config.clients.count}")
     if config.clients.fraction != 1:
         raise ConfigError(f"the demo asks all clients in each round: leave clients.fraction at 1, got {config.clients.fraction:g}")
     _, start = build(config, task, choose_device("cpu"))
     if transport == "sum":
-        adding_up(deployable_mechanism(config, start.state.ranges))
+        require_adding_up(deployable_mechanism(config, start.state.ranges))
     policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
     absolute = None if data_dir is None else data_dir.absolute()
     return Trial(config, all_changes, policy, absolute, reply_s, transport, start.state.ranges.sizes)

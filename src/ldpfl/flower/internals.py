@@ -66,13 +66,16 @@ def records_to_bytes(records: RecordDict) -> bytes:
     return data
 
 
-def packed(data: bytes) -> RecordDict:
-    """Wrap ``data``, serialised by :func:`records_to_bytes`, as the only array of new records, to be read by :func:`unpacked` alone."""
+def wrap_serialised(data: bytes) -> RecordDict:
+    """Wrap ``data``, which :func:`records_to_bytes` serialised, as the only array of new records, for :func:`unwrap_serialised`.
+
+    So bytes that an app's process has returned can be kept in Flower's context without being parsed.
+    """
     return RecordDict({_PACKED: ArrayRecord({_PACKED: Array("uint8", (len(data),), "numpy.ndarray", data)})})
 
 
-def unpacked(records: RecordDict) -> RecordDict:
-    """Return the records inside ``records`` if :func:`packed` made them, else ``records`` unchanged."""
+def unwrap_serialised(records: RecordDict) -> RecordDict:
+    """Return the records inside ``records`` if :func:`wrap_serialised` made them, else ``records`` unchanged."""
     inside = records.array_records.get(_PACKED)
     return records if inside is None else recorddict_from_proto(ProtoRecordDict.FromString(inside[_PACKED].data))
 

@@ -18,7 +18,7 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.runner import model_file_of
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.federation_setup import Prepared, data_dir_of, prepare
-from ldpfl.flower.policy_init import as_sent, for_nodes
+from ldpfl.flower.policy_init import config_for_nodes, config_for_transport
 from ldpfl.flower.relay_collection import operator_relay, operator_sum
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.run_settings import RunSettings
@@ -38,7 +38,7 @@ def serve(grid: Grid, context: Context) -> None:
     settings = RunSettings.of_run(context.run_config)
     collector = _collector(settings)
     asked = load_recipe(settings.recipe, settings.change_list)
-    config = resolve_settings(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
+    config = resolve_settings(config_for_transport(asked, settings.transport, settings.linked, settings.min_clients))
     prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
     federation, start, latest = prepared.federation, prepared.start, [prepared]
 
@@ -51,7 +51,7 @@ def serve(grid: Grid, context: Context) -> None:
 
     folder = RunFolder(Path(settings.out)) if settings.out else None
     strategy = LdpStrategy(
-        for_nodes(prepared.config),
+        config_for_nodes(prepared.config),
         collector=collector,
         folder=folder,
         waiting=Waiting(settings.nodes or len(federation.samples), settings.wait_s, settings.agreeing, settings.answer_s),

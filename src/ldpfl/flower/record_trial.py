@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import initial_ranges, mechanism_of, with_torch_defaults
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.confined_process import type_of
+from ldpfl.flower.confined_process import public_type_name
 from ldpfl.flower.records import Records, RecordTask, device_of_node, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -68,18 +68,20 @@ class RecordsFound:
 
 
 @with_torch_defaults()
-def look_at_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
+def try_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
     """Try an app's ``records`` and return the findings: the model and the loss on made-up samples, then the gradient of each record.
 
     Raises:
         ConfigError, PrivacyError: ``records`` returns no ``RecordTask``, or the model and the loss do not fit the records. The text is
             fixed. The app may make the model of the node's rows, so names and sizes of layers may repeat values.
-        Exception: the app's own. Its text may repeat values, see :func:`ldpfl.flower.app_failures.explained`.
+        Exception: the app's own. Its text may repeat values, see :func:`ldpfl.flower.app_failures.explain_to_operator`.
     """
     make_task: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
     task = make_task(context)
     if not isinstance(task, RecordTask):
-        raise ConfigError(f"the function that LdpClientApp(records=...) names returned a {type_of(task)}, expected ldpfl.flower.RecordTask")
+        raise ConfigError(
+            f"the function that LdpClientApp(records=...) names returned a {public_type_name(task)}, expected ldpfl.flower.RecordTask"
+        )
     if config.data.person and task.persons is None:
         raise ConfigError("data.person asks to protect persons, but RecordTask has no persons: give it `persons`, one entry for each row")
     task.check_persons()
@@ -122,7 +124,7 @@ def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Ten
     try:
         trainer.train(weights, single_record)
     except (Exception, SystemExit) as error:  # only the type is shown, because the text may repeat the record
-        return f"the model or the loss raises {type_of(error)} for it: is its target outside the classes, or a token too large?"
+        return f"the model or the loss raises {public_type_name(error)} for it: is its target outside the classes, or a token too large?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
 
 

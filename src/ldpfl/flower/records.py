@@ -187,7 +187,7 @@ class RecordGradients:
         return Message(RecordDict({"gradients": to_arrays(gradient, layout)}), reply_to=message)
 
 
-def check_kind(config: RunConfig, *, weights: bool, gradients: bool, persons: bool) -> None:
+def check_values_asked(config: RunConfig, *, weights: bool, gradients: bool, persons: bool) -> None:
     """Raise if an app does not return the values that the terms ask for. All arguments are public facts.
 
     Args:
@@ -222,7 +222,7 @@ def device_of_node() -> torch.device:
 
     Raises:
         ConfigError: there is no such device. The error is raised here, and not where devices are chosen, because no data are read here:
-            :func:`ldpfl.flower.confined_process.place_of` passes its text on.
+            :func:`ldpfl.flower.confined_process.describe_error` passes its text on.
     """
     try:
         return choose_device(operator_setting("device") or "cpu")

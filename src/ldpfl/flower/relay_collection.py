@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.report_collection import OpenRound, Received
-from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window, numbers_in_sum
+from ldpfl.flower.terms import Answer, agreement_of, check_window, numbers_in_sum, require_adding_up
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
 from ldpfl.simulation.workers import cores
@@ -240,7 +240,7 @@ class SumCollector(RelayedRounds):
     def relay_terms(self, round_: OpenRound, agreement: str) -> SumTerms:
         return SumTerms(
             dimension=numbers_in_sum(round_.mechanism, round_.ranges),
-            bits=adding_up(round_.mechanism).bits,
+            bits=require_adding_up(round_.mechanism).bits,
             min_clients=self.min_clients,
             closes_in_s=self.window_s,
             max_uploads=round_.asked,
@@ -254,7 +254,7 @@ class SumCollector(RelayedRounds):
         run, because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
         again. A sum that is longer than honest clients can make it is dropped.
         """
-        sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), adding_up(round_.mechanism)
+        sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), require_adding_up(round_.mechanism)
         total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
         # The relay's statement of the agreement need not be trusted: clients have signed theirs, and no envelope opens with another one.
         agreement = bytes.fromhex(self.relay.round_status(round_.run, round_.number).terms.agreement)

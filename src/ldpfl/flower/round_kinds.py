@@ -83,7 +83,7 @@ def last_round(config: RunConfig, rounds: int) -> int:
     return before + rounds + evaluations
 
 
-def config_for(config: RunConfig, kind: Kind) -> RunConfig:
+def config_for_kind(config: RunConfig, kind: Kind) -> RunConfig:
     """Return ``config`` with the mechanism of a round of this ``kind``.
 
     Raises:
@@ -91,10 +91,10 @@ def config_for(config: RunConfig, kind: Kind) -> RunConfig:
     """
     if kind == "statistics":
         return config_for_measuring(config)
-    return config_for_evaluation(config, records=held_back_mean(config)) if kind == "evaluation" else config
+    return config_for_evaluation(config, records=mean_held_back_records(config)) if kind == "evaluation" else config
 
 
-def held_back_mean(config: RunConfig) -> int:
+def mean_held_back_records(config: RunConfig) -> int:
     """Return the mean number of records (or persons) that a client holds back for evaluation, as the config states it: 1 or more.
 
     A node's own number is private and not used. Without ``evaluation.records``, the number follows from ``mechanism.records``, the mean

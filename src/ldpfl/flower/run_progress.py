@@ -12,9 +12,9 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Deadline, answer_in, is_absent, is_refusal, reason_in
 from ldpfl.flower.report_collection import OpenRound
-from ldpfl.flower.round_kinds import PlannedRound, config_for, planned_round
-from ldpfl.flower.sent_vectors import vectors_of
-from ldpfl.flower.statistics import stages_in
+from ldpfl.flower.round_kinds import PlannedRound, config_for_kind, planned_round
+from ldpfl.flower.sent_vectors import summed_vectors
+from ldpfl.flower.statistics import stages_from_memory
 from ldpfl.flower.terms import Answer, deployable_mechanism
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.hooks import in_round
@@ -76,8 +76,8 @@ class RunProgress:
             mechanism = in_round(self.mechanism, public)
         else:
             is_statistics = planned.kind == "statistics"
-            ranges = ranges_of(sum(self.stages.bins)) if is_statistics else vectors_of(self.config, planned.kind).ranges
-            mechanism = in_round(deployable_mechanism(config_for(self.config, planned.kind), ranges), public)
+            ranges = ranges_of(sum(self.stages.bins)) if is_statistics else summed_vectors(self.config, planned.kind).ranges
+            mechanism = in_round(deployable_mechanism(config_for_kind(self.config, planned.kind), ranges), public)
             max_length = APART  # of sums over records
             if is_statistics:  # clients subtract an offset from each bin, which dominates where a single column is counted
                 max_length = max(APART, sqrt(ranges.dimension / 2))
@@ -93,7 +93,7 @@ class RunProgress:
     @property
     def stages(self) -> ColumnStages:
         """Stages of measurement of nodes' columns, with the histograms measured so far."""
-        return stages_in(self.config, self.checkpoint.memory)
+        return stages_from_memory(self.config, self.checkpoint.memory)
 
     @property
     def planned(self) -> PlannedRound:

@@ -95,7 +95,7 @@ class RunSettings(BaseModel):
         return self.model_dump(by_alias=True)
 
 
-def joined(changes: Iterable[str]) -> str:
+def join_changes(changes: Iterable[str]) -> str:
     """Join changes ``key=value`` into one text, one change a line. :attr:`RunSettings.change_list` splits it again.
 
     Semicolons separate changes. A semicolon within a change can only be in a TOML string, such as a column's name, and is escaped there.

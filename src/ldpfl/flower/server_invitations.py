@@ -66,15 +66,15 @@ class Waiting:
 class WaitingLog:
     """Writer of a log line about a wait: when the wait begins, and again after pauses that double."""
 
-    _due: float = 0.0
+    _next_line_at: float = 0.0
     _pause_s: float = _FIRST_PAUSE_S
 
-    def say(self, what: str, *values: object) -> None:
-        """Log the text ``what`` with its ``values``, unless the pause since the last line is not over."""
+    def say(self, text: str, *values: object) -> None:
+        """Log ``text`` with its ``values``, unless the pause since the last line is not over."""
         now = time.monotonic()
-        if now >= self._due:
-            LOGGER.info(what, *values)
-            self._due, self._pause_s = now + self._pause_s, 2 * self._pause_s
+        if now >= self._next_line_at:
+            LOGGER.info(text, *values)
+            self._next_line_at, self._pause_s = now + self._pause_s, 2 * self._pause_s
 
 
 def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, on_look_up: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
@@ -177,7 +177,7 @@ def ask_cohort_and_reserves(
         if len(later.agreed) + len(later.silent) < needed:  # `declined` stays the number of nodes that declined the larger round
             new_reasons = dict.fromkeys(later.reasons, f"would take part in a round of {larger_size}, not of {size}")
             return Answers(later.agreed, {**answers.reasons, **new_reasons}, answers.declined, (*answers.silent, *later.silent))
-        answers = answers.joined(later, again=True)
+        answers = answers.joined(later, asked_again=True)
     return answers
 
 
@@ -214,7 +214,7 @@ class NodeSelection:
             connected = wait_for_nodes(self.grid, self.waiting, end, questions.forget_disconnected, log_of_nodes)
             if len(connected) < self.waiting.nodes:
                 raise too_few_connected(self.progress, connected, self.waiting.nodes, self.waiting.seconds, required)
-            answers = self._answers(questions, number, connected, needed)
+            answers = self._ask_nodes(questions, number, connected, needed)
             if len(answers.agreed) >= needed:
                 break
             if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
@@ -230,8 +230,8 @@ class NodeSelection:
             self._make_ready(number, len(answers.agreed))
         return sorted(answers.agreed), connected
 
-    def _answers(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
-        """Ask the cohort of a round, and reserves in place of nodes that do not agree; return their answers."""
+    def _ask_nodes(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
+        """Ask the cohort of a round, and reserves in place of nodes that do not agree. Return all answers."""
         # Evaluation and statistics rounds use all clients, as in the simulator.
         fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
         places = round_cohort(self.config.seed, number, len(connected), fraction, None)

@@ -15,7 +15,7 @@ from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_vector
 from ldpfl.flower.nodes_asked import Participation
-from ldpfl.flower.policy_init import as_sent, transport_of
+from ldpfl.flower.policy_init import config_for_transport, transport_for_channel
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.round_kinds import statistics_rounds
 from ldpfl.flower.run_progress import RunProgress
@@ -48,7 +48,7 @@ def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) ->
         raise ConfigError(f"clients reply only after {reply_s:g} s, but timeout is {timeout:g} s: make timeout longer than reply_s")
 
 
-def calibrated_for(config: RunConfig, collector: Collector) -> RunConfig:
+def with_calibrated_noise(config: RunConfig, collector: Collector) -> RunConfig:
     """Return ``config`` on the collector's channel, and with the least noise that keeps ``privacy.target_epsilon``, if there is a target.
 
     Nodes' policies are made for this noise (``ldpfl policy init``), so the server must ask for the same.
@@ -56,7 +56,7 @@ def calibrated_for(config: RunConfig, collector: Collector) -> RunConfig:
     Raises:
         ConfigError: no noise of the mechanism meets the target on this channel.
     """
-    return resolve_settings(as_sent(config, transport_of(collector.channel), collector.linked, collector.min_clients))
+    return resolve_settings(config_for_transport(config, transport_for_channel(collector.channel), collector.linked, collector.min_clients))
 
 
 def guarantee_text(progress: RunProgress) -> str:

@@ -27,7 +27,7 @@ from ldpfl.flower.round_closing import aggregate_round, evaluation_text
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_progress import Replies, RunProgress
 from ldpfl.flower.server_invitations import NodeSelection, Waiting
-from ldpfl.flower.starting import calibrated_for, check_start_arguments, guarantee_text, start_or_resume
+from ldpfl.flower.starting import check_start_arguments, guarantee_text, start_or_resume, with_calibrated_noise
 from ldpfl.flower.statistics import ColumnScaling, column_scaling, edges_text
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
 from ldpfl.flower.too_few import all_declined, node_ids_text, too_few_reported
@@ -96,7 +96,7 @@ class LdpStrategy(Strategy):
         if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
             raise ConfigError(f"reply_s must be 0, or at least {SHORTEST_REPLY_S:g} seconds, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
-        self.config = config if kind is Kind.READY_APP else calibrated_for(config, self._collector)
+        self.config = config if kind is Kind.READY_APP else with_calibrated_noise(config, self._collector)
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
         self._on_measured = on_measured
@@ -173,7 +173,7 @@ class LdpStrategy(Strategy):
         selection = NodeSelection(progress, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
         agreeing_nodes, connected_nodes = selection.nodes_that_agree(server_round)
         # Charged before anything is sent: if the server is killed, the ledger still counts what clients may have released.
-        participation = progress.participation.ask(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
+        participation = progress.participation.after_asking(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
         self._charge_before_sending(progress, participation)
         app_config = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: app_config, RECORD: self._terms(progress).to_record()})
@@ -256,7 +256,7 @@ class LdpStrategy(Strategy):
         """Finish a round that no node was told to take part in. The ledger overcounts: it charges the round as planned, for all nodes."""
         all_nodes = progress.participation.rounds
         progress.open_round(number, len(all_nodes), self._collector.linked)
-        self._charge_before_sending(progress, progress.participation.ask(number, all_nodes, (), self._collector_terms()))
+        self._charge_before_sending(progress, progress.participation.after_asking(number, all_nodes, (), self._collector_terms()))
         self._finish_without_reports(progress)
 
     def _terms(self, progress: RunProgress) -> RoundTerms:
@@ -407,7 +407,7 @@ class LdpStrategy(Strategy):
         The run gets a new name, so that no message of the withdrawn round, late or at a relay, counts for the next one. The ledger is
         written first: if the server is killed in between, it finds the round begun when it restarts, and charges it.
         """
-        progress.participation = progress.participation_before.renamed()
+        progress.participation = progress.participation_before.under_new_name()
         progress.run = progress.participation.run
         if self._folder is not None:
             self._folder.save_ledger(progress.checkpoint.ledger)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ldpfl.errors import AskedForOther, ConfigError, LdpflError, OtherVersion, ProtocolError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for, planned_round
+from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for_kind, planned_round
 from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
@@ -239,9 +239,9 @@ class RoundTerms:
         is_summed = self.config.shuffling.channel == "secure-sum"
         if is_summed != (self.transport == "sum"):
             raise ProtocolError(f"the server's channel {self.config.shuffling.channel!r} contradicts its transport {self.transport!r}")
-        mechanism = deployable_mechanism(config_for(self.config, self.kind), ranges)
+        mechanism = deployable_mechanism(config_for_kind(self.config, self.kind), ranges)
         if is_summed:
-            adding_up(mechanism)  # raises if the mechanism is not for sums
+            require_adding_up(mechanism)  # raises if the mechanism is not for sums
             check_sum_fits(self.config, self.asked)
         return mechanism
 
@@ -399,7 +399,7 @@ class AddingUp(Protocol):
         ...
 
 
-def adding_up(mechanism: Mechanism) -> AddingUp:
+def require_adding_up(mechanism: Mechanism) -> AddingUp:
     """Return ``mechanism`` if its reports can be added up.
 
     Raises:
@@ -416,7 +416,7 @@ def numbers_in_sum(mechanism: Mechanism, ranges: LayerRanges) -> int:
     Raises:
         ConfigError: the mechanism's reports cannot be added up.
     """
-    return payload_bits(mechanism, ranges) // adding_up(mechanism).bits
+    return payload_bits(mechanism, ranges) // require_adding_up(mechanism).bits
 
 
 @lru_cache(maxsize=8)
