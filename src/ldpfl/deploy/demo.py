@@ -65,8 +65,8 @@ class Relayed:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How Flower says that a run ended; ``flwr run`` itself ends with exit code 0 whatever happens.
+class RunEnd:
+    """How a run ended, as Flower says. The exit code of ``flwr run`` does not tell: it is 0 even if the run failed.
 
     Attributes:
         status: such as "finished:completed".
@@ -77,7 +77,7 @@ class Ended:
     details: str
 
     @classmethod
-    def read(cls, listing: Path) -> Ended:
+    def read(cls, listing: Path) -> RunEnd:
         """Read how a run ended from ``listing``, the output of ``flwr ls --format json``.
 
         Raises:
@@ -160,8 +160,8 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         observer.step("asking Flower how the run ended")
         listing = programs.list_runs()
         processes.run([listing], _MAX_COMMAND_S)
-        ended = Ended.read(listing.log)
-        ended.check_completed(site.superlink / "superlink.log")
+        run_end = RunEnd.read(listing.log)
+        run_end.check_completed(site.superlink / "superlink.log")
         _check_reports(trial, site)
         relayed = _read_relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
@@ -173,11 +173,11 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         raise DeploymentError(
             f"nodes measured nothing on the records that they hold back; the aggregator's log says why: {log}", last_lines(log)
         )
-    return DemoOutcome(site, trial.config, ended.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
+    return DemoOutcome(site, trial.config, run_end.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
 
 
 def _is_healthy(http: httpx.Client, url: str) -> bool:
-    """Whether the server at ``url`` answers that it works."""
+    """Tell whether the server at ``url`` answers that it works."""
     try:
         return http.get(f"{url}/health").is_success
     except httpx.TransportError:
@@ -198,16 +198,16 @@ def _node_names(site: Site) -> dict[int, str]:
 def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch) -> None:
     """Wait until ``submitted``, the command that follows the run, has ended; tell the observer what happens meanwhile."""
 
-    def ended() -> bool:
-        watch.look()
+    def has_ended() -> bool:
+        watch.tell_news()
         _check_no_refusal(watch.site)
         return submitted.code is not None
 
     try:
-        processes.wait(ended, _MAX_START_S + trial.rounds * _MAX_ROUND_S, "the run to end")
+        processes.wait(has_ended, _MAX_START_S + trial.rounds * _MAX_ROUND_S, "the run to end")
     finally:
         submitted.stop()
-    watch.look()
+    watch.tell_news()
     if submitted.code != 0:
         raise submitted.failure(f"ended with exit code {submitted.code}")
 
@@ -232,7 +232,7 @@ def _check_reports(trial: Trial, site: Site) -> None:
 
 
 def _read_relayed(site: Site, metrics: str) -> Relayed:
-    """Return what the relay's log and its ``metrics``, Prometheus' text, say of the rounds."""
+    """Return the rounds in the relay's log, and the bytes in its ``metrics``, a text in Prometheus' format."""
     lines = (site.relay / "relay.log").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     opened, released = (tuple(event for event in events if event.get("event") == name) for name in ("round_opened", "round_released"))
@@ -246,7 +246,7 @@ def _read_relayed(site: Site, metrics: str) -> Relayed:
 
 
 def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
-    """Write all commands of the trial as one would type them, as a template for a deployment on several machines."""
+    """Write all commands of the trial as lines for a shell, as a template for a deployment on several machines."""
     site = programs.site
     order = [
         programs.relay(),
@@ -295,8 +295,8 @@ class Watch:
     _rounds_told: int = 0
     _end_told: bool = False
 
-    def look(self) -> None:
-        """Tell what is new since the last time."""
+    def tell_news(self) -> None:
+        """Tell the observer what has happened since the last call."""
         for node in self.site.nodes:
             for reason in islice(replacements(node), self._replacements_told[node.name], None):
                 self._replacements_told[node.name] += 1
@@ -314,6 +314,7 @@ class Watch:
             self.observer.step("the rounds are over; the aggregator computes the figures and the guarantee of the run")
 
     def _read_participation(self) -> Participation | None:
+        """Return the participation that the aggregator wrote last; None if there is no readable file yet."""
         path = RunFolder(self.site.run).participation_path
         try:
             return Participation.load(path) if path.exists() else None

@@ -50,7 +50,6 @@ _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
 _NEEDED_TO_TRY = ("policy", "budget", "signing", "app", "data")
 """Checks that must succeed before a round's local work can be tried."""
 
-
 _TRANSPORT_TEXTS: Mapping[Transport, str] = {
     "direct": "sent in replies, whose sender the server sees",
     "relay": "mixed by the relay",
@@ -188,7 +187,7 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
 
 
 def _check_spent(budget: Budget) -> Iterator[Finding]:
-    """Check what was spent of the policy's bounds on what is mixed or summed; the next round's own cost is checked with the app."""
+    """Check how much was spent of the policy's bounds on mixed and on summed reports. The next round's cost is checked with the app."""
     for spend in budget.spent_of_policy():
         if spend.setting == "lifetime_epsilon":
             continue
@@ -199,7 +198,7 @@ def _check_spent(budget: Budget) -> Iterator[Finding]:
 
 
 def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
-    """Check the node's token, and that the relay answers and knows it; with ``sums``, also the signing key."""
+    """Check the node's token, and that the relay answers and knows this token. With ``sums``, check the signing key as well."""
     try:
         token = read_token(_require_path(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
         yield Finding("token", Standing.FINE, f"{node.token} can be read by this user only")
@@ -260,8 +259,8 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         reason = getattr(error, "strerror", None) or type(error).__name__
         text = f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
         return Finding(server, Standing.WRONG, text)
-    ends = [(end, "its certificate"), *([(expiry_of(authority), f"the authority {authority}")] if authority else [])]
-    for expiry, certificate in ends:
+    expiries = [(end, "its certificate"), *([(expiry_of(authority), f"the authority {authority}")] if authority else [])]
+    for expiry, certificate in expiries:
         if expiry - datetime.now(UTC) < _EXPIRY_WARNING:
             text = f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
             return Finding(server, Standing.LOOK, text)
@@ -321,7 +320,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         for release in releases:
             policy.check(Request(_TRIED_RUN, 1, release, offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked))
     except Declined as refusal:
-        text = f"would be declined: {_reason(refusal)}. Change the policy only if you would have agreed to the app beforehand"
+        text = f"would be declined: {_why_declined(refusal)}. Change the policy only if you would have agreed to the app beforehand"
         yield Finding("app", Standing.WRONG, text)
         return
     except LdpflError as error:
@@ -345,7 +344,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         first = Request(_TRIED_RUN, 1, planned[0], offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)
         Budget(budget, policy).check(first)
     except Declined as refusal:
-        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_reason(refusal)}")
+        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why_declined(refusal)}")
         return
     charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
@@ -361,10 +360,10 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
 
 
 def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> tuple[str, int]:
-    """Return the name and the number of charged rounds of the last charged run, if it may be an unfinished run of the app; else "", 0.
+    """Return name and number of charged rounds of the run that was charged last, if it may be an unfinished run of the app; else "", 0.
 
-    The rounds of such a run are charged already, so an app that is checked while it runs must not be counted as a new run. It is
-    recognised by its releases: each charged round released what the app plans for the round with this number.
+    An app may be checked while it runs. Its charged rounds must not be counted again, as rounds of a new run. Such a run is recognised by
+    its releases: each charged round has the release that the app plans for the round with this number.
     """
     run = charges[-1].run if charges else ""
     releases = {charge.round: charge.release for charge in charges if charge.run == run}
@@ -373,7 +372,7 @@ def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> t
     return (run, last_round) if is_same_app and last_round else ("", 0)
 
 
-def _reason(refusal: Declined) -> str:
+def _why_declined(refusal: Declined) -> str:
     """Return why a round would be declined, without the made-up name of the round that was tried."""
     return str(refusal).removeprefix(f"run {_TRIED_RUN}, round 1: ").removesuffix("; nothing was sent")
 

@@ -1,4 +1,4 @@
-"""The data of a node, looked over on the node. What is found is for the terminal of the node's operator alone: it tells of the data."""
+"""Check the data of a node on the node itself. The findings depend on the data, so they are for the terminal of the node's operator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_NAMED = 5
 _WRONG_FACTOR = 5
 """From this multiple of the stated mean on, a node's own number of records (or persons) counts as wrong."""
 _UNUSUAL_FACTOR = 3
-"""From this multiple of the stated mean on, or this part of it, the own number gets a finding. Nodes may differ so much."""
+"""From this multiple of the stated mean on, and from the mean divided by it down, the number gets a finding. Nodes may differ so much."""
 
 
 def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
@@ -75,12 +75,12 @@ def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterato
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
     if not stated or not records:
         return
-    own_count, unit = (_count_persons(config, table), "person") if config.data.person else (records, "record")
-    text = f"this node has {counted(own_count, unit)}, but the app's mechanism.records states {stated:,} for a client on average"
-    if own_count >= _WRONG_FACTOR * stated:
+    count, unit = (_count_persons(config, table), "person") if config.data.person else (records, "record")
+    text = f"this node has {counted(count, unit)}, but the app's mechanism.records states {stated:,} for a client on average"
+    if count >= _WRONG_FACTOR * stated:
         why = "if other nodes have as many, training diverges; ask the app's operator to set it to the mean"
         yield Finding("data", Standing.WRONG, f"{text}: {why}")
-    elif own_count >= _UNUSUAL_FACTOR * stated or _UNUSUAL_FACTOR * own_count <= stated:
+    elif count >= _UNUSUAL_FACTOR * stated or _UNUSUAL_FACTOR * count <= stated:
         why = "unless this node is unusually large or small, steps have the wrong length; ask the app's operator whether this is the mean"
         yield Finding("data", Standing.LOOK, f"{text}: {why}. The node's own number is private: only this terminal shows it")
 

@@ -154,7 +154,7 @@ class Site:
 
 
 def write_all_parties_files(site: Site, policy: Policy) -> None:
-    """Write every party's certificates, keys, tokens, policies and budgets."""
+    """Write the certificates, keys, tokens, policies and budgets of all parties into their folders."""
     authority = trustme.CA()  # its private key is never written, so nobody can issue further certificates
     authority.cert_pem.write_to_path(site.authority)
     for folder in (site.superlink, site.relay):

@@ -116,7 +116,7 @@ def progress_lines(run: LeftOpen) -> list[str]:
 
 
 def relay_lines(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str]:
-    """Return lines for the operator: what the relay holds of the run, and what can be done. Errors are those of :func:`status_at_relay`."""
+    """Return lines for the operator: the round that the relay holds, and what to do. Errors are those of :func:`status_at_relay`."""
     status = status_at_relay(relay, run)
     if status is None:
         lines = ["the relay has no data of this run"]
@@ -138,7 +138,7 @@ def relay_lines(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str
 
 
 def cancel_at_relay(relay: RelayAggregator, run: LeftOpen) -> list[str]:
-    """Have the relay delete the run's data, and return lines about the consequences. Errors are those of :func:`status_at_relay`."""
+    """Have the relay delete the run's last round, and return lines about the consequences. Errors are those of :func:`status_at_relay`."""
     if status_at_relay(relay, run) is None:
         return ["the relay has no data of this run: there was nothing to cancel"]
     relay.cancel(run.run, run.last)

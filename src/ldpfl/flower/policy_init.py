@@ -109,9 +109,8 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 "ServerApp, add its recipe there; if not, give the config that its ServerApp uses, with --config"
             )
         if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
-            offer = _offer_from(
-                read_config(config), RunSettings.read({key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings})
-            )
+            transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
+            offer = _offer_from(read_config(config), RunSettings.read(transport_settings))
             offer = offer if "window-s" in settings else replace(offer, window_s=inf)
         else:
             offer = offer_of_settings(RunSettings.read(settings))

@@ -43,7 +43,7 @@ class RecordsFound:
         arrays: the model's trainable parameters, by name.
         rows: number of rows.
         left_out: number of rows, or of persons where persons are protected, that add nothing to training.
-        some: indices, from 0, of the first few rows or persons that are left out.
+        first_left_out: indices, from 0, of the first few of them.
         reason: why the first of these adds nothing.
         notes: warnings about the model. They quote nothing of the app.
     """
@@ -51,29 +51,29 @@ class RecordsFound:
     arrays: ArrayRecord
     rows: int
     left_out: int
-    some: tuple[int, ...]
+    first_left_out: tuple[int, ...]
     reason: str
     notes: tuple[str, ...]
 
     def to_records(self) -> RecordDict:
         """Return the findings as Flower's records, which one process can hand to another."""
-        figures = json.dumps([self.rows, self.left_out, self.some, self.reason, self.notes])
+        figures = json.dumps([self.rows, self.left_out, self.first_left_out, self.reason, self.notes])
         return RecordDict({ARRAYS: self.arrays, _FINDINGS: ConfigRecord({_FINDINGS: figures})})
 
     @classmethod
     def of(cls, records: RecordDict) -> RecordsFound:
         """Read what :meth:`to_records` wrote."""
-        rows, left_out, some, reason, notes = json.loads(str(records.config_records[_FINDINGS][_FINDINGS]))
-        return cls(records.array_records[ARRAYS], rows, left_out, tuple(some), reason, tuple(notes))
+        rows, left_out, first_left_out, reason, notes = json.loads(str(records.config_records[_FINDINGS][_FINDINGS]))
+        return cls(records.array_records[ARRAYS], rows, left_out, tuple(first_left_out), reason, tuple(notes))
 
 
 @with_torch_defaults()
 def try_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
-    """Try an app's ``records`` and return the findings: the model and the loss on made-up samples, then the gradient of each record.
+    """Try the model and the loss of an app's ``records`` on made-up samples, then compute each record's gradient; return the findings.
 
     Raises:
         ConfigError, PrivacyError: ``records`` returns no ``RecordTask``, or the model and the loss do not fit the records. The text is
-            fixed. The app may make the model of the node's rows, so names and sizes of layers may repeat values.
+            fixed, because the app may build the model from the node's rows, so that names and sizes of layers repeat values.
         Exception: the app's own. Its text may repeat values, see :func:`ldpfl.flower.app_failures.explain_to_operator`.
     """
     make_task: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
@@ -105,13 +105,13 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
 
 @contextmanager
 def _fixed_errors(task: RecordTask) -> Iterator[None]:
-    """Reduce an error about the app's model to its advice, a fixed text. Without advice, raise the app's own exception again."""
+    """Replace an error about the app's model by its advice, a fixed text. Without advice, raise the app's exception that caused it."""
     try:
         yield
     except LdpflError as error:
         if not error.advice:
             raise error.__cause__ or error from None
-        raise ConfigError(f"the app's model is refused: {error.advice} ({_described(task)})") from None
+        raise ConfigError(f"the app's model is refused: {error.advice} ({_dtypes_text(task)})") from None
 
 
 def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
@@ -128,7 +128,7 @@ def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Ten
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
 
 
-def _described(task: RecordTask) -> str:
+def _dtypes_text(task: RecordTask) -> str:
     """Return dtype and number of axes of the task's inputs and targets, as text. Sizes and names are left out: they may reveal values."""
     inputs = [task.inputs] if isinstance(task.inputs, Tensor) else list(task.inputs.values())
     named_tensors = [*(("inputs", part) for part in inputs), ("targets", task.targets)]

@@ -65,8 +65,11 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
 def _after_least_squares(
     progress: RunProgress, received: Received, clients: int, event: RoundEvent, total: NoisySum, head: LeastSquares, records_each: float
 ) -> Checkpoint:
-    """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients."""
-    before, records = progress.checkpoint, records_each * clients  # the stated number of records: the true one is private
+    """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients.
+
+    ``records_each`` is the mean number of records of a client as the config states it, since the true number is private.
+    """
+    before, records = progress.checkpoint, records_each * clients
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
     return close_with(

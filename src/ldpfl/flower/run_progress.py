@@ -70,7 +70,7 @@ class RunProgress:
         """
         if number != self.rounds_done + 1:
             raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}")
-        max_length = 1.0
+        max_length = 1.0  # of a client's vector, as a multiple of the clipping norm
         planned, public, ranges = planned_round(self.config, number), self.checkpoint.state.public(), self.checkpoint.state.ranges
         if planned.kind == "training":
             mechanism = in_round(self.mechanism, public)
@@ -78,8 +78,8 @@ class RunProgress:
             is_statistics = planned.kind == "statistics"
             ranges = ranges_of(sum(self.stages.bins)) if is_statistics else summed_vectors(self.config, planned.kind).ranges
             mechanism = in_round(deployable_mechanism(config_for_kind(self.config, planned.kind), ranges), public)
-            max_length = APART  # of sums over records
-            if is_statistics:  # clients subtract an offset from each bin, which dominates where a single column is counted
+            max_length = APART
+            if is_statistics:  # clients subtract an offset from each bin; with a single column, its length may be larger than the counts'
                 max_length = max(APART, sqrt(ranges.dimension / 2))
         self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, max_length), planned
 

@@ -48,7 +48,7 @@ def sums_layout(size: int) -> ParameterLayout:
 
 
 def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> VectorForm:
-    """Return the form of the vector in the round of ``terms``, for a model of ``layout``. No data, and no code named by the terms, is used.
+    """Return the form of the vector that ``terms`` ask for, for a model of ``layout``. Use no data and no code that the terms name.
 
     Raises:
         AskedForOther: the terms ask for something else than their config plans.
@@ -90,7 +90,7 @@ def check_length(terms: RoundTerms, size: int) -> None:
 
 
 def summed_vectors(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
-    """Return the vectors that records add to the sums of a round of this ``kind``.
+    """Return the kind of vectors that records (or clients) add to the sums of a round of this ``kind``.
 
     Raises:
         ConfigError: a round of this kind has no sums over records, or its config does not fit them.

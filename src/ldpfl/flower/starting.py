@@ -29,11 +29,14 @@ from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkp
 from ldpfl.util.quantities import is_number
 
 Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
-"""Function that returns the transport's terms for a round that was begun on the given ones: these, as far as they can still be met."""
+"""Function that returns the transport's terms. Its argument has the terms of a round that was begun, or is empty.
+
+If the round was begun with the aggregator's previous key, the returned terms name that key.
+"""
 
 
 def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) -> None:
-    """Check what ``LdpStrategy.start`` got: the number of rounds, and the seconds that each waits for replies.
+    """Check arguments of ``LdpStrategy.start``: the number of rounds, and the seconds that each round waits for replies.
 
     Clients send their replies ``reply_s`` seconds after the charge.
 
@@ -65,11 +68,11 @@ def guarantee_text(progress: RunProgress) -> str:
     at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
     return (
         f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round:,} of them a round, "
-        f"{_AGAINST[progress.config.shuffling.channel]}"
+        f"{_ADVERSARIES[progress.config.shuffling.channel]}"
     )
 
 
-_AGAINST: Mapping[Channel, str] = {
+_ADVERSARIES: Mapping[Channel, str] = {
     "direct": "against the server, which sees each report",
     "ideal-shuffler": "against relay and aggregator together; either alone learns less, because the relay mixes the reports",
     "secure-sum": "against relay and aggregator together; either alone sees no report, and the noise of all clients protects the sum",
@@ -119,11 +122,11 @@ def start_or_resume(
     checkpoint, participation = initial_checkpoint(weights, ranges, f"{origin} on Flower"), Participation()
     if folder is not None:
         folder.open(config, resume=True, kind=kind)
-        checkpoint, participation = _resumed(folder, checkpoint, layout, terms)
+        checkpoint, participation = _load_progress(folder, checkpoint, layout, terms)
     return RunProgress(config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
 
-def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
+def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
     """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if the two contradict."""
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:

@@ -77,12 +77,12 @@ def unmeasured_stages(config: RunConfig) -> ColumnStages:
 
 
 def histogram_counts(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[np.int64], points: NDArray[np.int64]) -> Tensor:
-    """Return a node's counts (bins,) int64 between ``edges``: PRIVATE.
+    """Return a node's histograms, one after another, as counts (bins,) int64 between ``edges``: PRIVATE.
 
     Args:
         dataset: the node's own table, whose columns are not scaled yet.
         rows: numbers of the rows to count.
-        points: how much each of the ``rows`` adds to its bin of each column, in points of the mechanism's lattice.
+        points: how much each of the ``rows`` adds to its bin of each column, in steps of the integer grid on which the mechanism rounds.
     """
     return torch.from_numpy(ColumnStages(dataset.unscaled, edges).counts(unscaled_values(dataset), rows, points))
 

@@ -253,7 +253,7 @@ class LdpStrategy(Strategy):
                 self._skip_round(progress, number)
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
-        """Finish a round that no node was told to take part in. The ledger overcounts: it charges the round as planned, for all nodes."""
+        """Finish a round for which no node was told to train. The ledger charges it for all nodes all the same, and so overcounts."""
         all_nodes = progress.participation.rounds
         progress.open_round(number, len(all_nodes), self._collector.linked)
         self._charge_before_sending(progress, progress.participation.after_asking(number, all_nodes, (), self._collector_terms()))
@@ -285,7 +285,7 @@ class LdpStrategy(Strategy):
         return progress.checkpoint.state.model if is_evaluation else progress.checkpoint.state.weights
 
     def _set_column_scaling(self, progress: RunProgress) -> None:
-        """Once all columns are measured, set how nodes scale their tables, and let the server scale its rows in the same way."""
+        """Set how nodes scale their tables, and let the server scale its rows likewise. Do nothing before all columns are measured."""
         if not 0 < statistics_rounds(self.config) <= progress.rounds_done:
             return
         scaled = column_scaling(self.config, progress.stages)
@@ -298,7 +298,7 @@ class LdpStrategy(Strategy):
                 progress.checkpoint = replace(progress.checkpoint, state=replace(progress.checkpoint.state, weights=weights))
 
     def _finish_interrupted(self, progress: RunProgress) -> None:
-        """Finish the round in which the server was stopped: with its reports if the collector can still recover them, else as lost."""
+        """Finish the round in which the server was stopped: with its reports if the collector still has them, else without reports."""
         number = progress.participation.begun
         progress.open_round(number, progress.participation.asked, self._collector.linked)
         progress.round_began = time.perf_counter()
@@ -343,9 +343,9 @@ class LdpStrategy(Strategy):
 
     def _finish_without_reports(self, progress: RunProgress) -> None:
         """Finish the round without reports: keep the model, but charge the round, because reports may have left their clients."""
-        last = progress.checkpoint
-        idle = close_idle_round(progress.rules, last) if progress.planned.is_training else last
-        self._save_round(progress, replace(idle, ledger=last.ledger.charge(self._event_without_reports(progress))), reports=0)
+        before = progress.checkpoint
+        after = close_idle_round(progress.rules, before) if progress.planned.is_training else before
+        self._save_round(progress, replace(after, ledger=before.ledger.charge(self._event_without_reports(progress))), reports=0)
 
     def _event_without_reports(self, progress: RunProgress) -> RoundEvent:
         """Return the ledger's event for a round without known reports. Its cohort is assumed to be as small as the collector allows."""
@@ -356,10 +356,11 @@ class LdpStrategy(Strategy):
 
         All nodes that were told to train count as participants, with or without a report.
         """
+        # In training, the run's mechanism makes the round's, so an author is known only if both are ldpfl's own.
         chosen_by = progress.mechanism if progress.planned.kind == "training" else None
         release = released(progress.round.mechanism, progress.round.ranges, chosen_by)
         if not progress.planned.is_training:
-            release = without_claim(release)
+            release = without_claim(release)  # the mechanism's paper claims nothing about sums over records
         # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
         counts, channel = progress.participation.counts(), self._collector.channel
@@ -414,7 +415,7 @@ class LdpStrategy(Strategy):
             progress.participation.save(self._folder.participation_path)
 
     def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
-        """Return the transport's terms for JSON. For a round that was begun on ``earlier`` terms, return these as far as possible."""
+        """Return the transport's terms, as values for JSON. If the ``earlier`` terms name the previous key, so do the returned ones."""
         collector = self._collector.collector_for(earlier)
         terms = {**collector.terms(), "min_clients": collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}

@@ -25,7 +25,7 @@ _MIN_OVER_RELAY = 2
 
 
 def node_ids_text(nodes: Collection[int]) -> str:
-    """Return Flower's ids of ``nodes`` as text, as ``flwr supernode list`` shows them. Only the first are named if there are many."""
+    """Return Flower's ids of ``nodes`` as text, as ``flwr supernode list`` shows them: the first :data:`MAX_NAMED`, and how many more."""
     shown = ", ".join(map(str, sorted(nodes)[:MAX_NAMED]))
     more = f" and {len(nodes) - MAX_NAMED:,} more" if len(nodes) > MAX_NAMED else ""
     return f"{'node' if len(nodes) == 1 else 'nodes'} {shown}{more}"
