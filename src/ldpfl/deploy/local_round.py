@@ -167,8 +167,8 @@ def _findings_on_records(records: RecordsFound) -> Iterator[Finding]:
     indices = ", ".join(map(str, records.first_left_out))
     and_others = " and others" if records.left_out > len(records.first_left_out) else ""
     verb = "adds" if records.left_out == 1 else "add"
-    problem = f"{records.left_out:,} of {counted(records.rows, 'record')} {verb} nothing to training: "
-        f"index {indices}{and_others} (counted from 0)"
+    adding_nothing = f"{records.left_out:,} of {counted(records.rows, 'record')} {verb} nothing to training"
+    problem = f"{adding_nothing}: index {indices}{and_others} (counted from 0)"
     standing = Standing.WRONG if records.left_out >= records.rows else Standing.LOOK
     yield Finding("try", standing, printable(f"{problem}. Reason for the first: {records.reason}"))
 
