@@ -78,7 +78,7 @@ class RunEnd:
 
     @classmethod
     def read(cls, listing: Path) -> RunEnd:
-        """Read how a run ended from ``listing``, the output of ``flwr ls --format json``.
+        """Read how a run ended from ``listing``, a file with the output of ``flwr ls --format json``.
 
         Raises:
             DeploymentError: the text cannot be read, or lists not exactly one run.
@@ -94,7 +94,7 @@ class RunEnd:
         """Raise unless the run was completed.
 
         Raises:
-            DeploymentError: the run ended otherwise; the message has Flower's details, and the end of the aggregator's ``log``.
+            DeploymentError: the run was not completed; the message has Flower's details, and the end of the aggregator's ``log``.
         """
         if self.status != COMPLETED:
             problem = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_MAX_DETAILS]}"
@@ -307,6 +307,7 @@ class Watch:
             self.observer.round_done(metrics["round"], metrics["clients"], metrics["score"])
         if participation is not None and participation.begun > self._rounds_asked:
             self._rounds_asked = participation.begun
+            # The demo asks all nodes in each round, so a node that is asked now has been asked in every round.
             names = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._rounds_asked)
             self.observer.asked(planned_round(self.config, self._rounds_asked), tuple(sorted(names)))
         if not self._end_told and any(ROUNDS_OVER in line for line in _lines_if_any(self.site.operator / "run.log")):

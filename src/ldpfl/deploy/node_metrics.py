@@ -33,7 +33,7 @@ _OUTCOME_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*
 
 
 def outcomes_in(lines: Iterable[str]) -> Counter[str]:
-    """Return how often a SuperNode's log says each of :data:`OUTCOMES` and :data:`QUESTIONS`.
+    """Return how often each of :data:`OUTCOMES` and :data:`QUESTIONS` stands in the ``lines`` of a SuperNode's log.
 
     A report that was replaced, or for which few records could be used, has left, and counts as sent, too.
     """

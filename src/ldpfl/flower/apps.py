@@ -74,7 +74,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
     if data.at_nodes:
         table = node_table_path(operator_setting("data"), context.node_config.get("partition-id"))
     check_no_download_needed(data, data_dir)
-    scaling = "" if terms.kind == "statistics" else terms.measured
+    scaling = "" if terms.kind == "statistics" else terms.measured  # in statistics rounds, `measured` has the histograms' edges instead
     prepared = prepare(
         _uncompiled(terms.config).to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=not is_trial
     )

@@ -407,6 +407,7 @@ def _send(pipe: int, message: bytes) -> None:
 
 
 def _set_process_option(option: int, value: int) -> None:
+    """Set an option of this process by Linux's prctl. Other systems have no such options, and do without."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 

@@ -74,7 +74,7 @@ class InProcessGrid(Grid):
         self._pushed: dict[str, Message] = {}
 
     def _context(self, partition: int, clients: int, extra: Mapping[str, str | int | float | bool]) -> Context:
-        """Return the context of the node with ``partition-id`` ``partition``; ``extra`` are further entries of its config."""
+        """Return the context of the node with the number ``partition``; ``extra`` are further entries of its config."""
         node_config: UserConfig = {"partition-id": partition, "num-partitions": clients, **extra}
         return Context(self._run.run_id, SERVER_NODE + 1 + partition, node_config, RecordDict(), dict(self._run_config))
 
@@ -132,7 +132,7 @@ class InProcessGrid(Grid):
                 pipe = pipes[index % workers]
                 try:
                     if not pipe.poll(None if end == inf else max(0.0, end - time.monotonic())):
-                        continue
+                        continue  # no reply in time; later pipes may have one
                     reply, state = pipe.recv()
                 except (EOFError, OSError):
                     if time.monotonic() < end:

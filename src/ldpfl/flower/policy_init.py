@@ -158,7 +158,7 @@ def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
 
 
 def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:
-    """Return the policy that allows all rounds of ``offer`` for a model with the layers of ``ranges``, and hardly more.
+    """Return the policy that allows all rounds of ``offer`` for a model with the layers of ``ranges``, and hardly anything else.
 
     Raises:
         ConfigError: the mechanism protects nothing, or one of the ``keys`` is no public key.
@@ -207,7 +207,7 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
     for number in range(1, last_round(config, config.training.rounds) + 1):
         planned = planned_round(config, number)
         if planned.kind == "training":
-            # Noise may follow a schedule over rounds. On Flower, such a schedule depends on the round's number alone, so zeros will do.
+            # Noise may follow a schedule over rounds. On Flower, it depends on the round's number alone, so weights of 0 will do.
             round_mechanism = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
             releases.append(released(round_mechanism, ranges, mechanism))
         else:  # a release of sums does not depend on how many numbers are summed, so any length will do: the model's, or that of 2 outputs
@@ -241,9 +241,9 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
             (:func:`names_not_loaded`) or is the app's own. Or the model does not fit the data, or its arrays differ from ``layers``.
     """
     not_loaded = names_not_loaded(offer.config)
-    # Files of a built-in data set may hold samples of another shape than the one that it is known for.
-    may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
-    if layers and (offer.own_model or offer.own_server or not_loaded or may_differ):
+    # The sizes of layers follow from the shape of samples. Files of a built-in data set may hold samples of another shape than usual.
+    sizes_may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
+    if layers and (offer.own_model or offer.own_server or not_loaded or sizes_may_differ):
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
     if not_loaded:
         raise ConfigError(f"{_why_not_loaded(not_loaded[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")

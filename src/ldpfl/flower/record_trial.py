@@ -43,7 +43,7 @@ class RecordsFound:
         arrays: the model's trainable parameters, by name.
         rows: number of rows.
         left_out: number of rows, or of persons where persons are protected, that add nothing to training.
-        first_left_out: indices, from 0, of the first few of them.
+        first_left_out: indices, from 0, of the first few rows or persons that are left out.
         reason: why the first of these adds nothing.
         notes: warnings about the model. They quote nothing of the app.
     """
@@ -94,7 +94,7 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
     persons = task.persons_by(config.data.person_rows) if by_person else None
     with _fixed_errors(task):
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append, quotes=False)
-    left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)
+    left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)  # count: of rows, or of persons
     if isinstance(trainer, RecordGradientTrainer):
         watched = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
         confined(watched).train(weights, full_batch([np.arange(count)], count).to(device))

@@ -79,7 +79,7 @@ class RunProgress:
             ranges = ranges_of(sum(self.stages.bins)) if is_statistics else summed_vectors(self.config, planned.kind).ranges
             mechanism = in_round(deployable_mechanism(config_for_kind(self.config, planned.kind), ranges), public)
             max_length = APART
-            if is_statistics:  # clients subtract an offset from each bin; with a single column, its length may be larger than the counts'
+            if is_statistics:  # clients subtract an offset from each bin, which may be longer than the counts if there is one column
                 max_length = max(APART, sqrt(ranges.dimension / 2))
         self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, max_length), planned
 
@@ -159,7 +159,7 @@ class Replies:
     @property
     def only_declined(self) -> bool:
         """Whether all replies so far come from nodes whose operators do not allow a report."""
-        no_other_problem = len(self._declined) == len(self.problems)  # each refusal is one of the problems
+        no_other_problem = len(self._declined) == len(self.problems)  # each refusal has added one problem
         return no_other_problem and not self._answers and not self._any_absent
 
     @property

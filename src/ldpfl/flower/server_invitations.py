@@ -154,10 +154,9 @@ class Questions:
 def ask_cohort_and_reserves(
     ask: Callable[[Sequence[int], int], Answers], cohort: Sequence[int], reserves: Sequence[int], needed: int, *, size_matters: bool
 ) -> Answers:
-    """Ask the ``cohort`` of a round, and for each node that does not agree one of the ``reserves``. Return all answers.
+    """Ask the ``cohort`` of a round, and for each node that does not agree the next of the ``reserves``. Return all answers.
 
-    The cohort is chosen before it is asked. So a run in which all nodes agree uses the same nodes as a run without questions. For each node
-    that does not agree, the next of the reserves is asked, until the cohort is full.
+    The cohort is chosen before it is asked. So a run in which all nodes agree uses the same nodes as a run without questions.
 
     Args:
         ask: asks the given nodes about a round of the given number of nodes.
@@ -201,7 +200,8 @@ class NodeSelection:
     def nodes_that_agree(self, number: int) -> tuple[list[int], list[int]]:
         """Return the nodes that agree to round ``number``, and all connected nodes. The round is made ready for the agreeing nodes.
 
-        Nodes that do not answer may be slow, or come back. If too few agree without them, they are waited for as long as for connections.
+        Nodes that do not answer may be slow, or come back. If too few other nodes agree, wait for the silent nodes as well, at most as long
+        as for connections.
 
         Raises:
             ConfigError: the round does not fit the relay.

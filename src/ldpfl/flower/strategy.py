@@ -203,7 +203,7 @@ class LdpStrategy(Strategy):
             if not given_up and recorded.possible_reports < needed:
                 given_up = self._collector.give_up(progress.round)
                 progress.deadline.renew(self._waiting.answer_s)  # wait a little for further refusals, which nodes send at once
-            if given_up and not recorded.only_declined:
+            if given_up and not recorded.only_declined:  # else go on: if all nodes decline, the round can be withdrawn
                 break
         if given_up and recorded.all_declined:  # no node has charged or sent anything
             self._withdraw_round(progress)
