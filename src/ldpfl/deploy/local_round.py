@@ -49,7 +49,7 @@ def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterat
     Args:
         key: public key of the aggregator, for which a report over a relay is encrypted.
     """
-    local_run()
+    local_run()  # Flower creates messages only in a run
     folder = Path(node.app or "")
     app_folder = folder if (folder / "pyproject.toml").is_file() else None
     data = tuple(str(path) for path in (node.data, node.data_dir) if path)

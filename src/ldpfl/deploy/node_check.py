@@ -241,7 +241,7 @@ def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
 
 
 def _check_server(server: str, address: str, authority: Path | None) -> Finding:
-    """Try a TLS handshake with the server at ``host:port``, and return the finding."""
+    """Try a TLS handshake with the ``server`` (its name in the finding) at ``address``, which is ``host:port``, or a host at port 443."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "443")
     try:
         context = _tls_context(authority)

@@ -128,7 +128,7 @@ class Processes:
             self.wait(lambda: all(running.code is not None for running in started), seconds, "the commands to end")
             for running in started:
                 if running.code != 0:
-                    running.check_alive()
+                    raise running.failure(f"ended with exit code {running.code}")
         finally:
             for running in started:
                 running.stop()

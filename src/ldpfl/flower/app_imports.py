@@ -94,17 +94,17 @@ def _client_module(app: Path) -> str:
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield name and spec of each package that contains ``module``, then of ``module``. ``app`` comes first in the search path."""
+    """Yield name and spec of each package that contains ``module``, then of ``module``, as found in ``app``. A missing one has no spec."""
     importlib.invalidate_caches()
-    places: list[str] = [str(app)]
+    search_path = [str(app)]
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
-        spec = PathFinder.find_spec(name, places)
+        spec = PathFinder.find_spec(name, search_path)
         yield name, spec
         if spec is None or spec.submodule_search_locations is None:
             return
-        places = list(spec.submodule_search_locations)
+        search_path = list(spec.submodule_search_locations)
 
 
 def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:

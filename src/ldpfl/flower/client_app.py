@@ -361,7 +361,7 @@ class LdpClientApp(ClientApp):
     def _payload(self, request: RoundRequest, context: Context, trained: Tensor) -> bytes:
         """Return the randomised report of ``trained`` weights (d,), which are PRIVATE and modified in place."""
         ask = request.ask
-        values = client_values(trained[None], request.state, _randomised_values(ask.terms))
+        values = client_values(trained[None], request.state, _randomised_values(ask.terms))  # (1, d), of this client alone
         if not is_finite(values):
             # The whole vector is checked before a random bit is drawn. A mechanism that samples coordinates would fail only if it hit the
             # bad ones, and so its failure would depend on the data.

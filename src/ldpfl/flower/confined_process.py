@@ -161,7 +161,7 @@ def _run_child(run: Callable[[int], NoReturn], sending: int, mask: set[Any], kep
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Let PyTorch use one thread for a while. Yield the number of threads that it used before."""
+    """Let PyTorch use one thread within the block. Yield the number of threads that it used before."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -243,7 +243,7 @@ def _run_worker(work: Callable[[], bytes], sending: int, *, stops_itself: bool =
         _log_exceptions_without_text()
         _send(sending, _result_or_error_message(work))
         code = 0
-        while stops_itself:
+        while stops_itself:  # in a loop, because another process may wake it
             os.kill(os.getpid(), signal.SIGSTOP)
     finally:
         # os._exit, not sys.exit: the parent's exit handlers must not run here, and the parent's connections must not be closed here.

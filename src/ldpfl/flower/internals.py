@@ -29,7 +29,7 @@ SERVER_NODE = SUPERLINK_NODE_ID
 _LOCAL_RUN = 1
 """Number of a run in this process. Flower's programs are not involved, so any number will do."""
 
-_PACKED = "ldpfl-state"
+_STATE_RECORD = "ldpfl-state"
 """Name of the record, and of the array in it, that holds an app's serialised state."""
 
 _TTL_S = 3600.0
@@ -71,13 +71,13 @@ def wrap_serialised(data: bytes) -> RecordDict:
 
     So bytes that an app's process has returned can be kept in Flower's context without being parsed.
     """
-    return RecordDict({_PACKED: ArrayRecord({_PACKED: Array("uint8", (len(data),), "numpy.ndarray", data)})})
+    return RecordDict({_STATE_RECORD: ArrayRecord({_STATE_RECORD: Array("uint8", (len(data),), "numpy.ndarray", data)})})
 
 
 def unwrap_serialised(records: RecordDict) -> RecordDict:
     """Return the records inside ``records`` if :func:`wrap_serialised` made them, else ``records`` unchanged."""
-    inside = records.array_records.get(_PACKED)
-    return records if inside is None else recorddict_from_proto(ProtoRecordDict.FromString(inside[_PACKED].data))
+    inside = records.array_records.get(_STATE_RECORD)
+    return records if inside is None else recorddict_from_proto(ProtoRecordDict.FromString(inside[_STATE_RECORD].data))
 
 
 def set_message_id(message: Message, identifier: str) -> None:

@@ -29,7 +29,7 @@ _Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 
 
 def _check_rounds(rounds: object) -> object:
-    """Return ``rounds`` by node unchanged, or raise at the first wrong entry. Pydantic would keep an error for each wrong entry."""
+    """Check ``rounds`` by node and return them unchanged. Raise at the first wrong entry, because pydantic would keep an error for each."""
     if isinstance(rounds, dict):
         for node, count in rounds.items():
             is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS

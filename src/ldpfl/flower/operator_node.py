@@ -125,7 +125,7 @@ class OperatorNode:
             self.signing()
 
     def admit(self, ask: Ask) -> float:
-        """Check the policy and, over a relay, that its round asks all clients for these reports; then charge the budget.
+        """Check that the policy allows the release, and that a relay expects the same release of all clients. Then charge the budget.
 
         Return the number of seconds during which the report can be delivered: infinite for a report in a Flower reply.
 
