@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ldpfl.deploy.demo import RunEnd, Watch, refusals
+from ldpfl.deploy.demo import RunEnd, Watch, refusal_reasons
 from ldpfl.deploy.site import Site
 from ldpfl.errors import DeploymentError
 from ldpfl.experiments import RunConfig
@@ -83,7 +83,7 @@ def test_a_run_that_failed_is_told_with_flowers_details(tmp_path: Path) -> None:
 
 def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
     node = site.nodes[1]
-    assert list(refusals(node)) == []
+    assert list(refusal_reasons(node)) == []
     node.log.write_text(
         "\x1b[92mINFO \x1b[0m:      Start `flwr-clientapp` process\n"
         "\x1b[93mWARNING \x1b[0m:   declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent\n"
@@ -92,7 +92,7 @@ def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
         "they declined: to say\n",
         encoding="utf-8",
     )
-    assert list(refusals(node)) == [
+    assert list(refusal_reasons(node)) == [
         "declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent",
         "would decline: run r, round 2: no budget is left",
         "failed: ValueError at train.py:7",

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ldpfl import ConfigError, LayerRanges, LdpflError
 from ldpfl.data import load
 from ldpfl.deploy.processes import Programs, export_commands, inherited_environment, shell_line
-from ldpfl.deploy.site import VALID_FOR, Site, node_key, write_all_parties_files
+from ldpfl.deploy.site import VALID_FOR, Site, write_all_parties_files, write_node_key
 from ldpfl.deploy.trial import LINKED, Trial, settings_of, trial_of
 from ldpfl.errors import Declined
 from ldpfl.experiments.build import build, choose_device
@@ -130,7 +130,7 @@ def test_a_server_cannot_issue_certificates_and_is_certified_for_a_day(site: Sit
 
 
 def test_a_node_has_a_key_of_the_curve_and_format_that_flower_wants_and_it_is_not_overwritten(tmp_path: Path) -> None:
-    public = serialization.load_ssh_public_key(node_key(tmp_path / "node.key").read_bytes())
+    public = serialization.load_ssh_public_key(write_node_key(tmp_path / "node.key").read_bytes())
     before = (tmp_path / "node.key").read_bytes()
     private = serialization.load_ssh_private_key(before, password=None)
     assert isinstance(public, ec.EllipticCurvePublicKey)
@@ -138,7 +138,7 @@ def test_a_node_has_a_key_of_the_curve_and_format_that_flower_wants_and_it_is_no
     assert isinstance(public.curve, ec.SECP384R1)
     assert private.public_key() == public
     with pytest.raises(FileExistsError):
-        node_key(tmp_path / "node.key")
+        write_node_key(tmp_path / "node.key")
     assert (tmp_path / "node.key").read_bytes() == before
 
 

@@ -94,7 +94,7 @@ def begin_app(
         raise ConfigError("apps need Flower, which is not installed: pip install 'ldpfl[flower]'")
     from ldpfl.data.user_images import holds_images
     from ldpfl.experiments import load_recipe
-    from ldpfl.flower.ignored_settings import needed_by_nodes, setting_notes
+    from ldpfl.flower.ignored_settings import node_requirements, setting_notes
     from ldpfl.flower.new_app import NOT_KNOWN, example_table_settings, settings_to_changes, without_column_changes, write_app
     from ldpfl.flower.policy_init import check_code, fitting_policy, names_not_loaded, offer_of_settings, ranges_for
     from ldpfl.flower.run_settings import RunSettings, join_changes
@@ -130,7 +130,7 @@ def begin_app(
         folder,
         # The recipe is loaded as the app loads it, because ``config`` has a seed of its own.
         tuple(setting_notes(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),
-        tuple(needed_by_nodes(config, at_nodes=at_nodes)),
+        tuple(node_requirements(config, at_nodes=at_nodes)),
         bool(public),
         note,
         open_bounds,

@@ -215,13 +215,13 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
 def _check_no_refusal(site: Site) -> None:
     """Raise if the log of any node says that the node sent no report."""
     for node in site.nodes:
-        for reason in refusals(node):
+        for reason in refusal_reasons(node):
             raise DeploymentError(f"{node.name} sent no report; its log says why: {node.log}", [reason])
 
 
 def _check_reports(trial: Trial, site: Site) -> None:
     """Raise unless each round has a report of each client."""
-    rounds = rounds_in(site)
+    rounds = finished_rounds(site)
     for number in range(1, trial.rounds + 1):
         reports = rounds[number - 1]["clients"] if number <= len(rounds) else 0
         if reports != trial.clients:
@@ -298,11 +298,11 @@ class Watch:
     def tell_news(self) -> None:
         """Tell the observer what has happened since the last call."""
         for node in self.site.nodes:
-            for reason in islice(replacements(node), self._replacements_told[node.name], None):
+            for reason in islice(replacement_reasons(node), self._replacements_told[node.name], None):
                 self._replacements_told[node.name] += 1
                 self.observer.step(f"{node.name}: {reason}")
         participation = self._read_participation()  # read first, so that finished rounds are told before the next one
-        for metrics in rounds_in(self.site)[self._rounds_told :]:
+        for metrics in finished_rounds(self.site)[self._rounds_told :]:
             self._rounds_told += 1
             self.observer.round_done(metrics["round"], metrics["clients"], metrics["score"])
         if participation is not None and participation.begun > self._rounds_asked:
@@ -323,19 +323,19 @@ class Watch:
             return None
 
 
-def rounds_in(site: Site) -> list[dict[str, Any]]:
+def finished_rounds(site: Site) -> list[dict[str, Any]]:
     """Return the figures of each finished round."""
     path = RunFolder(site.run).metrics_path
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
     return [json.loads(line) for line in lines[:-1]]  # the last line may be incomplete, since it is being written
 
 
-def refusals(node: NodeSite) -> Iterator[str]:
+def refusal_reasons(node: NodeSite) -> Iterator[str]:
     """Yield the reasons why a node sent no report, from its log. They hold no private value."""
     return _matches_in_log(node, _REFUSAL_LINE)
 
 
-def replacements(node: NodeSite) -> Iterator[str]:
+def replacement_reasons(node: NodeSite) -> Iterator[str]:
     """Yield the reasons why a node reported no change instead of what it trained, from its log."""
     return _matches_in_log(node, _REPLACEMENT_LINE)
 

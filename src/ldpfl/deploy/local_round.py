@@ -23,7 +23,7 @@ from ldpfl.flower import apps, confined_process
 from ldpfl.flower.app_failures import explain_to_operator, raise_nothing_learnt, with_explanation
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import Attempt, LdpClientApp
-from ldpfl.flower.client_modules import client_app_in, importable, run_config_of
+from ldpfl.flower.client_modules import import_client_app, importable, run_config_of
 from ldpfl.flower.federation_setup import check_no_download_needed, data_dir_of, prepare
 from ldpfl.flower.internals import local_run, records_to_bytes, unwrap_serialised, wrap_serialised
 from ldpfl.flower.policy_init import Offer
@@ -56,7 +56,7 @@ def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterat
     explain = partial(explain_to_operator, app=app_folder, data=data)
     with _node_environment(node), nullcontext() if app_folder is None else importable(app_folder):
         try:
-            app = apps.client_app if app_folder is None else client_app_in(app_folder)
+            app = apps.client_app if app_folder is None else import_client_app(app_folder)
         except (Exception, SystemExit) as error:  # importing the app may raise anything
             yield _failed_trial(f"the app cannot be loaded: {explain(error)}")
             return

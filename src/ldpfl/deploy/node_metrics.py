@@ -32,7 +32,7 @@ _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _OUTCOME_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*OUTCOMES, *QUESTIONS))}): ")
 
 
-def outcomes_in(lines: Iterable[str]) -> Counter[str]:
+def count_outcomes(lines: Iterable[str]) -> Counter[str]:
     """Return how often each of :data:`OUTCOMES` and :data:`QUESTIONS` stands in the ``lines`` of a SuperNode's log.
 
     A report that was replaced, or for which few records could be used, has left, and counts as sent, too.
@@ -61,7 +61,7 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
     if log is not None:
         try:
             with log.open(encoding="utf-8", errors="replace") as opened:
-                counts = outcomes_in(opened)
+                counts = count_outcomes(opened)
         except OSError as error:
             raise ConfigError(f"the SuperNode's log {log} cannot be read: {error.strerror}") from None
         lines += ["# HELP ldpfl_node_outcomes_total By the log: what became of reports.", "# TYPE ldpfl_node_outcomes_total counter"]

@@ -46,7 +46,7 @@ class LeftOpen:
 
 
 def read_left_open(folder: RunFolder) -> LeftOpen:
-    """Return the state of the run in ``folder``.
+    """Return how far the run in ``folder`` is, and which round it left open.
 
     Raises:
         ConfigError: the folder holds no run on Flower, or the run is still under way.

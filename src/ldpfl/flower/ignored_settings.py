@@ -58,7 +58,7 @@ def setting_notes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 
 
-def needed_by_nodes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
+def node_requirements(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode.
 
     ``at_nodes`` says whether each node trains on its own table.

@@ -48,11 +48,13 @@ def message_for_app(message: Message) -> Message:
     metadata.__dict__ |= {"_message_id": "", "_reply_to_message_id": "", "_group_id": "", "_created_at": time.time(), "_ttl": _TTL_S}
     metadata.__dict__ |= {"_run_id": 0, "_src_node_id": 0, "_dst_node_id": 0, "_src_task_id": None, "_dst_task_id": None}
     clone.__dict__["_metadata"] = metadata
-    clone.__dict__["_content"] = RecordDict({name: _copy(record) for name, record in sorted(message.content.items(), key=itemgetter(0))})
+    clone.__dict__["_content"] = RecordDict(
+        {name: _copy_record(record) for name, record in sorted(message.content.items(), key=itemgetter(0))}
+    )
     return clone
 
 
-def _copy(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+def _copy_record(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
     """Return a copy of ``record``, sorted by key unless it holds arrays, whose order is the model's."""
     if isinstance(record, ArrayRecord):
         return ArrayRecord({name: copy.copy(array) for name, array in record.items()})

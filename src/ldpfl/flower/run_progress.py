@@ -10,7 +10,7 @@ from flwr.app import Message
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.nodes_asked import Participation
-from ldpfl.flower.replies import Deadline, answer_in, is_absent, is_refusal, reason_in
+from ldpfl.flower.replies import Deadline, is_absent, is_refusal, read_answer, reason_in
 from ldpfl.flower.report_collection import OpenRound
 from ldpfl.flower.round_kinds import PlannedRound, config_for_kind, planned_round
 from ldpfl.flower.sent_vectors import summed_vectors
@@ -132,7 +132,7 @@ class Replies:
                 self.reasons[node] = reason_in(reply)
             if is_refusal(reply):
                 self._declined.add(node)
-            self._answers[node] = answer_in(reply, self._progress.round)
+            self._answers[node] = read_answer(reply, self._progress.round)
         except LdpflError as error:
             self.problems.append(str(error))
 

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.invitation import QUESTION, Answers, question_of
-from ldpfl.flower.replies import Deadline, answer_in, is_absent, is_refusal, reason_in, replies_as_they_come
+from ldpfl.flower.replies import Deadline, is_absent, is_refusal, read_answer, reason_in, replies_as_they_come
 from ldpfl.flower.report_collection import Collector, OpenRound
 from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.run_progress import RunProgress
@@ -139,7 +139,7 @@ class Questions:
                 unanswered.discard(node)
                 deadline.renew(self._answer_s)
                 try:
-                    answer_in(reply, round_)
+                    read_answer(reply, round_)
                     question.agreed.add(node)
                 except LdpflError:
                     if node in asked:
