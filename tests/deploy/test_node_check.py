@@ -23,7 +23,7 @@ from ldpfl import LayerRanges, mechanisms
 from ldpfl.deploy.certificates import issue
 from ldpfl.deploy.node_check import check_node
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing
-from ldpfl.deploy.site import node_key
+from ldpfl.deploy.site import write_node_key
 from ldpfl.flower.policy_init import offer_of, ranges_for, releases_of
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
@@ -72,7 +72,7 @@ def node(tmp_path: Path) -> NodeSetUp:
     for name, text in (("relay.token", "t" * 43), ("table.csv", TABLE)):
         (tmp_path / name).write_text(text, encoding="utf-8")
         (tmp_path / name).chmod(0o600)
-    node_key(tmp_path / "node.key")
+    write_node_key(tmp_path / "node.key")
     app = tmp_path / "app"
     app.mkdir()
     (app / "pyproject.toml").write_text(APP, encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ldpfl.deploy.demo import Ended, Watch, refusals
+from ldpfl.deploy.demo import RunEnd, Watch, refusal_reasons
 from ldpfl.deploy.site import Site
 from ldpfl.errors import DeploymentError
 from ldpfl.experiments import RunConfig
@@ -42,23 +42,23 @@ def site(tmp_path: Path) -> Site:
 def test_each_step_is_told_once(site: Site) -> None:
     reported = Heard()
     watch = Watch(site, {7: "node-0", 9: "node-1"}, reported, RunConfig())
-    watch.look()
+    watch.tell_news()
     assert reported.told == []
-    first = Participation(run="r").ask(1, [9, 7], [7, 9], {})
+    first = Participation(run="r").after_asking(1, [9, 7], [7, 9], {})
     first.save(RunFolder(site.run).participation_path)
-    watch.look()
-    watch.look()
+    watch.tell_news()
+    watch.tell_news()
     assert reported.told == [("round 1", "node-0", "node-1")]
     (site.run / "metrics.jsonl").write_text(json.dumps({"round": 1, "clients": 2, "score": 0.5}) + "\n", encoding="utf-8")
-    first.ask(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
-    watch.look()
-    watch.look()
+    first.after_asking(2, [7, 9], [7, 9], {}).save(RunFolder(site.run).participation_path)
+    watch.tell_news()
+    watch.tell_news()
     assert sorted(reported.told[1:], key=str) == [("round 2", "node-0", "node-1"), (1, 2, 0.5)]
     told = len(reported.told)
     site.operator.mkdir(exist_ok=True)
     (site.operator / "run.log").write_text("\x1b[92mINFO \x1b[0m:      the rounds are over: figures are computed\n", encoding="utf-8")
-    watch.look()
-    watch.look()
+    watch.tell_news()
+    watch.tell_news()
     assert reported.told[told:] == [("the rounds are over; the aggregator computes the figures and the guarantee of the run",)]
 
 
@@ -70,20 +70,20 @@ def listing(path: Path, **run: str) -> Path:
 def test_a_run_that_failed_is_told_with_flowers_details(tmp_path: Path) -> None:
     log = tmp_path / "superlink.log"
     log.write_text("INFO : something\n", encoding="utf-8")
-    ended = Ended.read(listing(tmp_path / "ls.log", status="finished:failed", **{"status-details": "ProtocolError: round 1 is charged"}))
+    ended = RunEnd.read(listing(tmp_path / "ls.log", status="finished:failed", **{"status-details": "ProtocolError: round 1 is charged"}))
     with pytest.raises(
         DeploymentError, match=r"is finished:failed, expected finished:completed\. Details: ProtocolError: round 1 is"
     ) as caught:
         ended.check_completed(log)
     assert caught.value.log == ("INFO : something",)
-    Ended.read(listing(tmp_path / "ls.log", status="finished:completed", **{"status-details": "N/A"})).check_completed(log)
+    RunEnd.read(listing(tmp_path / "ls.log", status="finished:completed", **{"status-details": "N/A"})).check_completed(log)
     with pytest.raises(DeploymentError, match=r"the output of flwr ls in .* cannot be read"):
-        Ended.read(listing(tmp_path / "ls.log", status="running"))
+        RunEnd.read(listing(tmp_path / "ls.log", status="running"))
 
 
 def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
     node = site.nodes[1]
-    assert list(refusals(node)) == []
+    assert list(refusal_reasons(node)) == []
     node.log.write_text(
         "\x1b[92mINFO \x1b[0m:      Start `flwr-clientapp` process\n"
         "\x1b[93mWARNING \x1b[0m:   declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent\n"
@@ -92,7 +92,7 @@ def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
         "they declined: to say\n",
         encoding="utf-8",
     )
-    assert list(refusals(node)) == [
+    assert list(refusal_reasons(node)) == [
         "declined: run r, round 1: a cohort of 3 is below min_clients = 4; nothing was sent",
         "would decline: run r, round 2: no budget is left",
         "failed: ValueError at train.py:7",

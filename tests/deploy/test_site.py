@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ldpfl import ConfigError, LayerRanges, LdpflError
 from ldpfl.data import load
-from ldpfl.deploy.processes import Programs, as_typed, exports, inherited_environment
-from ldpfl.deploy.site import VALID_FOR, Site, equip, node_key
+from ldpfl.deploy.processes import Programs, export_commands, inherited_environment, shell_line
+from ldpfl.deploy.site import VALID_FOR, Site, write_all_parties_files, write_node_key
 from ldpfl.deploy.trial import LINKED, Trial, settings_of, trial_of
 from ldpfl.errors import Declined
 from ldpfl.experiments.build import build, choose_device
@@ -50,7 +50,7 @@ def tiny_trial(tiny_data: Path) -> Trial:
 @pytest.fixture
 def site(tiny_trial: Trial, tmp_path: Path) -> Site:
     made = Site.make(tmp_path / "demo", tiny_trial.clients)
-    equip(made, tiny_trial.policy)
+    write_all_parties_files(made, tiny_trial.policy)
     write_app(made.app, settings_of(made, tiny_trial))
     return made
 
@@ -118,7 +118,7 @@ def test_who_trusts_the_authority_accepts_its_servers_by_their_names_and_no_othe
     with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for|mismatch"):
         shake_hands(site.relay, site.authority, "relay.example")
     other = Site.make(tmp_path / "other", 1)
-    equip(other, tiny_trial.policy)
+    write_all_parties_files(other, tiny_trial.policy)
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(site.relay, other.authority, "localhost")
 
@@ -130,7 +130,7 @@ def test_a_server_cannot_issue_certificates_and_is_certified_for_a_day(site: Sit
 
 
 def test_a_node_has_a_key_of_the_curve_and_format_that_flower_wants_and_it_is_not_overwritten(tmp_path: Path) -> None:
-    public = serialization.load_ssh_public_key(node_key(tmp_path / "node.key").read_bytes())
+    public = serialization.load_ssh_public_key(write_node_key(tmp_path / "node.key").read_bytes())
     before = (tmp_path / "node.key").read_bytes()
     private = serialization.load_ssh_private_key(before, password=None)
     assert isinstance(public, ec.EllipticCurvePublicKey)
@@ -138,7 +138,7 @@ def test_a_node_has_a_key_of_the_curve_and_format_that_flower_wants_and_it_is_no
     assert isinstance(public.curve, ec.SECP384R1)
     assert private.public_key() == public
     with pytest.raises(FileExistsError):
-        node_key(tmp_path / "node.key")
+        write_node_key(tmp_path / "node.key")
     assert (tmp_path / "node.key").read_bytes() == before
 
 
@@ -205,14 +205,14 @@ def test_settings_of_whoever_starts_it_are_not_passed_on(monkeypatch: pytest.Mon
 
 
 def test_what_all_commands_need_is_exported(programs: Programs, tmp_path: Path) -> None:
-    told = exports(inherited_environment(tmp_path / "my data"))
+    told = export_commands(inherited_environment(tmp_path / "my data"))
     assert "export FLWR_TELEMETRY_ENABLED=0\n" in told
     assert f"export LDPFL_DATA_DIR='{tmp_path}/my data'\n" in told
     assert "PATH=" not in told
 
 
 def test_commands_are_written_as_one_types_them(programs: Programs) -> None:
-    typed = as_typed(programs.supernode(1), programs.inherited)
+    typed = shell_line(programs.supernode(1), programs.inherited)
     assert typed.startswith("FLWR_HOME=")
     assert typed.endswith("--node-config 'partition-id=1 num-partitions=3'")
     assert "PATH=" not in typed

@@ -11,7 +11,7 @@ from test_site import shake_hands
 
 from conftest import CommandLine
 from ldpfl import ConfigError
-from ldpfl.deploy.certificates import end_of, issue
+from ldpfl.deploy.certificates import expiry_of, issue
 from ldpfl.transport.shuffling.sealing import load_key, public_text
 
 CA = Path("tls")
@@ -29,12 +29,12 @@ def test_servers_are_trusted_by_their_names_and_say_how_long(ldpfl: CommandLine)
         shake_hands(CA / "superlink.example", CA / "ca.crt", name)
     with pytest.raises(Exception, match=r"not valid for|mismatch"):
         shake_hands(CA / "relay.example", CA / "ca.crt", "superlink.example")
-    days = (end_of(CA / "relay.example" / "server.crt") - datetime.now(UTC)) / timedelta(days=1)
+    days = (expiry_of(CA / "relay.example" / "server.crt") - datetime.now(UTC)) / timedelta(days=1)
     assert 89 < days <= 90
-    assert timedelta(days=3649) < end_of(CA / "ca.crt") - datetime.now(UTC) <= timedelta(days=3650)
+    assert timedelta(days=3649) < expiry_of(CA / "ca.crt") - datetime.now(UTC) <= timedelta(days=3650)
     assert {mode(path) for path in (CA / "ca.key", *CA.glob("*/server.key"))} == {0o600}
     assert {mode(path) for path in (CA / "ca.crt", *CA.glob("*/server.crt"))} == {0o644}
-    assert f"{end_of(CA / 'relay.example' / 'server.crt'):%Y-%m-%d}" in shown
+    assert f"{expiry_of(CA / 'relay.example' / 'server.crt'):%Y-%m-%d}" in shown
     assert "An organisation's own authority is better" in " ".join(shown.split())
 
 

@@ -17,7 +17,7 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.planned_ledger import initial_weights_and_ranges, planned_ledger
-from ldpfl.flower.ignored_settings import left_out
+from ldpfl.flower.ignored_settings import setting_notes
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.statement import account
@@ -137,9 +137,9 @@ def test_what_has_no_norm_to_adapt_is_refused_before_a_run(changes: list[str], e
 def test_records_are_refused_on_flower_and_clients_are_not() -> None:
     with pytest.raises(ConfigError, match=r"runs in the simulator only with mechanism 'dp-sgd'"):
         deployable_mechanism(config_of(*RECORDS, "mechanism.records=10", *ADAPTIVE), RANGES)
-    assert any("clipping.target_quantile = 0.5: refused" in line for line in left_out(config_of(*RECORDS, *ADAPTIVE), at_nodes=False))
+    assert any("clipping.target_quantile = 0.5: refused" in line for line in setting_notes(config_of(*RECORDS, *ADAPTIVE), at_nodes=False))
     config = config_of(*CLIENTS, *ADAPTIVE)
-    assert not any("clipping" in line for line in left_out(config, at_nodes=False))
+    assert not any("clipping" in line for line in setting_notes(config, at_nodes=False))
     assert deployable_mechanism(config, RANGES) == mechanism_of(config, RANGES)
 
 

@@ -50,7 +50,7 @@ from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, GivesWeigh
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import DECLINED, FAILED
-from ldpfl.flower.internals import unpacked
+from ldpfl.flower.internals import unwrap_serialised
 from ldpfl.flower.round_request import read_request
 from ldpfl.flower.terms import VERSION, agreement_of, digest_of
 from ldpfl.util.randomness import SecureSource
@@ -627,7 +627,7 @@ def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
     for _ in range(2):
         list(grid.send_and_receive([instruction(terms_of(reply_s=4.0))]))
     (context,) = grid._contexts.values()
-    assert unpacked(context.state).metric_records["memory"]["rounds"] == 1
+    assert unwrap_serialised(context.state).metric_records["memory"]["rounds"] == 1
 
 
 MANY = """
@@ -676,7 +676,7 @@ def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -
     (reply,) = grid.send_and_receive([instruction(terms_of(reply_s=2.0))])
     assert reply.content == ask(app_of(staying)).content
     (context,) = grid._contexts.values()
-    assert not unpacked(context.state)
+    assert not unwrap_serialised(context.state)
 
 
 @pytest.mark.parametrize("when", TIMES)

@@ -11,7 +11,7 @@ import pytest
 
 import ldpfl
 from ldpfl.errors import ConfigError
-from ldpfl.flower.app_imports import run_at_import
+from ldpfl.flower.app_imports import unwrapped_code
 
 MINE = "from ldpfl.flower import LdpClientApp\nfrom mine.training import app as own\napp = LdpClientApp(own)\n"
 QUIET = (
@@ -32,8 +32,8 @@ def app_in(folder: Path, client: str = QUIET, package: str = "") -> Path:
 
 @pytest.mark.thorough
 def test_the_wrapper_alone_is_quiet(tmp_path: Path) -> None:
-    assert list(run_at_import(app_in(tmp_path, package='"""Mine."""\n__version__ = "1"\n__all__ = ["a"]\n'))) == []
-    assert list(run_at_import(Path(__file__).parents[2] / "examples" / "flower-mnist")) == []
+    assert list(unwrapped_code(app_in(tmp_path, package='"""Mine."""\n__version__ = "1"\n__all__ = ["a"]\n'))) == []
+    assert list(unwrapped_code(Path(__file__).parents[2] / "examples" / "flower-mnist")) == []
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_the_wrapper_alone_is_quiet(tmp_path: Path) -> None:
     ],
 )
 def test_what_else_is_run_is_named(client: str, package: str, found: list[str], tmp_path: Path) -> None:
-    assert list(run_at_import(app_in(tmp_path, client, package))) == found
+    assert list(unwrapped_code(app_in(tmp_path, client, package))) == found
 
 
 def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "ldpfl").mkdir()
-    assert list(run_at_import(app_in(tmp_path))) == ["mine/client_app.py:3"]
+    assert list(unwrapped_code(app_in(tmp_path))) == ["mine/client_app.py:3"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_modules_that_python_takes_in_place_of_others_are_named(file: str, text:
     app = app_in(tmp_path)
     (app / file).parent.mkdir(exist_ok=True)
     (app / file).write_text(text, encoding="utf-8")
-    assert list(run_at_import(app)) == found
+    assert list(unwrapped_code(app)) == found
 
 
 def test_what_may_run_in_place_of_the_sources_is_named(tmp_path: Path) -> None:
@@ -85,27 +85,27 @@ def test_what_may_run_in_place_of_the_sources_is_named(tmp_path: Path) -> None:
     (cache / "client_app.cpython-311.pyc").write_bytes(b"")
     (app / "mine" / "__init__.py").write_text('__version__ = "1"\n__path__ = ["elsewhere"]\n', encoding="utf-8")
     bytecode = "mine/__pycache__/client_app.cpython-311.pyc, which Python may run in place of its source: delete it"
-    assert list(run_at_import(app)) == [bytecode, "mine/__init__.py:2"]
+    assert list(unwrapped_code(app)) == [bytecode, "mine/__init__.py:2"]
 
 
 def test_what_lies_elsewhere_cannot_be_checked_and_what_is_called_like_the_wrapper_is_none(tmp_path: Path) -> None:
     app = app_in(tmp_path, 'from ldpfl.models import import_module as LdpClientApp\napp = LdpClientApp("mine.training")\n')
-    assert list(run_at_import(app)) == ["mine/client_app.py:1"]
+    assert list(unwrapped_code(app)) == ["mine/client_app.py:1"]
     (app / "pyproject.toml").write_text('[tool.flwr.app.components]\nclientapp = "elsewhere.client:app"\n', encoding="utf-8")
-    assert list(run_at_import(app)) == ["elsewhere, which is not in this folder and cannot be checked here"]
+    assert list(unwrapped_code(app)) == ["elsewhere, which is not in this folder and cannot be checked here"]
 
 
 def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app_in(tmp_path, 'print("loud")\n')
     monkeypatch.chdir(tmp_path.parent)
-    assert list(run_at_import(Path(tmp_path.name))) == ["mine/client_app.py:1"]
+    assert list(unwrapped_code(Path(tmp_path.name))) == ["mine/client_app.py:1"]
 
 
 @pytest.mark.parametrize("name", ["evil-1.dist-info", "evil.egg-info", "evil.egg"])
 def test_metadata_by_which_libraries_find_plug_ins_is_named(name: str, tmp_path: Path) -> None:
     app = app_in(tmp_path)
     (app / name).mkdir()
-    assert list(run_at_import(app)) == [f"{name}, in which libraries look for code to run: delete it"]
+    assert list(unwrapped_code(app)) == [f"{name}, in which libraries look for code to run: delete it"]
 
 
 @pytest.mark.parametrize("name", ["gmpy2", "pydot", "trio", "h2", "socksio"])
@@ -113,13 +113,13 @@ def test_what_is_looked_for_later_is_named_too(name: str, tmp_path: Path) -> Non
     """Some when the wrapper is imported, some when a node first calls its relay, in the process that charges."""
     app = app_in(tmp_path)
     (app / f"{name}.py").write_text("", encoding="utf-8")
-    assert list(run_at_import(app)) == [f"{name}.py, which Python imports instead of the module {name} that other code needs: rename it"]
+    assert list(unwrapped_code(app)) == [f"{name}.py, which Python imports instead of the module {name} that other code needs: rename it"]
 
 
 def test_a_folder_is_a_package_also_without_a_file_that_says_so(tmp_path: Path) -> None:
     app = app_in(tmp_path)
     (app / "pydot").mkdir()
-    assert list(run_at_import(app)) == ["pydot, which Python imports instead of the module pydot that other code needs: rename it"]
+    assert list(unwrapped_code(app)) == ["pydot, which Python imports instead of the module pydot that other code needs: rename it"]
 
 
 @pytest.mark.thorough
@@ -129,7 +129,7 @@ def test_nothing_of_the_folder_that_one_is_in_is_run(tmp_path: Path) -> None:
     told = tmp_path / "told.txt"
     for name in ("json", "gmpy2", "torch", "ldpfl"):
         (app / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write({name!r})\n", encoding="utf-8")
-    code = "from pathlib import Path; from ldpfl.flower.app_imports import run_at_import; print(list(run_at_import(Path('.'))))"
+    code = "from pathlib import Path; from ldpfl.flower.app_imports import unwrapped_code; print(list(unwrapped_code(Path('.'))))"
     environment = {**os.environ, "PYTHONPATH": f"{Path(ldpfl.__file__).parents[1]}"}
     done = subprocess.run([sys.executable, "-P", "-c", code], cwd=app, env=environment, capture_output=True, text=True, check=True)
     assert all(f"{name}.py, which Python imports instead of the module" in done.stdout for name in ("json", "gmpy2", "torch", "ldpfl"))
@@ -141,12 +141,12 @@ def test_code_that_an_encoding_hides_is_found(coding: str, tmp_path: Path) -> No
     """A line break that is none in UTF-8 ends the comment."""
     hidden = {"utf-7": "+AAo-open('x')", "unicode_escape": "\\nopen('x')", "raw_unicode_escape": "\\u000aopen('x')"}[coding]
     app = app_in(tmp_path, f"# coding: {coding}\n# a comment {hidden}\n")
-    assert list(run_at_import(app)) == ["mine/client_app.py:3"]
+    assert list(unwrapped_code(app)) == ["mine/client_app.py:3"]
 
 
 def test_an_app_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        list(run_at_import(app_in(tmp_path, "def")))
+        list(unwrapped_code(app_in(tmp_path, "def")))
     (tmp_path / "pyproject.toml").write_text("[tool]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="has no `clientapp`"):
-        list(run_at_import(tmp_path))
+        list(unwrapped_code(tmp_path))

@@ -44,31 +44,31 @@ def stopped_in_round_2(world: World, folder: RunFolder) -> None:
 def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: World) -> None:
     folder = RunFolder(world.folder / "run")
     stopped_in_round_2(world, folder)
-    left = stopped_runs.left_open(folder)
+    left = stopped_runs.read_left_open(folder)
     assert (left.finished, left.begun, left.asked, left.over_relay) == (1, 2, CLIENTS, True)
     relay = world.collector().relay
-    said = "\n".join([*stopped_runs.described(left), *stopped_runs.held(relay, left, folder.path)])
+    said = "\n".join([*stopped_runs.progress_lines(left), *stopped_runs.relay_lines(relay, left, folder.path)])
     assert "round 2 was begun with 5 nodes and is not finished" in said
     assert (
         "round 2 at the relay is open, with 3 uploads so far; it releases the round from 3 uploads on; nodes told to train may still upload"
         in said
     )
     assert "left-open" in said
-    assert stopped_runs.closed(relay, left) == [
+    assert stopped_runs.cancel_at_relay(relay, left) == [
         "the relay has deleted what it held of round 2. The reports of round 2 are lost, and stay charged"
     ]
     assert relay.round_status(left.run, 2).state == "gone"
-    assert stopped_runs.closed(relay, left) == ["the relay has no data of this run: there was nothing to cancel"]
-    assert stopped_runs.held(relay, left, folder.path) == [
+    assert stopped_runs.cancel_at_relay(relay, left) == ["the relay has no data of this run: there was nothing to cancel"]
+    assert stopped_runs.relay_lines(relay, left, folder.path) == [
         "the relay has no data of this run",
         "so the reports of round 2 are lost. To go on with the next round: submit the same app again, with the same folder",
     ]
     last = world.run(3, folder=folder)
     assert [metrics.clients for metrics in last.history] == [CLIENTS, 0, CLIENTS]
     assert [event.round for event in last.ledger.events] == [1, 2, 3]
-    after = stopped_runs.left_open(folder)
+    after = stopped_runs.read_left_open(folder)
     assert (after.finished, after.begun) == (3, None)
-    assert stopped_runs.held(relay, after, folder.path) == ["the relay has no data of this run"]
+    assert stopped_runs.relay_lines(relay, after, folder.path) == ["the relay has no data of this run"]
 
 
 def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,20 +81,20 @@ def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world:
         patched.setattr("ldpfl.flower.relay_collection.RelayCollector.delete_round", killed)
         with pytest.raises(Killed):
             world.run(1, folder=folder)
-    left, relay = stopped_runs.left_open(folder), world.collector().relay
+    left, relay = stopped_runs.read_left_open(folder), world.collector().relay
     assert left.begun is None
-    assert stopped_runs.held(relay, left, folder.path) == [
+    assert stopped_runs.relay_lines(relay, left, folder.path) == [
         "the relay has released round 1, made of 5 uploads",
         "the run folder already has this round, so the relay's copy is not needed. To delete it there: "
         f"ldpfl deploy left-open {folder.path} --cancel",
     ]
-    assert stopped_runs.closed(relay, left) == ["the relay has deleted what it held of round 1"]
+    assert stopped_runs.cancel_at_relay(relay, left) == ["the relay has deleted what it held of round 1"]
 
 
 def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
     folder = RunFolder(Path("run"))
     with pytest.raises(ConfigError, match="holds no run"):
-        stopped_runs.left_open(folder)
+        stopped_runs.read_left_open(folder)
     LdpStrategy(config_of(), folder=folder).start(InProcessGrid(app_of(), 3), start_arrays(), 2)
     outcome = ldpfl("deploy", "left-open", folder.path)
     assert outcome.code == 0

@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY_TOML
 from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments.config import parse_config
-from ldpfl.flower.named_by_server import check_config, check_mechanism, check_needs_nothing
+from ldpfl.flower.named_by_server import check_config, check_mechanism, check_nothing_opened_or_run
 from ldpfl.flower.policy_init import check_code
 from ldpfl.privacy.policy import Policy
 
@@ -57,9 +57,9 @@ def test_a_mechanism_is_one_that_the_policy_names() -> None:
 
 def test_a_stranger_s_app_says_what_it_asks_without_being_run() -> None:
     """Code that is installed is not run either, and has to be named in the policy that comes of it."""
-    check_needs_nothing(parse_config(TINY_TOML, [f"model.name={CODE}"], origin="test"))
+    check_nothing_opened_or_run(parse_config(TINY_TOML, [f"model.name={CODE}"], origin="test"))
     for change in (f"task.name={CODE}", f"data.name={CODE}", "data.name=somebody/faces"):
         with pytest.raises(ConfigError):
-            check_needs_nothing(parse_config(TINY_TOML, [change], origin="test"))
+            check_nothing_opened_or_run(parse_config(TINY_TOML, [change], origin="test"))
     with pytest.raises(ConfigError, match="nodes load no code from files"):
         check_code(parse_config(TINY_TOML, ["model.name=thing.py:Thing"], origin="test"))

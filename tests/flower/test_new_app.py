@@ -11,7 +11,7 @@ import pytest
 from conftest import CommandLine
 from ldpfl.experiments import load_recipe
 from ldpfl.experiments.config import read_config
-from ldpfl.flower.app_imports import run_at_import
+from ldpfl.flower.app_imports import unwrapped_code
 from ldpfl.flower.policy_init import offer_of
 from ldpfl.privacy.budget_file import read_books
 from ldpfl.privacy.policy import read_policy
@@ -37,7 +37,7 @@ def test_the_app_of_a_recipe_comes_with_a_policy_and_a_budget_that_fit(tmp_path:
     assert (config.mechanism.name, config.training.rounds) == ("duchi", 3)
     assert (policy.mechanisms, policy.rounds, policy.epsilon_per_unit) == (("duchi",), 3, 2.0)
     assert read_books(tmp_path / "digits" / "budget.sqlite").limit.epsilon == policy.lifetime_epsilon
-    assert list(run_at_import(tmp_path / "digits")) == []
+    assert list(unwrapped_code(tmp_path / "digits")) == []
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RecordTask, apps
-from ldpfl.flower.app_imports import gives, run_at_import
+from ldpfl.flower.app_imports import client_output, unwrapped_code
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.policy_init import fitting_policy, offer_of, ranges_for
 from ldpfl.flower.records import RecordGradients
@@ -365,7 +365,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_a_policy_is_written_only_for_an_app_that_gives_what_its_server_asks_for(call: str, tmp_path: Path) -> None:
     given, app = CALLS[call], folder_of(tmp_path / "app", call)
-    assert gives(app) == given
+    assert client_output(app) == given
     for name, asked in (("dp-sgd", "gradients"), ("duchi", "weights")):
         own = tmp_path / f"{name}.toml"
         own.write_text(f'[mechanism]\nname = "{name}"\n' + ("records = 40\n" if name == "dp-sgd" else ""), encoding="utf-8")
@@ -381,10 +381,10 @@ def test_a_policy_is_written_only_for_an_app_that_gives_what_its_server_asks_for
 @pytest.mark.xdist_group("imports-of-apps")
 def test_a_wrapper_of_records_is_as_quiet_as_one_of_an_app(tmp_path: Path) -> None:
     for name, more in (("quiet", ""), ("of persons", ", persons=True")):
-        assert list(run_at_import(folder_of(tmp_path / name, f'LdpClientApp(records="mine.training:records"{more})'))) == []
-    assert list(run_at_import(folder_of(tmp_path / "loud", 'LdpClientApp(records="a:b", persons=made())'))) == ["mine/client_app.py:3"]
+        assert list(unwrapped_code(folder_of(tmp_path / name, f'LdpClientApp(records="mine.training:records"{more})'))) == []
+    assert list(unwrapped_code(folder_of(tmp_path / "loud", 'LdpClientApp(records="a:b", persons=made())'))) == ["mine/client_app.py:3"]
     for place, call in enumerate(("LdpClientApp(records=load())", 'LdpClientApp(records="a:b", node=made())', 'LdpClientApp(node="a:b")')):
-        assert list(run_at_import(folder_of(tmp_path / str(place), call))) == ["mine/client_app.py:3"]
+        assert list(unwrapped_code(folder_of(tmp_path / str(place), call))) == ["mine/client_app.py:3"]
 
 
 def test_a_layer_under_several_names_is_accepted() -> None:

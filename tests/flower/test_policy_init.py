@@ -10,7 +10,7 @@ import pytest
 from ldpfl import ConfigError
 from ldpfl.experiments import load_recipe
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.flower.policy_init import as_sent, fitting_policy, offer_of, ranges_for
+from ldpfl.flower.policy_init import config_for_transport, fitting_policy, offer_of, ranges_for
 from ldpfl.privacy.policy import Transport
 from ldpfl.privacy.statement import run_epsilon
 
@@ -88,18 +88,18 @@ def test_a_target_is_met_by_what_really_leaves(tmp_path: Path) -> None:
     assert config.shuffling.channel == "direct"
     assert run_epsilon(planned_ledger(config), config.privacy.delta) <= 2.0
     with pytest.raises(ConfigError, match=r"needs ldpfl\.linked = 1, got 8"):
-        as_sent(config, "relay", 8, 8)
+        config_for_transport(config, "relay", 8, 8)
     with pytest.raises(ConfigError, match=r"rounds in which all clients that are asked take part: set ldpfl\.min-clients to 8"):
-        as_sent(config, "relay", 1, 7)
-    assert as_sent(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
+        config_for_transport(config, "relay", 1, 7)
+    assert config_for_transport(config, "relay", 1, 8).shuffling.channel == "ideal-shuffler"
     evaluated = load_recipe("sound/shuffled-mnist", ["clients.count=8", "evaluation.epsilon=0.3", "evaluation.share=0.1"])
     assert evaluated.privacy.target_epsilon == "off"
     with pytest.raises(ConfigError, match=r"evaluation\.epsilon needs ldpfl\.linked = 1, got 8"):
-        as_sent(evaluated, "relay", 8, 8)
+        config_for_transport(evaluated, "relay", 8, 8)
     with pytest.raises(
         ConfigError, match=r"evaluation\.epsilon needs rounds in which all clients that are asked take part: set ldpfl\.min-clients to 8"
     ):
-        as_sent(evaluated, "relay", 1, 7)
+        config_for_transport(evaluated, "relay", 1, 7)
 
 
 @pytest.mark.parametrize("settings", [["privacy.target_epsilon=1.0"], []])
@@ -108,7 +108,7 @@ def test_a_fraction_of_the_clients_and_an_evaluation_of_all_have_no_common_least
     half = ["clients.count=8", "clients.fraction=0.5", "evaluation.epsilon=0.3", "evaluation.share=0.1"]
     for least in (4, 8):
         with pytest.raises(ConfigError, match=r"Set clients\.fraction to 1"):
-            as_sent(load_recipe("sound/shuffled-mnist", [*half, *settings]), "relay", 1, least)
+            config_for_transport(load_recipe("sound/shuffled-mnist", [*half, *settings]), "relay", 1, least)
 
 
 def test_a_target_and_a_fraction_do_not_go_together_on_flower() -> None:
@@ -117,7 +117,7 @@ def test_a_target_and_a_fraction_do_not_go_together_on_flower() -> None:
     ways: tuple[Transport, ...] = ("direct", "relay", "sum")
     for transport in ways:
         with pytest.raises(ConfigError, match=r"more often than planned while others are away\. Set clients\.fraction to 1"):
-            as_sent(fifth, transport, 1, 2)
+            config_for_transport(fifth, transport, 1, 2)
 
 
 def test_clients_that_may_collude_are_not_counted_twice() -> None:
@@ -126,8 +126,8 @@ def test_clients_that_may_collude_are_not_counted_twice() -> None:
         "sum/clients-mnist", ["clients.count=8", "shuffling.colluding=3", "evaluation.epsilon=0.3", "evaluation.share=0.1"]
     )
     with pytest.raises(ConfigError, match=r"set ldpfl\.min-clients to 8"):
-        as_sent(summed, "sum", 1, 5)
-    assert as_sent(summed, "sum", 1, 8).shuffling.channel == "secure-sum"
+        config_for_transport(summed, "sum", 1, 5)
+    assert config_for_transport(summed, "sum", 1, 8).shuffling.channel == "secure-sum"
 
 
 def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: Path) -> None:

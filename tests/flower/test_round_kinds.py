@@ -9,7 +9,7 @@ from table_parts import config_of
 
 from ldpfl.errors import AskedForOther
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.flower.round_kinds import held_back_mean, last_round, planned_round
+from ldpfl.flower.round_kinds import last_round, mean_held_back_records, planned_round
 
 
 @pytest.mark.parametrize("scaling", ["bounds", "measured"])
@@ -31,4 +31,4 @@ def test_rounds_are_numbered_as_in_the_plan(rounds: int, every: int, scaling: st
     ("more", "mean"), [({"mechanism__records": 90}, 10), ({"mechanism__records": 1}, 1), ({"evaluation__records": 7}, 7)]
 )
 def test_the_number_of_held_back_records_is_said_or_follows_from_those_that_are_left(more: dict[str, Any], mean: int) -> None:
-    assert held_back_mean(config_of(**more)) == mean
+    assert mean_held_back_records(config_of(**more)) == mean

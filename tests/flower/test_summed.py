@@ -18,7 +18,7 @@ from flower_parts import config_of, start_arrays, start_vector
 from numpy.typing import NDArray
 from relayed_parts import CLIENTS, WatchedGrid, World, policy_of, signing_key, world_in
 
-from ldpfl.deploy.stopped_runs import at_relay, closed, left_open
+from ldpfl.deploy.stopped_runs import cancel_at_relay, read_left_open, status_at_relay
 from ldpfl.errors import AllDeclined, ConfigError, ProtocolError, TooFewTakePart
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import RunFolder
@@ -307,8 +307,8 @@ def test_a_node_whose_seed_does_not_open_is_named_and_the_round_can_be_given_up(
         ):
             run(world, 2, folder=folder)
     relay = world.aggregator()
-    assert at_relay(relay, left_open(folder)) is not None
-    assert "are lost, and stay charged" in " ".join(closed(relay, left_open(folder)))
+    assert status_at_relay(relay, read_left_open(folder)) is not None
+    assert "are lost, and stay charged" in " ".join(cancel_at_relay(relay, read_left_open(folder)))
     Tokens(world.store.engine).revoke("client-3")
     last = run(world, 1, folder=folder)
     assert torch.equal(last.state.weights, start_vector())

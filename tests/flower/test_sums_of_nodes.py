@@ -24,7 +24,7 @@ from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import LdpStrategy, apps
 from ldpfl.flower.policy_init import Offer, fitting_policy, ranges_for
-from ldpfl.flower.statistics import edges_in
+from ldpfl.flower.statistics import read_edges
 from ldpfl.flower.terms import RoundTerms
 from ldpfl.simulation.evaluating import RIGHT
 
@@ -196,4 +196,4 @@ def test_histograms_of_other_columns_are_declined(change: str, world: World, mon
 @pytest.mark.parametrize("text", ["", "[]", "[[1.0]]", "[[1.0, 1.0]]", "[[2.0, 1.0]]", '[["a", "b"]]', "[[0, NaN]]", "{}"])
 def test_edges_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ProtocolError, match="edges"):
-        edges_in(text)
+        read_edges(text)

@@ -94,10 +94,10 @@ def begin_app(
         raise ConfigError("apps need Flower, which is not installed: pip install 'ldpfl[flower]'")
     from ldpfl.data.user_images import holds_images
     from ldpfl.experiments import load_recipe
-    from ldpfl.flower.ignored_settings import left_out, needed_by_nodes
-    from ldpfl.flower.new_app import NOT_KNOWN, public_settings, without_described, write_app, written
-    from ldpfl.flower.policy_init import check_code, fitting_policy, offer_of_settings, ranges_for, unseen_of
-    from ldpfl.flower.run_settings import RunSettings, joined
+    from ldpfl.flower.ignored_settings import node_requirements, setting_notes
+    from ldpfl.flower.new_app import NOT_KNOWN, example_table_settings, settings_to_changes, without_column_changes, write_app
+    from ldpfl.flower.policy_init import check_code, fitting_policy, names_not_loaded, offer_of_settings, ranges_for
+    from ldpfl.flower.run_settings import RunSettings, join_changes
 
     public: dict[str, Any] = {}
     note = ""
@@ -111,16 +111,16 @@ def begin_app(
             )
         if not (named_target := target or config.data.target):
             raise ConfigError("--target is missing: name the column to predict with --target COLUMN")
-        public, note = public_settings(Path(data), named_target, client or config.data.client, person or "", config)
-        changes = without_described(changes)
-    all_changes = joined([*written(public), *changes])
+        public, note = example_table_settings(Path(data), named_target, client or config.data.client, person or "", config)
+        changes = without_column_changes(changes)
+    all_changes = join_changes([*settings_to_changes(public), *changes])
     by_sum = config.shuffling.channel == "secure-sum"
     sum_settings: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if by_sum else {}
     at_nodes = bool(public) or config.data.at_nodes
     settings = RunSettings(recipe=recipe, changes=all_changes, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **sum_settings)
     open_bounds = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
     check_code(config)
-    is_sized = not unseen_of(config)
+    is_sized = not names_not_loaded(config)
     if not open_bounds:  # nothing is written for which there is no policy
         offer = offer_of_settings(settings)
         if is_sized:
@@ -128,8 +128,9 @@ def begin_app(
     write_app(folder, settings)
     return BegunApp(
         folder,
-        tuple(left_out(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),  # as the app reads it: ``config`` has a seed of its own
-        tuple(needed_by_nodes(config, at_nodes=at_nodes)),
+        # The recipe is loaded as the app loads it, because ``config`` has a seed of its own.
+        tuple(setting_notes(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),
+        tuple(node_requirements(config, at_nodes=at_nodes)),
         bool(public),
         note,
         open_bounds,

@@ -212,13 +212,13 @@ def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: 
         ConfigError: a host is neither a name nor an address, or it has a certificate already and ``renew`` is false.
     """
     need_deployment()
-    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, end_of, issue
+    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, expiry_of, issue
 
     servers = tuple(
         ServerFiles(server.names, server.folder / CERTIFICATE, server.folder / KEY, server.until)
         for server in issue(folder, hosts, days, renew=renew)
     )
-    return IssuedFiles(servers, folder / AUTHORITY, folder / AUTHORITY_KEY, end_of(folder / AUTHORITY))
+    return IssuedFiles(servers, folder / AUTHORITY, folder / AUTHORITY_KEY, expiry_of(folder / AUTHORITY))
 
 
 def check_node(node: NodeSetUp, trial: Trial | None = None) -> Iterator[Finding]:
@@ -302,8 +302,8 @@ def left_open(
     from ldpfl.deploy import stopped_runs
     from ldpfl.experiments.run_folder import RunFolder
 
-    stopped_run = stopped_runs.left_open(RunFolder(run))
-    yield from stopped_runs.described(stopped_run)
+    stopped_run = stopped_runs.read_left_open(RunFolder(run))
+    yield from stopped_runs.progress_lines(stopped_run)
     if not stopped_run.over_relay:
         if cancel:
             yield "its reports go over no relay: there is nothing to cancel"
@@ -314,7 +314,10 @@ def left_open(
             "of the aggregator's token"
         )
     with stopped_runs.operator_aggregator(relay, token, relay_ca) as aggregator:
-        yield from stopped_runs.closed(aggregator, stopped_run) if cancel else stopped_runs.held(aggregator, stopped_run, run)
+        if cancel:
+            yield from stopped_runs.cancel_at_relay(aggregator, stopped_run)
+        else:
+            yield from stopped_runs.relay_lines(aggregator, stopped_run, run)
 
 
 def _refuse_present(file: Path) -> None:

@@ -191,8 +191,8 @@ def fit_policy(
         ConfigError: Flower is missing, ``out`` exists, a key is needed, or no policy fits.
         DataError: a file is damaged.
     """
-    from ldpfl.flower.app_imports import run_at_import
-    from ldpfl.flower.policy_init import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
+    from ldpfl.flower.app_imports import unwrapped_code
+    from ldpfl.flower.policy_init import check_table_fits, fitting_policy, offer_of, policy_text, ranges_for
     from ldpfl.mechanisms import is_built_in
 
     offer = offer_of(of, config)
@@ -203,8 +203,8 @@ def fit_policy(
     if out.exists():
         raise ConfigError(f"{out} already exists and is not overwritten: give another --out")
     policy = fitting_policy(offer, ranges_for(offer, layers), keys)
-    rows = None if data is None else Rows(*fitting_rows(offer.config, data))
-    code = run_at_import(Path(of)) if (Path(of) / "pyproject.toml").is_file() else ()
+    rows = None if data is None else Rows(*check_table_fits(offer.config, data))
+    code = unwrapped_code(Path(of)) if (Path(of) / "pyproject.toml").is_file() else ()
     printable_code = tuple(map(printable, code))  # names of the app's files
     write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
     budget_was_there = budget.exists()

@@ -45,8 +45,8 @@ class Issued:
     until: datetime
 
 
-def end_of(certificate: Path) -> datetime:
-    """Return when the first certificate in a PEM file ends.
+def expiry_of(certificate: Path) -> datetime:
+    """Return the time at which the first certificate in a PEM file expires.
 
     Raises:
         ConfigError: the file holds no certificate.
@@ -81,11 +81,11 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
     for server_folder in folders:
         if server_folder.exists() and not renew:
             raise ConfigError(f"{server_folder} exists already and is left as it is: give --renew to replace the certificate and its key")
-    authority = _authority(folder)
-    end = min(datetime.now(UTC) + timedelta(days=days), end_of(folder / AUTHORITY))
+    authority = _load_or_create_authority(folder)
+    end = min(datetime.now(UTC) + timedelta(days=days), expiry_of(folder / AUTHORITY))  # no certificate outlives its authority
     for names, server_folder in zip(servers, folders, strict=True):
         _write_server_certificate(authority, names, server_folder, end)
-    return [Issued(place, names, end_of(place / CERTIFICATE)) for names, place in zip(servers, folders, strict=True)]
+    return [Issued(place, names, expiry_of(place / CERTIFICATE)) for names, place in zip(servers, folders, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class _Authority:
     key: ec.EllipticCurvePrivateKey
 
 
-def _authority(folder: Path) -> _Authority:
+def _load_or_create_authority(folder: Path) -> _Authority:
     """Return the authority in ``folder``; create it if there is none."""
     make_folder(folder, 0o700)
     certificate_path, key_path = folder / AUTHORITY, folder / AUTHORITY_KEY
@@ -195,10 +195,12 @@ def _alternative_name(name: str) -> x509.GeneralName:
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the private key in PEM format, not encrypted, because servers read it without anyone to type a password."""
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def _write_file(path: Path, content: bytes, mode: int) -> None:
+    """Write ``content`` to ``path`` with the permissions ``mode``. A crash leaves the previous file or the new one."""
     with replace_atomically(path, mode) as temporary:
         temporary.write_bytes(content)
 

@@ -103,16 +103,17 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
     Raises:
         ConfigError: ``linked`` is not positive, or a report is cut into too many records.
     """
-    plan = RecordPlan(mechanism, ranges, linked, unprotected=True)
+    plan = RecordPlan(mechanism, ranges, linked, unprotected=True)  # the cost may be asked for reports without protection, too
     report_bits = payload_bits(mechanism, ranges)
     upload_bytes = plan.records * (plan.plaintext_bytes + OVERHEAD)
+    # A relay takes a limited number of uploads and of bytes a round.
     relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload_bytes)))
     one_bit_weights = report_bits <= ranges.dimension
     if not mechanism.properties.adds_up:
-        join_s = JOIN_S * report_bits / 8
+        combine_s = JOIN_S * report_bits / 8
     else:
-        join_s = ADD_BIT_S * report_bits if one_bit_weights else ADD_S * report_bits / 8
-    server_s = clients * (plan.records * OPEN_S + join_s)
+        combine_s = ADD_BIT_S * report_bits if one_bit_weights else ADD_S * report_bits / 8
+    server_s = clients * (plan.records * OPEN_S + combine_s)
     cores = max(1, ceil(server_s / HOUR_S))
     encode_ns = ENCODE_NS.get(mechanism.name)
     return RoundCost(

@@ -20,14 +20,14 @@ from ldpfl.deploy.processes import (
     Processes,
     Programs,
     Running,
-    as_typed,
-    exports,
+    export_commands,
     free_ports,
     inherited_environment,
     last_lines,
+    shell_line,
     without_colour,
 )
-from ldpfl.deploy.site import NodeSite, Site, equip
+from ldpfl.deploy.site import NodeSite, Site, write_all_parties_files
 from ldpfl.deploy.trial import Trial, settings_of
 from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments import RunConfig
@@ -65,8 +65,8 @@ class Relayed:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How Flower says that a run ended; ``flwr run`` itself ends with exit code 0 whatever happens.
+class RunEnd:
+    """How a run ended, as Flower says. The exit code of ``flwr run`` does not tell: it is 0 even if the run failed.
 
     Attributes:
         status: such as "finished:completed".
@@ -77,8 +77,8 @@ class Ended:
     details: str
 
     @classmethod
-    def read(cls, listing: Path) -> Ended:
-        """Read how a run ended from ``listing``, the output of ``flwr ls --format json``.
+    def read(cls, listing: Path) -> RunEnd:
+        """Read how a run ended from ``listing``, a file with the output of ``flwr ls --format json``.
 
         Raises:
             DeploymentError: the text cannot be read, or lists not exactly one run.
@@ -94,7 +94,7 @@ class Ended:
         """Raise unless the run was completed.
 
         Raises:
-            DeploymentError: the run ended otherwise; the message has Flower's details, and the end of the aggregator's ``log``.
+            DeploymentError: the run was not completed; the message has Flower's details, and the end of the aggregator's ``log``.
         """
         if self.status != COMPLETED:
             problem = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_MAX_DETAILS]}"
@@ -129,7 +129,7 @@ def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[
         DeploymentError: a process ended or did not answer, a node refused, or Flower says that the run failed.
     """
     observer.step(f"certificates, keys, tokens, policies and budgets of {trial.clients} nodes")
-    equip(site, trial.policy)
+    write_all_parties_files(site, trial.policy)
     write_app(site.app, settings_of(site, trial))
     relay_port, superlink_port, *node_ports = free_ports(2 + trial.clients)
     inherited = inherited_environment(trial.data_dir)
@@ -160,8 +160,8 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         observer.step("asking Flower how the run ended")
         listing = programs.list_runs()
         processes.run([listing], _MAX_COMMAND_S)
-        ended = Ended.read(listing.log)
-        ended.check_completed(site.superlink / "superlink.log")
+        run_end = RunEnd.read(listing.log)
+        run_end.check_completed(site.superlink / "superlink.log")
         _check_reports(trial, site)
         relayed = _read_relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
@@ -173,11 +173,11 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         raise DeploymentError(
             f"nodes measured nothing on the records that they hold back; the aggregator's log says why: {log}", last_lines(log)
         )
-    return DemoOutcome(site, trial.config, ended.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
+    return DemoOutcome(site, trial.config, run_end.status, result, relayed, {node.name: read_books(node.budget) for node in site.nodes})
 
 
 def _is_healthy(http: httpx.Client, url: str) -> bool:
-    """Whether the server at ``url`` answers that it works."""
+    """Tell whether the server at ``url`` answers that it works."""
     try:
         return http.get(f"{url}/health").is_success
     except httpx.TransportError:
@@ -198,16 +198,16 @@ def _node_names(site: Site) -> dict[int, str]:
 def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch) -> None:
     """Wait until ``submitted``, the command that follows the run, has ended; tell the observer what happens meanwhile."""
 
-    def ended() -> bool:
-        watch.look()
+    def has_ended() -> bool:
+        watch.tell_news()
         _check_no_refusal(watch.site)
         return submitted.code is not None
 
     try:
-        processes.wait(ended, _MAX_START_S + trial.rounds * _MAX_ROUND_S, "the run to end")
+        processes.wait(has_ended, _MAX_START_S + trial.rounds * _MAX_ROUND_S, "the run to end")
     finally:
         submitted.stop()
-    watch.look()
+    watch.tell_news()
     if submitted.code != 0:
         raise submitted.failure(f"ended with exit code {submitted.code}")
 
@@ -215,13 +215,13 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
 def _check_no_refusal(site: Site) -> None:
     """Raise if the log of any node says that the node sent no report."""
     for node in site.nodes:
-        for reason in refusals(node):
+        for reason in refusal_reasons(node):
             raise DeploymentError(f"{node.name} sent no report; its log says why: {node.log}", [reason])
 
 
 def _check_reports(trial: Trial, site: Site) -> None:
     """Raise unless each round has a report of each client."""
-    rounds = rounds_in(site)
+    rounds = finished_rounds(site)
     for number in range(1, trial.rounds + 1):
         reports = rounds[number - 1]["clients"] if number <= len(rounds) else 0
         if reports != trial.clients:
@@ -232,7 +232,7 @@ def _check_reports(trial: Trial, site: Site) -> None:
 
 
 def _read_relayed(site: Site, metrics: str) -> Relayed:
-    """Return what the relay's log and its ``metrics``, Prometheus' text, say of the rounds."""
+    """Return the rounds in the relay's log, and the bytes in its ``metrics``, a text in Prometheus' format."""
     lines = (site.relay / "relay.log").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     opened, released = (tuple(event for event in events if event.get("event") == name) for name in ("round_opened", "round_released"))
@@ -246,7 +246,7 @@ def _read_relayed(site: Site, metrics: str) -> Relayed:
 
 
 def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
-    """Write all commands of the trial as one would type them, as a template for a deployment on several machines."""
+    """Write all commands of the trial as lines for a shell, as a template for a deployment on several machines."""
     site = programs.site
     order = [
         programs.relay(),
@@ -257,7 +257,7 @@ def _write_commands(programs: Programs, inherited: Mapping[str, str]) -> None:
         programs.submit(),
         programs.list_runs(),
     ]
-    parts = [f"# for all\n{exports(inherited)}", *(f"# {program.name}\n{as_typed(program, inherited)}\n" for program in order)]
+    parts = [f"# for all\n{export_commands(inherited)}", *(f"# {program.name}\n{shell_line(program, inherited)}\n" for program in order)]
     write_text(site.path / "commands.txt", "\n".join(parts))
 
 
@@ -295,18 +295,19 @@ class Watch:
     _rounds_told: int = 0
     _end_told: bool = False
 
-    def look(self) -> None:
-        """Tell what is new since the last time."""
+    def tell_news(self) -> None:
+        """Tell the observer what has happened since the last call."""
         for node in self.site.nodes:
-            for reason in islice(replacements(node), self._replacements_told[node.name], None):
+            for reason in islice(replacement_reasons(node), self._replacements_told[node.name], None):
                 self._replacements_told[node.name] += 1
                 self.observer.step(f"{node.name}: {reason}")
         participation = self._read_participation()  # read first, so that finished rounds are told before the next one
-        for metrics in rounds_in(self.site)[self._rounds_told :]:
+        for metrics in finished_rounds(self.site)[self._rounds_told :]:
             self._rounds_told += 1
             self.observer.round_done(metrics["round"], metrics["clients"], metrics["score"])
         if participation is not None and participation.begun > self._rounds_asked:
             self._rounds_asked = participation.begun
+            # The demo asks all nodes in each round, so a node that is asked now has been asked in every round.
             names = (self.names.get(node, str(node)) for node, rounds in participation.rounds.items() if rounds == self._rounds_asked)
             self.observer.asked(planned_round(self.config, self._rounds_asked), tuple(sorted(names)))
         if not self._end_told and any(ROUNDS_OVER in line for line in _lines_if_any(self.site.operator / "run.log")):
@@ -314,6 +315,7 @@ class Watch:
             self.observer.step("the rounds are over; the aggregator computes the figures and the guarantee of the run")
 
     def _read_participation(self) -> Participation | None:
+        """Return the participation that the aggregator wrote last; None if there is no readable file yet."""
         path = RunFolder(self.site.run).participation_path
         try:
             return Participation.load(path) if path.exists() else None
@@ -321,19 +323,19 @@ class Watch:
             return None
 
 
-def rounds_in(site: Site) -> list[dict[str, Any]]:
+def finished_rounds(site: Site) -> list[dict[str, Any]]:
     """Return the figures of each finished round."""
     path = RunFolder(site.run).metrics_path
     lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
     return [json.loads(line) for line in lines[:-1]]  # the last line may be incomplete, since it is being written
 
 
-def refusals(node: NodeSite) -> Iterator[str]:
+def refusal_reasons(node: NodeSite) -> Iterator[str]:
     """Yield the reasons why a node sent no report, from its log. They hold no private value."""
     return _matches_in_log(node, _REFUSAL_LINE)
 
 
-def replacements(node: NodeSite) -> Iterator[str]:
+def replacement_reasons(node: NodeSite) -> Iterator[str]:
     """Yield the reasons why a node reported no change instead of what it trained, from its log."""
     return _matches_in_log(node, _REPLACEMENT_LINE)
 

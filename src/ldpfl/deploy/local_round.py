@@ -20,24 +20,24 @@ from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, printable
 from ldpfl.experiments.build import initial_ranges
 from ldpfl.flower import apps, confined_process
-from ldpfl.flower.app_failures import explained, raise_nothing_learnt, with_explanation
+from ldpfl.flower.app_failures import explain_to_operator, raise_nothing_learnt, with_explanation
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import Attempt, LdpClientApp
-from ldpfl.flower.client_modules import client_app_in, importable, run_config_of
-from ldpfl.flower.federation_setup import check_data_there, data_dir_of, prepare
-from ldpfl.flower.internals import local_run, packed, records_to_bytes, unpacked
+from ldpfl.flower.client_modules import import_client_app, importable, run_config_of
+from ldpfl.flower.federation_setup import check_no_download_needed, data_dir_of, prepare
+from ldpfl.flower.internals import local_run, records_to_bytes, unwrap_serialised, wrap_serialised
 from ldpfl.flower.policy_init import Offer
-from ldpfl.flower.record_trial import RecordsFound, look_at_records
+from ldpfl.flower.record_trial import RecordsFound, try_records
 from ldpfl.flower.records import RecordGradients
 from ldpfl.flower.round_kinds import planned_round, statistics_rounds
-from ldpfl.flower.sent_vectors import vectors_of
+from ldpfl.flower.sent_vectors import summed_vectors
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, RoundTerms, digest_of
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import OVER_RELAY
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import cohort_size
 
-_MESSAGE_LIFE_S = 3600.0  # Flower requires one; nothing waits for it here
+_MESSAGE_LIFE_S = 3600.0  # Flower requires a lifetime for messages; this message is never sent
 
 _START_DEVIATION = 0.05
 """Standard deviation of made-up weights for an app with its own training loop. Not 0, because networks have no gradient there."""
@@ -49,26 +49,26 @@ def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterat
     Args:
         key: public key of the aggregator, for which a report over a relay is encrypted.
     """
-    local_run()
+    local_run()  # Flower creates messages only in a run
     folder = Path(node.app or "")
     app_folder = folder if (folder / "pyproject.toml").is_file() else None
     data = tuple(str(path) for path in (node.data, node.data_dir) if path)
-    explain = partial(explained, app=app_folder, data=data)
+    explain = partial(explain_to_operator, app=app_folder, data=data)
     with _node_environment(node), nullcontext() if app_folder is None else importable(app_folder):
         try:
-            app = apps.client_app if app_folder is None else client_app_in(app_folder)
+            app = apps.client_app if app_folder is None else import_client_app(app_folder)
         except (Exception, SystemExit) as error:  # importing the app may raise anything
-            yield _wrong_finding(f"the app cannot be loaded: {explain(error)}")
+            yield _failed_trial(f"the app cannot be loaded: {explain(error)}")
             return
         try:
-            yield from _findings(node, offer, trial, key, app_folder, app, explain)
+            yield from _try_app(node, offer, trial, key, app_folder, app, explain)
         except LdpflError as error:
-            yield _wrong_finding(str(error))
+            yield _failed_trial(str(error))
         except (Exception, SystemExit) as error:
-            yield _wrong_finding(f"the app cannot be tried: {explain(error)}")
+            yield _failed_trial(f"the app cannot be tried: {explain(error)}")
 
 
-def _findings(
+def _try_app(
     node: NodeSetUp,
     offer: Offer,
     trial: Trial,
@@ -77,33 +77,33 @@ def _findings(
     app: LdpClientApp,
     explain: Callable[[BaseException], str],
 ) -> Iterator[Finding]:
-    """Yield the findings of the local work with ``app``; ``explain`` turns its exceptions into text for the operator."""
+    """Do one round's local work with ``app``, and yield the findings. ``explain`` turns exceptions into text for the operator."""
     run_config = {} if app_folder is None else run_config_of(app_folder)
-    numbers: UserConfig = {"num-partitions": offer.config.clients.count}
+    node_config: UserConfig = {"num-partitions": offer.config.clients.count}
     if node.partition is not None:
-        numbers["partition-id"] = node.partition
-    context = Context(0, 0, {**numbers, **trial.node_config}, RecordDict(), run_config)
+        node_config["partition-id"] = node.partition
+    context = Context(0, 0, {**node_config, **trial.node_config}, RecordDict(), run_config)
     if app is apps.client_app:
         app = apps.trial_app
-        start = _start_of_recipe(offer, context)
+        start = _initial_arrays_of_recipe(offer, context)
     elif isinstance(app.wrapped, RecordGradients):
-        records = _look_at_records(app.wrapped, context, offer, explain)
+        records = _try_records_in_process(app.wrapped, context, offer, explain)
         yield from _findings_on_records(records)
         start = records.arrays
         _check_shapes(start, node)
     else:
         start = _made_up_arrays(node)
     message = _training_message(offer, start, trial, key, run_config)
-    guard = partial(_work_explained, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
-    yield _finding_of(app.attempt(message, context, offer.cohort, guard), offer, start)
+    guard = partial(_do_work_of_app, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
+    yield _finding_on_attempt(app.attempt(message, context, offer.cohort, guard), offer, start)
 
 
-def _finding_of(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
+def _finding_on_attempt(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
     """Return the finding about an attempt at the local work."""
     limit = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
     if attempt.report_bytes is None:
         problem = f"{attempt.trouble}{_advice(attempt.trouble, offer)}"
-        return _wrong_finding(f"a round would send a report without any change, and still be charged: {problem}")
+        return _failed_trial(f"a round would send a report without any change, and still be charged: {problem}")
     values = sum(torch.Size(array.shape).numel() for array in start.values())
     training = f"trained {counted(values, 'value')} in {attempt.seconds:.1f} s{limit}"
     size = counted(attempt.report_bytes, "byte")
@@ -121,10 +121,10 @@ def _advice(trouble: str, offer: Offer) -> str:
     return ""
 
 
-def _work_explained(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
-    """Do the work of the app's process, and return its result, the trained values. Failures are explained to the operator.
+def _do_work_of_app(start: ArrayRecord | None, explain: Callable[[BaseException], str], work: Callable[[], bytes]) -> bytes:
+    """Do the ``work`` of the app's process, and return its result. A failure becomes an error that ``explain`` words for the operator.
 
-    If the result begins with the untrained arrays ``start``, nothing was learnt, which counts as a failure.
+    The result begins with the trained values. If these are still the values of ``start``, nothing was learnt, which counts as a failure.
     """
     result = with_explanation(work, explain)
     untrained = b"" if start is None else to_vector(start, layout_of(start)).numpy().tobytes()
@@ -133,49 +133,50 @@ def _work_explained(start: ArrayRecord | None, explain: Callable[[BaseException]
     return result
 
 
-def _start_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
+def _initial_arrays_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
     """Return the initial arrays of the ready ServerApp, which follow from the config."""
     data_dir = data_dir_of(context)
-    check_data_there(offer.config.data, data_dir)
+    check_no_download_needed(offer.config.data, data_dir)
     with confined_process.one_thread():  # forks follow, and PyTorch's threads do not survive them
         prepared = prepare(offer.config.to_toml(), data_dir, "cpu", write_cache=False)
     return to_arrays(prepared.start.state.weights, prepared.federation.task.layout)
 
 
-def _look_at_records(wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]) -> RecordsFound:
-    """Look at an app's records in a process of its own, and return the findings."""
+def _try_records_in_process(
+    wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]
+) -> RecordsFound:
+    """Try an app's records in a process of its own, and return the findings."""
 
     def work() -> bytes:
-        return records_to_bytes(look_at_records(wrapped.records, context, offer.config).to_records())
+        return records_to_bytes(try_records(wrapped.records, context, offer.config).to_records())
 
     with confined_process.one_thread(), confined_process.start_guarded(partial(with_explanation, work, explain)) as child:
         outcome = child.outcome()
     if outcome.value is None:
         raise PrivacyError(f"the app returned no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")
-    return RecordsFound.of(unpacked(packed(bytes(outcome.value))))
+    return RecordsFound.of(unwrap_serialised(wrap_serialised(bytes(outcome.value))))
 
 
-def _findings_on_records(found: RecordsFound) -> Iterator[Finding]:
+def _findings_on_records(records: RecordsFound) -> Iterator[Finding]:
     """Yield how many of the app's records training would use, and why it leaves others out."""
-    for note in found.notes:
+    for note in records.notes:
         yield Finding("try", Standing.LOOK, printable(note))
-    if not found.left_out:
-        yield Finding("try", Standing.FINE, f"the app returned {counted(found.rows, 'record')}, and training uses all of them")
+    if not records.left_out:
+        yield Finding("try", Standing.FINE, f"the app returned {counted(records.rows, 'record')}, and training uses all of them")
         return
-    indices = ", ".join(map(str, found.some))
-    and_others = " and others" if found.left_out > len(found.some) else ""
-    verb = "adds" if found.left_out == 1 else "add"
-    problem = (
-        f"{found.left_out:,} of {counted(found.rows, 'record')} {verb} nothing to training: index {indices}{and_others} (counted from 0)"
-    )
-    standing = Standing.WRONG if found.left_out >= found.rows else Standing.LOOK
-    yield Finding("try", standing, printable(f"{problem}. Reason for the first: {found.reason}"))
+    indices = ", ".join(map(str, records.first_left_out))
+    and_others = " and others" if records.left_out > len(records.first_left_out) else ""
+    verb = "adds" if records.left_out == 1 else "add"
+    adding_nothing = f"{records.left_out:,} of {counted(records.rows, 'record')} {verb} nothing to training"
+    problem = f"{adding_nothing}: index {indices}{and_others} (counted from 0)"
+    standing = Standing.WRONG if records.left_out >= records.rows else Standing.LOOK
+    yield Finding("try", standing, printable(f"{problem}. Reason for the first: {records.reason}"))
 
 
 def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
     """Raise if the app's model has other arrays than the operator has stated by ``--layers``.
 
-    Only arrays that the operator stated are named: the app may have chosen other names and sizes by values of records.
+    Errors name only arrays that the operator stated. The app may have chosen other names and sizes by values of records.
     """
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     if node.shapes and shapes != dict(node.shapes):
@@ -211,7 +212,7 @@ def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes
         run="check",
         round=planned.number,
         kind=planned.kind,
-        size=layout.dimension if planned.kind == "training" else vectors_of(offer.config, planned.kind).size,
+        size=layout.dimension if planned.kind == "training" else summed_vectors(offer.config, planned.kind).size,
         config=offer.config,
         layers=layout.names,
         center=tuple(ranges.center.tolist()),
@@ -257,6 +258,6 @@ def _shapes_text(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ",".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
-def _wrong_finding(text: str) -> Finding:
+def _failed_trial(text: str) -> Finding:
     """Return the finding that the trial failed."""
     return Finding("try", Standing.WRONG, printable(text))

@@ -19,14 +19,14 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ldpfl.deploy.certificates import end_of
+from ldpfl.deploy.certificates import expiry_of
 from ldpfl.deploy.local_round import try_round
 from ldpfl.deploy.node_data import check_data
-from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong_finding
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
 from ldpfl.flower.confined_process import one_thread
 from ldpfl.flower.named_by_server import check_config, check_mechanism
-from ldpfl.flower.operator_node import other_signer, read_token
+from ldpfl.flower.operator_node import other_signer_error, read_token
 from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
@@ -49,7 +49,6 @@ _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
 
 _NEEDED_TO_TRY = ("policy", "budget", "signing", "app", "data")
 """Checks that must succeed before a round's local work can be tried."""
-
 
 _TRANSPORT_TEXTS: Mapping[Transport, str] = {
     "direct": "sent in replies, whose sender the server sees",
@@ -103,14 +102,14 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> 
         policy = known.policy = read_policy(_require_path(node.policy, "policy", "LDPFL_POLICY"))
         yield from _check_policy(policy)
     except LdpflError as error:
-        yield wrong("policy", error)
+        yield wrong_finding("policy", error)
     try:
         books = read_books(_require_path(node.budget, "budget", "LDPFL_BUDGET"))
         yield from _check_budget(books, policy)
         if policy and books.charges:
             yield from _check_spent(Budget(_require_path(node.budget, "budget", "LDPFL_BUDGET"), policy))
     except LdpflError as error:
-        yield wrong("budget", error)
+        yield wrong_finding("budget", error)
     if node.relay or (policy and set(OVER_RELAY) & set(policy.transports)):
         yield from _check_relay(node, connect, sums=policy is not None and "sum" in policy.transports)
     if policy and "sum" in policy.transports:
@@ -124,7 +123,7 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> 
         try:
             offer = known.offer = offer_of(node.app, node.config)
         except LdpflError as error:
-            yield wrong("app", error)
+            yield wrong_finding("app", error)
     if offer and policy:
         yield from _check_app(offer, node, policy, books)
     yield from check_data(node, offer)
@@ -188,7 +187,7 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
 
 
 def _check_spent(budget: Budget) -> Iterator[Finding]:
-    """Check what was spent of the policy's bounds on what is mixed or summed; the next round's own cost is checked with the app."""
+    """Check how much was spent of the policy's bounds on mixed and on summed reports. The next round's cost is checked with the app."""
     for spend in budget.spent_of_policy():
         if spend.setting == "lifetime_epsilon":
             continue
@@ -199,12 +198,12 @@ def _check_spent(budget: Budget) -> Iterator[Finding]:
 
 
 def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[Finding]:
-    """Check the node's token, and that the relay answers and knows it; with ``sums``, also the signing key."""
+    """Check the node's token, and that the relay answers and knows this token. With ``sums``, check the signing key as well."""
     try:
         token = read_token(_require_path(node.token, "relay's token", "LDPFL_RELAY_TOKEN"))
         yield Finding("token", Standing.FINE, f"{node.token} can be read by this user only")
     except LdpflError as error:
-        yield wrong("token", error)
+        yield wrong_finding("token", error)
         return
     if not node.relay:
         yield Finding("relay", Standing.WRONG, "the policy sends reports over a relay, but no relay is set: set LDPFL_RELAY to its URL")
@@ -228,7 +227,7 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
         }.get(refusal.status, str(refusal))
         yield Finding("relay", Standing.WRONG, text)
     except LdpflError as error:
-        yield wrong("relay", error)
+        yield wrong_finding("relay", error)
 
 
 def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
@@ -238,11 +237,11 @@ def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
         if signer == node_signer:
             yield Finding("relay", Standing.FINE, f"accepts this node's signatures for sums, by the key {node_signer}")
         else:
-            yield Finding("relay", Standing.WRONG, str(other_signer(signer, node_signer)))
+            yield Finding("relay", Standing.WRONG, str(other_signer_error(signer, node_signer)))
 
 
 def _check_server(server: str, address: str, authority: Path | None) -> Finding:
-    """Try a TLS handshake with the server at ``host:port``, and return the finding."""
+    """Try a TLS handshake with the ``server`` (its name in the finding) at ``address``, which is ``host:port``, or a host at port 443."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "443")
     try:
         context = _tls_context(authority)
@@ -252,7 +251,7 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         ):
             end = datetime.fromtimestamp(ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"])), UTC)
     except LdpflError as error:
-        return wrong(server, error)
+        return wrong_finding(server, error)
     except ssl.SSLCertVerificationError as error:
         text = f"{address} has a certificate that is not trusted here ({error.verify_message}): check the authority, and the name"
         return Finding(server, Standing.WRONG, text)
@@ -260,8 +259,8 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         reason = getattr(error, "strerror", None) or type(error).__name__
         text = f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
         return Finding(server, Standing.WRONG, text)
-    ends = [(end, "its certificate"), *([(end_of(authority), f"the authority {authority}")] if authority else [])]
-    for expiry, certificate in ends:
+    expiries = [(end, "its certificate"), *([(expiry_of(authority), f"the authority {authority}")] if authority else [])]
+    for expiry, certificate in expiries:
         if expiry - datetime.now(UTC) < _EXPIRY_WARNING:
             text = f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
             return Finding(server, Standing.LOOK, text)
@@ -276,7 +275,7 @@ def _tls_context(authority: Path | None) -> ssl.SSLContext:
     """
     if authority is None:
         return ssl.create_default_context()
-    end_of(authority)  # raises if the file holds no certificate
+    expiry_of(authority)  # raises if the file holds no certificate
     return ssl.create_default_context(cafile=require_own(authority, "the certificate authority", ConfigError, secret=False))
 
 
@@ -286,7 +285,7 @@ def _check_node_key(path: Path) -> Finding:
         checked_path = require_own(path, "the node's key", ConfigError, secret=True)
         key = serialization.load_ssh_private_key(checked_path.read_bytes(), password=None)
     except LdpflError as error:
-        return wrong("node key", error)
+        return wrong_finding("node key", error)
     except (OSError, ValueError, TypeError):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
@@ -302,7 +301,7 @@ def _check_signing_key(path: Path | None) -> Finding:
     try:
         public = public_text(load_key(_require_path(path, "signing key", "LDPFL_SIGNING_KEY")))
     except LdpflError as error:
-        return wrong("signing", error)
+        return wrong_finding("signing", error)
     text = f"{path} can be read by this user only. Ask the aggregator's operator whether the list of nodes has its line: {public}"
     return Finding("signing", Standing.FINE, text)
 
@@ -321,11 +320,11 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         for release in releases:
             policy.check(Request(_TRIED_RUN, 1, release, offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked))
     except Declined as refusal:
-        text = f"would be declined: {_reason(refusal)}. Change the policy only if you would have agreed to the app beforehand"
+        text = f"would be declined: {_why_declined(refusal)}. Change the policy only if you would have agreed to the app beforehand"
         yield Finding("app", Standing.WRONG, text)
         return
     except LdpflError as error:
-        yield wrong("app", error)
+        yield wrong_finding("app", error)
         return
     rounds = releases.total()
     which_rounds = "its only round" if rounds == 1 else f"each of its {rounds:,} rounds"
@@ -345,7 +344,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         first = Request(_TRIED_RUN, 1, planned[0], offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)
         Budget(budget, policy).check(first)
     except Declined as refusal:
-        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_reason(refusal)}")
+        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why_declined(refusal)}")
         return
     charged = Counter(books.counts)
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
@@ -361,10 +360,10 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
 
 
 def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> tuple[str, int]:
-    """Return the name and the number of charged rounds of the last charged run, if it may be an unfinished run of the app; else "", 0.
+    """Return name and number of charged rounds of the run that was charged last, if it may be an unfinished run of the app; else "", 0.
 
-    The rounds of such a run are charged already, so an app that is checked while it runs must not be counted as a new run. It is
-    recognised by its releases: each charged round released what the app plans for the round with this number.
+    An app may be checked while it runs. Its charged rounds must not be counted again, as rounds of a new run. Such a run is recognised by
+    its releases: each charged round has the release that the app plans for the round with this number.
     """
     run = charges[-1].run if charges else ""
     releases = {charge.round: charge.release for charge in charges if charge.run == run}
@@ -373,7 +372,7 @@ def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> t
     return (run, last_round) if is_same_app and last_round else ("", 0)
 
 
-def _reason(refusal: Declined) -> str:
+def _why_declined(refusal: Declined) -> str:
     """Return why a round would be declined, without the made-up name of the round that was tried."""
     return str(refusal).removeprefix(f"run {_TRIED_RUN}, round 1: ").removesuffix("; nothing was sent")
 

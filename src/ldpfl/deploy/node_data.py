@@ -1,4 +1,4 @@
-"""The data of a node, looked over on the node. What is found is for the terminal of the node's operator alone: it tells of the data."""
+"""Check the data of a node on the node itself. The findings depend on the data, so they are for the terminal of the node's operator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ldpfl.data.folders import visible_files
 from ldpfl.data.nodes import node_table_path, read_node_table, values_beyond_bounds
 from ldpfl.data.tables import SUFFIXES, read_table
 from ldpfl.data.user_images import IMAGE_SUFFIXES
-from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong
+from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, wrong_finding
 from ldpfl.errors import DataError, LdpflError, printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import target_kind_of
-from ldpfl.flower.policy_init import Offer, fitting_rows
+from ldpfl.flower.policy_init import Offer, check_table_fits
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.tasks import absent_targets
 from ldpfl.util.number_format import counted
@@ -28,7 +28,7 @@ _MAX_NAMED = 5
 _WRONG_FACTOR = 5
 """From this multiple of the stated mean on, a node's own number of records (or persons) counts as wrong."""
 _UNUSUAL_FACTOR = 3
-"""From this multiple of the stated mean on, or this part of it, the own number gets a finding. Nodes may differ so much."""
+"""From this multiple of the stated mean on, and from the mean divided by it down, the number gets a finding. Nodes may differ so much."""
 
 
 def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
@@ -51,14 +51,14 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
         if os.name == "posix" and path.stat().st_mode & _OTHERS_MAY_ACCESS:
             yield Finding("data", Standing.LOOK, f"{path} can be read by other users of this machine: run chmod go= {path}")
     except LdpflError as error:
-        yield wrong("data", error)
+        yield wrong_finding("data", error)
     except OSError as error:
         yield Finding("data", Standing.WRONG, f"{node.data} cannot be read: {error.strerror}")
 
 
 def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
-    rows, unusable, misfit = fitting_rows(offer.config, table)
+    rows, unusable, misfit = check_table_fits(offer.config, table)
     text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on"
     standing = Standing.WRONG if unusable == rows else Standing.LOOK if misfit else Standing.FINE
     yield Finding("data", standing, printable(f"{text}{'. The first that does not fit: ' + misfit if misfit else ''}"))
@@ -75,12 +75,12 @@ def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterato
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
     if not stated or not records:
         return
-    own_count, unit = (_count_persons(config, table), "person") if config.data.person else (records, "record")
-    text = f"this node has {counted(own_count, unit)}, but the app's mechanism.records states {stated:,} for a client on average"
-    if own_count >= _WRONG_FACTOR * stated:
+    count, unit = (_count_persons(config, table), "person") if config.data.person else (records, "record")
+    text = f"this node has {counted(count, unit)}, but the app's mechanism.records states {stated:,} for a client on average"
+    if count >= _WRONG_FACTOR * stated:
         why = "if other nodes have as many, training diverges; ask the app's operator to set it to the mean"
         yield Finding("data", Standing.WRONG, f"{text}: {why}")
-    elif own_count >= _UNUSUAL_FACTOR * stated or _UNUSUAL_FACTOR * own_count <= stated:
+    elif count >= _UNUSUAL_FACTOR * stated or _UNUSUAL_FACTOR * count <= stated:
         why = "unless this node is unusually large or small, steps have the wrong length; ask the app's operator whether this is the mean"
         yield Finding("data", Standing.LOOK, f"{text}: {why}. The node's own number is private: only this terminal shows it")
 

@@ -32,8 +32,8 @@ _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _OUTCOME_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*OUTCOMES, *QUESTIONS))}): ")
 
 
-def outcomes_in(lines: Iterable[str]) -> Counter[str]:
-    """Return how often a SuperNode's log says each of :data:`OUTCOMES` and :data:`QUESTIONS`.
+def count_outcomes(lines: Iterable[str]) -> Counter[str]:
+    """Return how often each of :data:`OUTCOMES` and :data:`QUESTIONS` stands in the ``lines`` of a SuperNode's log.
 
     A report that was replaced, or for which few records could be used, has left, and counts as sent, too.
     """
@@ -42,26 +42,26 @@ def outcomes_in(lines: Iterable[str]) -> Counter[str]:
 
 
 def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = None) -> str:
-    """Return the metrics in the text format of Prometheus; no run, round or reason is a label.
+    """Return the metrics in the text format of Prometheus. No label names a run, a round or a reason.
 
     Raises:
         Declined: the budget file or the policy cannot be trusted.
         ConfigError: the log cannot be read.
     """
     books, charges = read_books(budget), read_charges(budget)
-    limit, bounded = books.limit, None if policy is None else Budget(budget, read_policy(policy))
+    limit, budget_with_policy = books.limit, None if policy is None else Budget(budget, read_policy(policy))
     lines = [
         *_metric("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
         *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon spent of the lifetime budget.", books.spent(limit.delta)),
         *_metric("ldpfl_node_reports_charged_total", "counter", "Reports charged to the budget.", books.charges),
         *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
-        *_rounds_left_lines(books, charges, bounded),
-        *([] if bounded is None else _policy_lines(bounded)),
+        *_rounds_left_lines(books, charges, budget_with_policy),
+        *([] if budget_with_policy is None else _policy_lines(budget_with_policy)),
     ]
     if log is not None:
         try:
             with log.open(encoding="utf-8", errors="replace") as opened:
-                counts = outcomes_in(opened)
+                counts = count_outcomes(opened)
         except OSError as error:
             raise ConfigError(f"the SuperNode's log {log} cannot be read: {error.strerror}") from None
         lines += ["# HELP ldpfl_node_outcomes_total By the log: what became of reports.", "# TYPE ldpfl_node_outcomes_total counter"]
@@ -74,18 +74,18 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
     return "\n".join(lines) + "\n"
 
 
-def _rounds_left_lines(books: Books, charges: tuple[Charged, ...], bounded: Budget | None) -> list[str]:
-    """Return the metric of how many rounds like the last one are still allowed: by the budget, and by the policy in ``bounded``.
+def _rounds_left_lines(books: Books, charges: tuple[Charged, ...], budget_with_policy: Budget | None) -> list[str]:
+    """Return the metric of how many rounds like the last charged round are allowed, by the budget and by the policy if there is one.
 
-    Nothing if no round was charged.
+    The list is empty if no round was charged, or if the last one was not protected.
     """
     if not charges or not charges[-1].release.protected:
         return []
-    if bounded is None:
-        left, by = books.rounds_left(charges[-1].release), "the budget; the policy may allow fewer"
+    if budget_with_policy is None:
+        left, limited_by = books.rounds_left(charges[-1].release), "the budget; the policy may allow fewer"
     else:
-        left, by = bounded.rounds_left(charges[-1]), "the budget and the policy"
-    return _metric("ldpfl_node_rounds_left", "gauge", f"Rounds like the last that still fit {by}.", left)
+        left, limited_by = budget_with_policy.rounds_left(charges[-1]), "the budget and the policy"
+    return _metric("ldpfl_node_rounds_left", "gauge", f"Rounds like the last that still fit {limited_by}.", left)
 
 
 def _policy_lines(budget: Budget) -> list[str]:

@@ -70,6 +70,6 @@ class Trial:
     train_config: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
-def wrong(what: str, error: LdpflError) -> Finding:
+def wrong_finding(what: str, error: LdpflError) -> Finding:
     """Return the finding that ``what`` is wrong, with the text of ``error``."""
     return Finding(what, Standing.WRONG, str(error))

@@ -78,9 +78,9 @@ class Running:
         if self.code is not None:
             raise self.failure(f"ended with exit code {self.code}")
 
-    def failure(self, what: str) -> DeploymentError:
-        """Return an error that says ``what`` the program did, with the end of its log."""
-        return DeploymentError(f"{self.program.name} {what}; its log: {self.program.log}", last_lines(self.program.log))
+    def failure(self, problem: str) -> DeploymentError:
+        """Return an error with the ``problem``, such as "ended with exit code 1", and the end of the program's log."""
+        return DeploymentError(f"{self.program.name} {problem}; its log: {self.program.log}", last_lines(self.program.log))
 
     def tell_to_stop(self) -> None:
         """Tell the program to end, and return at once."""
@@ -128,22 +128,22 @@ class Processes:
             self.wait(lambda: all(running.code is not None for running in started), seconds, "the commands to end")
             for running in started:
                 if running.code != 0:
-                    running.check_alive()
+                    raise running.failure(f"ended with exit code {running.code}")
         finally:
             for running in started:
                 running.stop()
 
-    def wait(self, until: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait until ``until`` returns True; ``what`` names in an error what is waited for.
+    def wait(self, is_over: Callable[[], bool], seconds: float, awaited: str) -> None:
+        """Wait until ``is_over`` returns True. ``awaited`` names the awaited event in an error.
 
         Raises:
             DeploymentError: ``seconds`` have passed, or a process in view ended.
         """
         end = time.monotonic() + seconds
-        while not until():
+        while not is_over():
             self.check_alive()
             if time.monotonic() > end:
-                raise DeploymentError(f"waited {seconds:g} s in vain for {what}: see the programs' logs")
+                raise DeploymentError(f"waited {seconds:g} s in vain for {awaited}: see the programs' logs")
             self._pause(_POLL_S)
 
     def check_alive(self) -> None:
@@ -174,15 +174,15 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def last_lines(log: Path) -> tuple[str, ...]:
-    """Return the last shareable lines of a log: what programs log on purpose, and kind and place of exceptions.
+    """Return the last lines of a log without private values: lines that a logger wrote, and kind and place of exceptions.
 
-    An exception's text, and anything else that a program prints, may repeat private values. Such lines are left out.
+    Exceptions' texts, and other lines that a program prints, may repeat private values. They are left out.
     """
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()
-    shareable = (_shareable(without_colour(line)) for line in lines)
+    shareable = (_shareable_part(without_colour(line)) for line in lines)
     return tuple(line[:_MAX_LINE_LENGTH] for line in shareable if line)[-_TAIL_LINES:]
 
 
@@ -191,8 +191,8 @@ def without_colour(line: str) -> str:
     return _COLOUR_CODE.sub("", line)
 
 
-def _shareable(line: str) -> str:
-    """Return the part of a log's line that holds no private value, empty if there is none. HTTP requests are left out, too."""
+def _shareable_part(line: str) -> str:
+    """Return the part of a log's line that holds no private value; empty if there is none, or if the line is about an HTTP request."""
     text = "".join(character if character.isprintable() else " " for character in line).rstrip()
     if _LOG_LINE.match(text) or _TRACEBACK_LINE.match(text):
         return "" if _ACCESS_LOG in text else text
@@ -225,7 +225,7 @@ _FIXED_ENVIRONMENT = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
 }
-_FILTERED_PREFIXES = ("FLWR_", "LDPFL_", "RAY_")  # of variables that programs do not inherit, but for the following
+_FILTERED_PREFIXES = ("FLWR_", "LDPFL_", "RAY_")  # of variables that programs do not inherit, except _KEPT_VARIABLES
 _KEPT_VARIABLES = ("LDPFL_CACHE_DIR", DATA_DIR_VARIABLE)
 
 
@@ -256,14 +256,14 @@ class Programs:
         return f"{HOST}:{self.superlink_port}"
 
     def relay(self) -> Program:
-        """Return the relay."""
+        """Return the command that starts the relay."""
         folder = self.site.relay
         serve = (sys.executable, "-P", "-m", "ldpfl", "relay", "serve", "--host", HOST, "--port", str(self.relay_port))
         tls = ("--tls-cert", str(folder / "server.crt"), "--tls-key", str(folder / "server.key"))
         return self._program("relay", (*serve, *tls), folder / "relay.log", {"LDPFL_RELAY_STORE": str(self.site.relay_store)})
 
     def superlink(self) -> Program:
-        """Return the SuperLink, whose ServerApp is the aggregator."""
+        """Return the command that starts the SuperLink, whose ServerApp is the aggregator."""
         folder = self.site.superlink
         listen = (_script_path("flower-superlink"), "--host", HOST, "--port", str(self.superlink_port))
         tls = ("--ssl-certfile", folder / "server.crt", "--ssl-keyfile", folder / "server.key", "--ssl-ca-certfile", self.site.authority)
@@ -279,7 +279,7 @@ class Programs:
         return self._program("SuperLink", command, folder / "superlink.log", settings)
 
     def supernode(self, number: int) -> Program:
-        """Return one of the SuperNodes."""
+        """Return the command that starts the SuperNode with this ``number``, from 0."""
         node = self.site.nodes[number]
         link = (_script_path("flower-supernode"), "--superlink", self.superlink_address, "--root-certificates", str(self.site.authority))
         local = ("--host", HOST, "--port", str(self.node_ports[number]), "--auth-supernode-private-key", str(node.key))
@@ -349,14 +349,14 @@ def inherited_environment(data_dir: Path | None) -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **kept, **fixed}
 
 
-def exports(inherited: Mapping[str, str]) -> str:
-    """Return shell commands that export the settings which all programs share, such as no telemetry and the data's folder."""
+def export_commands(inherited: Mapping[str, str]) -> str:
+    """Return shell commands that export the settings which all programs share, such as the folder of the data."""
     names = sorted({*_FIXED_ENVIRONMENT, DATA_DIR_VARIABLE, "OMP_NUM_THREADS"} & inherited.keys())
     return "".join(f"export {name}={shlex.quote(inherited[name])}\n" for name in names)
 
 
-def as_typed(program: Program, inherited: Mapping[str, str]) -> str:
-    """Return a program as a line for a shell, its own settings before the command."""
+def shell_line(program: Program, inherited: Mapping[str, str]) -> str:
+    """Return ``program`` as a line for a shell: the settings that only this program gets, then the command."""
     settings = {key: value for key, value in program.environment.items() if inherited.get(key) != value}
     return " ".join([*(f"{key}={shlex.quote(value)}" for key, value in settings.items()), shlex.join(program.command)])
 

@@ -153,8 +153,8 @@ class Site:
                 path.unlink(missing_ok=True)
 
 
-def equip(site: Site, policy: Policy) -> None:
-    """Write every party's certificates, keys, tokens, policies and budgets."""
+def write_all_parties_files(site: Site, policy: Policy) -> None:
+    """Write the certificates, keys, tokens, policies and budgets of all parties into their folders."""
     authority = trustme.CA()  # its private key is never written, so nobody can issue further certificates
     authority.cert_pem.write_to_path(site.authority)
     for folder in (site.superlink, site.relay):
@@ -169,7 +169,7 @@ def equip(site: Site, policy: Policy) -> None:
         for node in site.nodes:
             public = make_key(node.signing_key)
             write_private(node.token, tokens.add(node.name, Role.CLIENT, public_key(public)).encode())
-            node_key(node.key)
+            write_node_key(node.key)
             signers.append(f"{public} {node.name}\n")
             write_text(node.policy, tomli_w.dumps(node_policy.model_dump(mode="json")))
             set_limit(node.budget, node_policy.lifetime_epsilon, node_policy.delta)
@@ -185,7 +185,7 @@ def _write_server_certificate(authority: trustme.CA, folder: Path) -> None:
     issued.cert_chain_pems[0].write_to_path(folder / "server.crt")
 
 
-def node_key(private: Path) -> Path:
+def write_node_key(private: Path) -> Path:
     """Write a new key of a SuperNode, P-384 in OpenSSH's format as Flower needs it; return the file of its public half, beside it.
 
     Raises:

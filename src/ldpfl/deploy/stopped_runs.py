@@ -45,8 +45,8 @@ class LeftOpen:
     over_relay: bool
 
 
-def left_open(folder: RunFolder) -> LeftOpen:
-    """Return the state of the run in ``folder``.
+def read_left_open(folder: RunFolder) -> LeftOpen:
+    """Return how far the run in ``folder`` is, and which round it left open.
 
     Raises:
         ConfigError: the folder holds no run on Flower, or the run is still under way.
@@ -76,7 +76,7 @@ def left_open(folder: RunFolder) -> LeftOpen:
     )
 
 
-def at_relay(relay: RelayAggregator, run: LeftOpen) -> RoundStatus | None:
+def status_at_relay(relay: RelayAggregator, run: LeftOpen) -> RoundStatus | None:
     """Return the relay's status of the last round that was begun; None if the relay never knew the round or has deleted its data.
 
     Raises:
@@ -97,7 +97,7 @@ def operator_aggregator(url: str, token: Path, authority: Path | None) -> RelayA
     return RelayAggregator(url, read_token(token), verify=verify)
 
 
-def described(run: LeftOpen) -> list[str]:
+def progress_lines(run: LeftOpen) -> list[str]:
     """Return lines for the aggregator's operator: how far the run is, what is open, and how to go on."""
     lines = [f"run {run.run}: {run.finished:,} of {counted(run.planned, 'round')} finished"]
     if run.begun is not None:
@@ -115,9 +115,9 @@ def described(run: LeftOpen) -> list[str]:
     return lines
 
 
-def held(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str]:
-    """Return lines for the operator: what the relay holds of the run, and what can be done. Errors are those of :func:`at_relay`."""
-    status = at_relay(relay, run)
+def relay_lines(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str]:
+    """Return lines for the operator: the round that the relay holds, and what to do. Errors are those of :func:`status_at_relay`."""
+    status = status_at_relay(relay, run)
     if status is None:
         lines = ["the relay has no data of this run"]
         if run.begun is not None:
@@ -137,9 +137,9 @@ def held(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str]:
     return [*lines, "to go on with these reports: submit the same app again, with the same folder", f"to give them up: {cancel}"]
 
 
-def closed(relay: RelayAggregator, run: LeftOpen) -> list[str]:
-    """Have the relay delete the run's data, and return lines about the consequences. Errors are those of :func:`at_relay`."""
-    if at_relay(relay, run) is None:
+def cancel_at_relay(relay: RelayAggregator, run: LeftOpen) -> list[str]:
+    """Have the relay delete the run's last round, and return lines about the consequences. Errors are those of :func:`status_at_relay`."""
+    if status_at_relay(relay, run) is None:
         return ["the relay has no data of this run: there was nothing to cancel"]
     relay.cancel(run.run, run.last)
     lost = "" if run.begun is None else f". The reports of round {run.begun} are lost, and stay charged"

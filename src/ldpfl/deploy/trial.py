@@ -1,4 +1,4 @@
-"""What a trial runs: the quickstart with changes, the policy that allows it, and the settings of the Flower app that is submitted."""
+"""The run of a trial: the quickstart with changes, the policy that allows this run, and the settings of its Flower app."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.dataset import load_dataset
-from ldpfl.flower.policy_init import Offer, as_sent, fitting_policy
+from ldpfl.flower.policy_init import Offer, config_for_transport, fitting_policy
 from ldpfl.flower.run_settings import RunSettings
-from ldpfl.flower.terms import adding_up, deployable_mechanism
+from ldpfl.flower.terms import deployable_mechanism, require_adding_up
 from ldpfl.privacy.policy import Policy, Transport
 
 RECIPE = "quickstart"
@@ -92,7 +92,7 @@ def trial_of(
 ) -> Trial:
     """Return the trial of ``clients`` nodes and ``rounds`` rounds of the quickstart, with ``changes`` of the form ``key=value``.
 
-    The data are loaded once. So a mistake is found here, and the nodes find the data decoded.
+    The data are loaded once here. So mistakes show before the deployment, and nodes read the decoded data from the cache.
 
     Raises:
         LdpflError: the settings, the model or the data do not fit, or nothing would be protected.
@@ -103,29 +103,31 @@ def trial_of(
     all_changes = (f"clients.count={clients}", f"training.rounds={rounds}", *_DEMO_CHANGES[transport], *changes)
     recipe = load_recipe(RECIPE, all_changes)
     target = recipe.privacy.target_epsilon
-    measures = transport == "sum" and recipe.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
-    if measures and target != "off":
+    adds_evaluation = (
+        transport == "sum" and recipe.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
+    )
+    if adds_evaluation and target != "off":
         all_changes = (*all_changes, f"evaluation.epsilon={target / _MEASURING_DIVISOR:g}")
         recipe = load_recipe(RECIPE, all_changes)
-    task = load_dataset(recipe, data_dir)
+    dataset = load_dataset(recipe, data_dir)
     if recipe.mechanism.missing_setting_message:  # a deployment must state the mean number of records of a client, which is public
-        records_per_client = len(task.train) // recipe.clients.count
+        records_per_client = len(dataset.train) // recipe.clients.count
         held_back = int(records_per_client * recipe.evaluation.share)
-        evaluated = [f"evaluation.records={held_back}"] if held_back else []
-        all_changes = (*all_changes, f"mechanism.records={max(1, records_per_client - held_back)}", *evaluated)
+        evaluation_changes = [f"evaluation.records={held_back}"] if held_back else []
+        all_changes = (*all_changes, f"mechanism.records={max(1, records_per_client - held_back)}", *evaluation_changes)
         recipe = load_recipe(RECIPE, all_changes)
     linked = LINKED if transport == "relay" else 1
-    config = resolve_settings(as_sent(recipe, transport, linked, recipe.clients.count))
+    config = resolve_settings(config_for_transport(recipe, transport, linked, recipe.clients.count))
     if config.clients.count < _MIN_CLIENTS:
         raise ConfigError(f"the demo needs at least {_MIN_CLIENTS} clients, got {config.clients.count}")
     if config.clients.fraction != 1:
         raise ConfigError(f"the demo asks all clients in each round: leave clients.fraction at 1, got {config.clients.fraction:g}")
-    _, start = build(config, task, choose_device("cpu"))
+    _, start = build(config, dataset, choose_device("cpu"))
     if transport == "sum":
-        adding_up(deployable_mechanism(config, start.state.ranges))
+        require_adding_up(deployable_mechanism(config, start.state.ranges))  # raises before anything is deployed
     policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
-    absolute = None if data_dir is None else data_dir.absolute()
-    return Trial(config, all_changes, policy, absolute, reply_s, transport, start.state.ranges.sizes)
+    absolute_data_dir = None if data_dir is None else data_dir.absolute()
+    return Trial(config, all_changes, policy, absolute_data_dir, reply_s, transport, start.state.ranges.sizes)
 
 
 def settings_of(site: Site, trial: Trial) -> RunSettings:

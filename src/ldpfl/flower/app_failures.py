@@ -41,19 +41,19 @@ _HINTS: Mapping[type[BaseException], str] = {
 """Hint for the operator, by type of exception."""
 
 
-def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> str:
+def explain_to_operator(error: BaseException, app: Path | None, data: tuple[str, ...]) -> str:
     """Explain ``error`` to the node's operator, without any value of a record.
 
     The text of an exception may repeat values of records. It is shown only where it is known to repeat none
-    (:func:`ldpfl.flower.confined_process.repeats_nothing`). For any other exception the explanation has its type, the line of the app that
-    raised it and a hint. A path is shown only as the operator named it, and a type's name only if it is no type of the app's
-    (:func:`ldpfl.flower.confined_process.type_of`).
+    (:func:`ldpfl.flower.confined_process.has_public_text`). For any other exception the explanation has its type, the line of the app that
+    raised it and a hint. A path is shown only as the operator named it. A type that the app defines is named by its nearest known base
+    class (:func:`ldpfl.flower.confined_process.public_type_name`).
 
     Args:
         app: folder of the app. The line shown is the innermost one that lies in this folder.
         data: paths that the operator has named.
     """
-    if confined_process.repeats_nothing(error):
+    if confined_process.has_public_text(error):
         return f"{error}, got {error.got}" if isinstance(error, OtherArray) else str(error)
     # Frames without a line of code are left out: the app may have made up the name of their file.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.line]
@@ -62,11 +62,11 @@ def explained(error: BaseException, app: Path | None, data: tuple[str, ...]) -> 
     line = (frame and frame.line) or ""
     place = f" at {Path(frame.filename).name}:{frame.lineno}" if frame is not None else ""
     missing_key = _missing_key(line, error)
-    about = f" about {missing_key!r}" if missing_key else ""
+    key_note = f" about {missing_key!r}" if missing_key else ""
     code = f", in: {line[:_MAX_SHOWN]}" if line else ""
     hint = _hint(error, line, data)
     return printable(
-        f"{confined_process.type_of(error)}{about}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_TEXT_NOT_SHOWN}"
+        f"{confined_process.public_type_name(error)}{key_note}{place}{code} -- {hint}{'' if hint.endswith('?') else '.'} {_TEXT_NOT_SHOWN}"
     )
 
 
@@ -88,7 +88,7 @@ def with_explanation(work: Callable[[], bytes], explain: Callable[[BaseException
 
     Raises:
         PrivacyError: ``work`` raised an exception of any type; the text is the explanation that ``explain`` returns. It is raised in this
-            module, which reads no data, so that :func:`ldpfl.flower.confined_process.place_of` passes the text on.
+            module, which reads no data, so that :func:`ldpfl.flower.confined_process.describe_error` passes the text on.
     """
     try:
         return work()
@@ -128,7 +128,7 @@ def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
 
 
 def _is_imported(module: str, line: str) -> bool:
-    """Tell whether ``line`` is an import statement that spells out ``module``. If not, code computed the name, which may repeat a value."""
+    """Tell whether ``line`` is an import statement that spells out ``module``. A name that code computed may repeat a private value."""
     match = _IMPORT.match(line)
     return match is not None and f"{match[1]}.".startswith(f"{module}.")
 

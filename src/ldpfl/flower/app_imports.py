@@ -32,10 +32,10 @@ _FLAG_ARGUMENTS = ("persons",)
 _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
 
-def run_at_import(app: Path) -> Iterator[str]:
+def unwrapped_code(app: Path) -> Iterator[str]:
     """Yield each place in the app whose code Flower's ClientApp process runs outside the wrapper, as ``file:line`` or in words.
 
-    Such code is dangerous: the text of an exception there reaches the server for any message, whatever data it repeats, and no budget is
+    Such code is dangerous. Flower sends the text of its exceptions to the server, whatever data the text repeats, and no budget is
     charged. So the module that Flower imports, and the packages that contain it, may hold nothing but
     ``LdpClientApp("package.module:name")`` or ``LdpClientApp(records="package.module:name")``.
 
@@ -59,8 +59,8 @@ def run_at_import(app: Path) -> Iterator[str]:
             yield from (f"{file.relative_to(app)}:{line}" for line in _active_lines(file, app_modules))
 
 
-def gives(app: Path) -> Literal["weights", "gradients", "gradients of persons", "ready", "unknown"]:
-    """Return what clients of the app in this folder return to ldpfl, judged by the ``LdpClientApp`` call in its client module.
+def client_output(app: Path) -> Literal["weights", "gradients", "gradients of persons", "ready", "unknown"]:
+    """Return what clients of the app in this folder hand to ldpfl, judged by the ``LdpClientApp`` call in its client module.
 
     Nothing is run. ``ready`` means that the client is ldpfl's own, which trains the model that a config names. Weights and gradients belong
     to a model that the app defines itself. Gradients of persons come from an app that says to whom each record belongs.
@@ -94,26 +94,26 @@ def _client_module(app: Path) -> str:
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield name and spec of each package that contains ``module``, then of ``module``. ``app`` comes first in the search path."""
+    """Yield name and spec of each package that contains ``module``, then of ``module``, as found in ``app``. A missing one has no spec."""
     importlib.invalidate_caches()
-    places: list[str] = [str(app)]
+    search_path = [str(app)]
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
-        spec = PathFinder.find_spec(name, places)
+        spec = PathFinder.find_spec(name, search_path)
         yield name, spec
         if spec is None or spec.submodule_search_locations is None:
             return
-        places = list(spec.submodule_search_locations)
+        search_path = list(spec.submodule_search_locations)
 
 
 def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:
     """Yield each entry of this folder that Python would import in place of a standard, installed or missing module of the same name."""
-    meant_by_others = (sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()) - {client_package}
+    names_other_code_imports = (sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()) - {client_package}
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
-        if name in meant_by_others and (is_module or (entry.is_dir() and _is_namespace_package(name))):
+        if name in names_other_code_imports and (is_module or (entry.is_dir() and _is_namespace_package(name))):
             yield f"{entry.name}, which Python imports instead of the module {name} that other code needs: rename it"
 
 
@@ -139,8 +139,11 @@ def _path_without_current_folder() -> list[str]:
 
 
 @contextmanager
-def apps_left_out() -> Iterator[None]:
-    """Take app folders out of ``sys.path`` for a while: Flower puts them first, where a library's optional import could run their code."""
+def app_folders_off_path() -> Iterator[None]:
+    """Take app folders out of ``sys.path`` within the block.
+
+    Flower puts app folders first in the path. A library's optional import could then run a module of the app instead.
+    """
     apps = [entry for entry in sys.path if _is_app(Path(entry))]
     sys.path[:] = [entry for entry in sys.path if entry not in apps]
     try:
@@ -186,9 +189,10 @@ def _modules_the_wrapper_looks_for() -> frozenset[str]:
 
 
 def _find_code_beside_sources(app: Path) -> Iterator[str]:
-    """Yield each file of the app's folder that Python may run instead of the sources that are read here.
+    """Yield each file of the app's folder that could run beside or instead of the sources that are read here.
 
-    Bytecode can say that it need not be compared with its source. And libraries run the plug-ins that metadata of packages name.
+    Python runs bytecode in place of its source if the bytecode says that it need not be compared. Libraries run the plug-ins that the
+    metadata of a package name.
     """
     for file in sorted(app.rglob("*.py[co]")):
         yield f"{file.relative_to(app)}, which Python may run in place of its source: delete it"
@@ -218,7 +222,7 @@ def _reads_no_data(node: ast.stmt, app_modules: frozenset[str]) -> bool:
         return node.level == 0 and not imposters and _is_quiet_package(node.module or "", app_modules)
     if isinstance(node, ast.Assign):
         names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        # Such as __path__, which says where modules are looked for.
+        # A special name may change imports: __path__, for example, says where submodules are looked for.
         sets_special = any(name.startswith("__") and name not in _ALLOWED_SPECIAL_NAMES for name in names)
         return len(names) == len(node.targets) and not sets_special and (_is_constant(node.value) or _is_wrapper(node.value))
     return isinstance(node, ast.Expr) and _is_constant(node.value)

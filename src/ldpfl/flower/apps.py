@@ -26,15 +26,15 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.flower.app_failures import TRY_IT, UNUSABLE
-from ldpfl.flower.app_imports import apps_left_out
+from ldpfl.flower.app_imports import app_folders_off_path
 from ldpfl.flower.arrays import to_arrays, to_vector
 from ldpfl.flower.client_app import LdpClientApp
-from ldpfl.flower.federation_setup import check_data_there, data_dir_of, prepare
+from ldpfl.flower.federation_setup import check_no_download_needed, data_dir_of, prepare
 from ldpfl.flower.operator_node import operator_setting
 from ldpfl.flower.records import device_of_node
 from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.sent_vectors import sums_layout, vector_form
-from ldpfl.flower.statistics import counted_at_node, edges_in
+from ldpfl.flower.statistics import histogram_counts, read_edges
 from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
 from ldpfl.mechanisms.dp_sgd import DpSgd, DpSgdSettings, require_dp_sgd
 from ldpfl.server import ServerState
@@ -47,8 +47,8 @@ from ldpfl.tasks import absent_targets
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
-_FEW = 0.5
-"""Share of a node's rows below which the node's log says that few can be used."""
+_MIN_USABLE_SHARE = 0.5
+"""Share of usable rows below which the node's log has a warning."""
 
 
 def train(message: Message, context: Context) -> Message:
@@ -56,32 +56,32 @@ def train(message: Message, context: Context) -> Message:
 
     The run's config is not read: the node's policy has judged the terms, but not the run's config.
     """
-    with apps_left_out():  # training needs no module of the app's folder, and one there could replace a library's optional import
+    with app_folders_off_path():  # training needs no module of the app's folder, and one there could replace a library's optional import
         return _local_result(message, context)
 
 
 def train_for_trial(message: Message, context: Context) -> Message:
     """Train as :func:`train` does, but write nothing to the user's cache or the log. A trial prints its own findings."""
-    with apps_left_out():
+    with app_folders_off_path():
         return _local_result(message, context, is_trial=True)
 
 
 def _local_result(message: Message, context: Context, *, is_trial: bool = False) -> Message:
-    """Reply with the vector that the round's terms ask of this node's client: trained weights, or sums over its records. PRIVATE."""
+    """Reply with the vector that the round's terms ask for: the client's trained weights, or sums over its records. PRIVATE."""
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     weights_sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
     data, data_dir, table = terms.config.data, data_dir_of(context), None
     if data.at_nodes:
         table = node_table_path(operator_setting("data"), context.node_config.get("partition-id"))
-    check_data_there(data, data_dir)
-    scaling = "" if terms.kind == "statistics" else terms.measured
+    check_no_download_needed(data, data_dir)
+    scaling = "" if terms.kind == "statistics" else terms.measured  # in statistics rounds, `measured` has the histograms' edges instead
     prepared = prepare(
         _uncompiled(terms.config).to_toml(), data_dir, str(device_of_node()), weights_sent, table, scaling, write_cache=not is_trial
     )
     if table and not is_trial:
         _log_unusable_rows(prepared.data)
     federation, layout = prepared.federation, prepared.federation.task.layout
-    client = 0 if table else _client(context, len(federation.samples))  # a node's own table has a single client
+    client = 0 if table else _client_number(context, len(federation.samples))  # a node's own table has a single client
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
     if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):
@@ -92,7 +92,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
         mechanism = require_dp_sgd(vector_form(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":
             unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=not is_trial)
-            sums = _counts(terms, unscaled, federation, client, mechanism)
+            sums = _histogram_sums(terms, unscaled, federation, client, mechanism)
         else:
             sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
         return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
@@ -102,9 +102,9 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
 
 
 def _log_unusable_rows(data: Dataset) -> None:
-    """Log on this node that none or few of its rows can be used, which its report hides. Depends on the data: for its operator alone."""
+    """Warn this node's operator if few or none of its rows can be used. Only the log may say this, because it depends on the data."""
     usable = (~absent_targets(data.train.targets)).float().mean()
-    if not usable >= _FEW:
+    if not usable >= _MIN_USABLE_SHARE:
         LOGGER.warning(
             "%s%s of this node's rows can be used: a row is left out if it lacks a value that the app needs, or has one that it does not "
             "allow. The report has the usual form and is charged all the same. On this node, %s names what does not fit",
@@ -113,18 +113,21 @@ def _log_unusable_rows(data: Dataset) -> None:
 
 
 def _uncompiled(config: RunConfig) -> RunConfig:
-    """Return ``config`` as nodes run it: gradients of records are not compiled, see :func:`~ldpfl.simulation.gradients.confined`."""
+    """Return ``config`` without compiled gradients of records: compiled code cannot say which record caused an error."""
     if not isinstance(config.mechanism, DpSgdSettings):
         return config
     return config.model_copy(update={"training": config.training.model_copy(update={"compile": "off"})})
 
 
-def _counts(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
-    """Return the counts (size,) int64 of the client's rows in the terms' histograms, less a public offset: PRIVATE."""
-    units, edges = federation.samples[client], edges_in(terms.measured)  # units: the client's rows, or persons
+def _histogram_sums(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
+    """Return the counts (size,) int64 of the client's rows in the terms' histograms, less a public offset: PRIVATE.
+
+    A unit is a row, or a person where persons are protected. Each unit counts the same: a person's points are divided among their rows.
+    """
+    units, edges = federation.samples[client], read_edges(terms.measured)
     rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.all_rows_of(units)
-    points_a_unit = points_per_row(mechanism.steps, len(edges))  # a person's points are divided among the person's rows
-    return counted_at_node(unscaled, edges, rows, points_a_unit // rows_of_person) - count_offset(points_a_unit, mechanism)
+    points_a_unit = points_per_row(mechanism.steps, len(edges))
+    return histogram_counts(unscaled, edges, rows, points_a_unit // rows_of_person) - count_offset(points_a_unit, mechanism)
 
 
 def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:
@@ -141,7 +144,7 @@ def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kin
     return client_sums(vectors, federation.task, weights, client_units, steps, federation.persons, confined=True)[0]
 
 
-def _client(context: Context, clients: int) -> int:
+def _client_number(context: Context, clients: int) -> int:
     """Return the number of this node's client, from the ``partition-id`` in the node's config."""
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < clients:

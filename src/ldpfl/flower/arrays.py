@@ -42,11 +42,11 @@ def to_arrays(weights: Tensor, layout: ParameterLayout) -> ArrayRecord:
 
 
 def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> ParameterLayout:
-    """Return names and shapes of ``arrays`` as layers, in their own order or in ``order``. A mechanism must be able to protect each array.
+    """Return names and shapes of ``arrays`` as layers, in the order of ``arrays`` or in the given ``order`` of names.
 
     Raises:
-        PrivacyError: there is no array, or an array is not float32, has no dimension or is empty, or its bytes are fewer than its shape
-            needs, or ``order`` names other arrays.
+        PrivacyError: no mechanism could protect an array: it is not float32, has no dimension, is empty, or has fewer bytes than its shape
+            needs. Or there is no array, or ``order`` names other arrays.
     """
     if not arrays:
         raise PrivacyError("the model has no arrays, expected at least one; nothing was sent")
@@ -83,17 +83,17 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
         raise PrivacyError(f"the app's arrays need the names that the server sent: {missing} missing, {unknown} unknown")
     numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     # All arrays are read as views before memory is allocated by their shapes.
-    values = [_read(name, arrays[name], shape, numpy_dtype) for name, shape in zip(layout.names, layout.shapes, strict=True)]
+    values = [_read_array(name, arrays[name], shape, numpy_dtype) for name, shape in zip(layout.names, layout.shapes, strict=True)]
     vector = torch.empty(layout.dimension, dtype=dtype)
     for place, layer in zip(layout.slices.values(), values, strict=True):
         vector.numpy()[place] = layer.reshape(-1)
     return vector
 
 
-def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
+def _read_array(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
     """Return the values of ``array``, which must have this ``shape`` and ``dtype``."""
     try:
-        values = _values(array.data)
+        values = _npy_view(array.data)
     except Exception:  # NumPy's error about unreadable bytes may repeat them
         raise PrivacyError(f"array {name[:_MAX_SHOWN]} cannot be read") from None
     # The shape and dtype that the record states are not trusted: those of the values count.
@@ -103,7 +103,7 @@ def _read(name: str, array: Array, shape: Sequence[int], dtype: Any) -> NDArray[
     return values
 
 
-def _values(data: bytes) -> NDArray[Any]:
+def _npy_view(data: bytes) -> NDArray[Any]:
     """Return a view of the array in ``data``, the bytes of an ``.npy`` file. ``numpy.load`` would copy a model three times."""
     file = BytesIO(data)
     version = npy.read_magic(file)

@@ -19,13 +19,13 @@ from ldpfl.errors import ConfigError, Declined, NoRecordSums, PrivacyError, Prot
 from ldpfl.flower import confined_process
 from ldpfl.flower.app_failures import TRY_IT
 from ldpfl.flower.arrays import only_arrays, to_vector
-from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, packed, records_to_bytes, unpacked
+from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, records_to_bytes, unwrap_serialised, wrap_serialised
 from ldpfl.flower.invitation import QUESTION, Question, read_question
 from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
-from ldpfl.flower.records import RecordGradients, Records, check_kind
+from ldpfl.flower.records import RecordGradients, Records, check_values_asked
 from ldpfl.flower.round_request import Ask, Node, RoundRequest, read_request
-from ldpfl.flower.terms import RECORD, Answer, RoundTerms, adding_up, digest_of, mechanism_name_in
+from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_name_in, require_adding_up
 from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -117,10 +117,10 @@ class LdpClientApp(ClientApp):
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
         super().__init__()
-        self._app, self._node, self._source = _wrapped(app, records), node, source
+        self._app, self._node, self._source = _app_to_wrap(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._returns_weights, self._returns_gradients = records is None, gradients or records is not None
-        self._is_ldpfls_own = gradients
+        self._is_ldpfl_app = gradients
         self._returns_persons = persons or records is None  # ldpfl's own app finds persons by the column that the terms name
         self._last_read: tuple[RecordDict, tuple[str, str], RoundRequest] | None = None
         self._last_question: tuple[RecordDict, str, Question] | None = None
@@ -134,7 +134,7 @@ class LdpClientApp(ClientApp):
             LOGGER.warning("%s: %s", "would decline" if is_question else "declined", refusal)
             return Message(Error(REFUSED, refusal.public), reply_to=message)
         except (Exception, SystemExit) as error:
-            LOGGER.error("%s: %s", "not answered" if is_question else "failed", confined_process.place_of(error))
+            LOGGER.error("%s: %s", "not answered" if is_question else "failed", confined_process.describe_error(error))
             return Message(Error(APP_RAISED, FAILED), reply_to=message)
         if is_question:
             LOGGER.info("would take part: the server asked about round %d of run %s; nothing was charged", answer.round, answer.run)
@@ -164,7 +164,7 @@ class LdpClientApp(ClientApp):
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
             check_mechanism(mechanism_name_in(message.content), node.policy)
-        request = self._read(message, context)
+        request = self._read_request(message, context)
         terms = request.ask.terms
         self._check_app_returns(terms)
         if isinstance(node, OperatorNode):
@@ -172,8 +172,8 @@ class LdpClientApp(ClientApp):
         began = time.monotonic()
         with confined_process.one_thread() as threads:
             self._report(request, node, context, _no_change(request))  # its time counts, since a real round needs it as well
-            allowed = threads if self._by_path else 1
-            outcome = self._outcome(request, node, message, context, allowed, began + (terms.reply_s or _MAX_UNTIMED_S), guard)
+            end = began + (terms.reply_s or _MAX_UNTIMED_S)
+            outcome = self._run_app_and_encoder(request, node, message, context, self._app_threads(threads), end, guard)
         seconds = time.monotonic() - began
         if outcome.value is None:
             return Attempt(None, outcome.trouble, seconds)
@@ -201,7 +201,7 @@ class LdpClientApp(ClientApp):
         node = self._node(context)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
             node.check_mechanism(mechanism_name_in(message.content))
-        request = self._read(message, context)
+        request = self._read_request(message, context)
         ask, terms = request.ask, request.ask.terms
         self._check_app_returns(terms)
         if terms.reply_s >= message.metadata.ttl:
@@ -234,7 +234,7 @@ class LdpClientApp(ClientApp):
             check_mechanism(mechanism_name_in(message.content), node.policy)
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
-            with confined_process.one_thread(), confined_process.before_data():
+            with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 self._last_question = message.content, run_config, read_question(message.content, run_config)
         question = self._last_question[2]
         self._check_app_returns(question.ask.terms)
@@ -243,31 +243,31 @@ class LdpClientApp(ClientApp):
 
     def _check_app_returns(self, terms: RoundTerms) -> None:
         """Raise if this node's app does not return the kind of values that ``terms`` ask for."""
-        if terms.kind != "training" and not self._is_ldpfls_own:
+        if terms.kind != "training" and not self._is_ldpfl_app:
             raise NoRecordSums(
                 f"the round asks for {terms.kind} sums over records, which only the app ldpfl.flower.apps computes, and this node runs "
                 "another app; nothing was charged or sent"
             )
-        check_kind(terms.config, weights=self._returns_weights, gradients=self._returns_gradients, persons=self._returns_persons)
+        check_values_asked(terms.config, weights=self._returns_weights, gradients=self._returns_gradients, persons=self._returns_persons)
 
-    def _read(self, message: Message, context: Context) -> RoundRequest:
-        """Read a message. Clients of one process get the same content, so it is read once and kept for the next client."""
+    def _read_request(self, message: Message, context: Context) -> RoundRequest:
+        """Read a message. Simulated clients of one process get the same content, so it is read once and kept for the next client."""
         key = (message.metadata.message_type, digest_of(context.run_config))
         if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
-            with confined_process.one_thread(), confined_process.before_data():
+            with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 self._last_read = message.content, key, read_request(message.content, *key)
         return self._last_read[2]
 
     def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
         """Make the report in this process and return it at once: for simulations, and systems that cannot fork."""
-        state_before = None if node.keeps_state(request.ask) else packed(records_to_bytes(context.state))
+        state_before = None if node.keeps_state(request.ask) else wrap_serialised(records_to_bytes(context.state))
         try:
             return self._report(request, node, context, self._run_app(request, message, context))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a panic in a Rust library, for example, is no Exception
-            _log_replaced(request, confined_process.place_of(error))
+            _log_replaced(request, confined_process.describe_error(error))
             return self._report(request, node, context, _no_change(request))
         finally:
             if state_before is not None:
@@ -276,15 +276,15 @@ class LdpClientApp(ClientApp):
     def _forked_report(
         self, request: RoundRequest, node: Node, message: Message, context: Context, end: float, *, wait: bool = True
     ) -> bytes:
-        """Make the report in forked processes and return it at the time ``end``; a report of no change if the processes gave none by then.
+        """Make the report in forked processes and return it at the time ``end``.
 
-        Without ``wait`` the report is returned as soon as the processes have made it, or have ended.
+        If the processes have made no report by then, return a report of no change. Without ``wait``, return as soon as they have made the
+        report or have ended.
         """
         with confined_process.one_thread() as threads:
-            report = self._report(request, node, context, _no_change(request))
-            allowed = threads if self._by_path else 1
+            report = self._report(request, node, context, _no_change(request))  # made first, so that it is ready if the app fails
             try:
-                outcome = self._outcome(request, node, message, context, allowed, end)
+                outcome = self._run_app_and_encoder(request, node, message, context, self._app_threads(threads), end)
                 if outcome.value is None:
                     _log_replaced(request, outcome.trouble)
                 else:  # the report's length, the report and the app's state, see `_encode`
@@ -292,17 +292,24 @@ class LdpClientApp(ClientApp):
                     report_view, state = outcome.value[_LENGTH_BYTES : _LENGTH_BYTES + length], outcome.value[_LENGTH_BYTES + length :]
                     report = bytes(report_view)
                     if node.keeps_state(request.ask):
-                        context.state = packed(bytes(state))
+                        context.state = wrap_serialised(bytes(state))
                     del report_view, state
                 del outcome  # freeing much memory takes time, and must be over before the end
             except (Exception, SystemExit) as error:  # the app may, for example, have used up all processes or threads
-                _log_replaced(request, confined_process.place_of(error))
+                _log_replaced(request, confined_process.describe_error(error))
         if wait:
             while (left := end - time.monotonic()) > 0:
                 time.sleep(min(left, 1.0))  # short sleeps, so that a node that is told to stop does so soon
         return report
 
-    def _outcome(
+    def _app_threads(self, threads: int) -> int:
+        """Return how many of PyTorch's ``threads`` the app may use. An app given as an object gets one.
+
+        Its code may have run parallel operations in this process before the fork, and another such operation would hang in the child.
+        """
+        return threads if self._by_path else 1
+
+    def _run_app_and_encoder(
         self,
         request: RoundRequest,
         node: Node,
@@ -312,9 +319,9 @@ class LdpClientApp(ClientApp):
         end: float,
         guard: Guard = lambda do: do(),
     ) -> confined_process.Outcome:
-        """Run the app in one process and the encoder in another; both are over some time before ``end``.
+        """Run the app in one process and the encoder in another, and return the encoder's outcome some time before ``end``.
 
-        The outcome's value is what :meth:`_encode` returns: the report's length, the report, and the app's state.
+        The outcome's value holds what :meth:`_encode` returns: the report's length, the report, and the app's state.
         """
         reply_s = request.ask.terms.reply_s
         ready_by = end - max(min(_MIN_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
@@ -354,14 +361,14 @@ class LdpClientApp(ClientApp):
     def _payload(self, request: RoundRequest, context: Context, trained: Tensor) -> bytes:
         """Return the randomised report of ``trained`` weights (d,), which are PRIVATE and modified in place."""
         ask = request.ask
-        values = client_values(trained[None], request.state, _perturbed(ask.terms))
+        values = client_values(trained[None], request.state, _randomised_values(ask.terms))  # (1, d), of this client alone
         if not is_finite(values):
             # The whole vector is checked before a random bit is drawn. A mechanism that samples coordinates would fail only if it hit the
             # bad ones, and so its failure would depend on the data.
             raise PrivacyError("the app's trained values have NaN or infinity: check the data, and lower the learning rate")
         source = self._source(ask, context)
         if ask.terms.transport == "sum":
-            points: bytes = adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
+            points: bytes = require_adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
             return points
         payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
         if len(payload) != packed_size(payload_bits(ask.mechanism, ask.ranges)):
@@ -372,7 +379,7 @@ class LdpClientApp(ClientApp):
         """Run the app and return its arrays (d,): PRIVATE. The app's metrics are dropped; its state is put into ``context``."""
         # The app gets nothing by which the server could mark this client: no id that the SuperLink chooses, and sorted settings, because
         # the digest that is compared between clients does not cover their order.
-        app_context = Context(0, 0, context.node_config, unpacked(context.state), dict(sorted(context.run_config.items())))
+        app_context = Context(0, 0, context.node_config, unwrap_serialised(context.state), dict(sorted(context.run_config.items())))
         reply = self._imported_app()(message_for_app(message), app_context)
         context.state = app_context.state
         if reply.has_error():
@@ -385,7 +392,7 @@ class LdpClientApp(ClientApp):
         return app
 
 
-def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None) -> ClientAppCallable | str:
+def _app_to_wrap(app: ClientAppCallable | str | None, records: Records | str | None) -> ClientAppCallable | str:
     """Return the app to wrap: ``app``, or one that computes the gradients of ``records``. Exactly one of the two must be given."""
     if app is not None and records is None:
         return app
@@ -397,18 +404,18 @@ def _wrapped(app: ClientAppCallable | str | None, records: Records | str | None)
 
 
 def _dtype(request: RoundRequest) -> torch.dtype:
-    """Return the dtype of values before they are randomised: int64 for sums of records' gradients, float32 for anything else."""
+    """Return the dtype of values before they are randomised: int64 for sums over records, which are integers, else float32."""
     return torch.float32 if record_clip_of(request.ask.mechanism) is None else torch.int64
 
 
-def _perturbed(terms: RoundTerms) -> Perturbed:
-    """Return what the mechanism randomises in a round: only training rounds may ask for weights or their change."""
+def _randomised_values(terms: RoundTerms) -> Perturbed:
+    """Return which values the mechanism randomises in a round. Only training rounds may ask for weights or their change."""
     return terms.config.mechanism.perturbed if terms.kind == "training" else "gradient"
 
 
 def _no_change(request: RoundRequest) -> Tensor:
     """Return the vector (d,) that means no change, which is public: the broadcast weights, or a gradient or sums of 0."""
-    if _perturbed(request.ask.terms) == "gradient":
+    if _randomised_values(request.ask.terms) == "gradient":
         return torch.zeros(request.layout.dimension, dtype=_dtype(request))
     return request.state.weights.clone()
 

@@ -35,7 +35,7 @@ def importable(app: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def client_app_in(app: Path) -> LdpClientApp:
+def import_client_app(app: Path) -> LdpClientApp:
     """Import and return the client that the app in this folder names. This runs the code of its client module.
 
     Raises:
@@ -61,14 +61,14 @@ def run_config_of(app: Path) -> UserConfig:
     Raises:
         ConfigError: there is no app.
     """
-    return dict(_flat(_settings(app).get("config", {})))
+    return dict(_flatten_keys(_settings(app).get("config", {})))
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value in ``table`` and its nested tables, with the keys that lead to it joined by dots."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten_keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

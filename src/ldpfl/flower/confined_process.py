@@ -126,7 +126,7 @@ def start_guarded(work: Callable[[], bytes], killed_at: float = 0.0) -> Child:
 
 
 def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner: Child | None = None) -> Child:
-    """Fork a process that does ``run``, given the pipe to send to; ``end_signal`` will end it."""
+    """Fork a process that calls ``run`` with the pipe for its result. ``end_signal`` is the signal that will end the process."""
     if not CAN_FORK:
         raise ConfigError("replies after a set time (reply_s) need a system that can fork processes: use Linux, or set reply_s to 0")
     receiving, sending = os.pipe()
@@ -161,7 +161,7 @@ def _run_child(run: Callable[[int], NoReturn], sending: int, mask: set[Any], kep
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Let PyTorch use one thread for a while. Yield the number of threads that it used before."""
+    """Let PyTorch use one thread within the block. Yield the number of threads that it used before."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -170,18 +170,18 @@ def one_thread() -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def repeats_nothing(error: BaseException) -> bool:
-    """Tell whether the text of ``error`` repeats no private value: it is ldpfl's own error, raised in a package that reads no data."""
+def has_public_text(error: BaseException) -> bool:
+    """Tell whether the text of ``error`` repeats no private value: ldpfl raised it, in a package that reads no data."""
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, LdpflError) and (not frames or bool(_FOLDERS_WITHOUT_DATA.intersection(Path(frames[-1].filename).parents)))
 
 
 @contextmanager
-def before_data() -> Iterator[None]:
+def errors_may_be_shown() -> Iterator[None]:
     """Let the node's log show the texts of errors that ldpfl raises in the block. The block must read the server's message alone.
 
-    Such an error is raised anew here, so that it :func:`repeats_nothing`: no data have been read that its text could repeat. This also
-    holds for packages of ldpfl that read data elsewhere. Errors that other code raises are not changed.
+    An error of ldpfl is raised anew in this module, so that :func:`has_public_text` accepts it. Its text is safe, whichever package raised
+    it, because no data have been read yet. Errors that other code raises are not changed.
 
     Raises:
         ProtocolError: the block raised an error of ldpfl other than ``Declined``.
@@ -203,21 +203,24 @@ _KNOWN_MODULES = ("builtins", "torch", "numpy", "pandas", "json.decoder", "ldpfl
 """Modules whose classes are named to a node's operator. Other code may make classes whose names repeat private values."""
 
 
-def type_of(value: object) -> str:
-    """Return the name of the type of ``value``, or of its nearest base class, that a known module really holds under that name."""
+def public_type_name(value: object) -> str:
+    """Return the name of the type of ``value`` if a known module defines this type, else that of its nearest base class in such a module.
+
+    A module counts only if it holds the class under that name, because a class can claim any module and name.
+    """
     known = (kind for kind in type(value).__mro__ if kind.__module__ in _KNOWN_MODULES)
     return next(str(kind.__name__) for kind in known if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind)
 
 
-def place_of(error: BaseException) -> str:
-    """Return the type of ``error`` and the line that raised it, for the node's log; or its text, if that :func:`repeats_nothing`.
+def describe_error(error: BaseException) -> str:
+    """Return the text of ``error`` for the node's log if it :func:`has_public_text`, else its type and the line that raised it.
 
-    The text of any other exception may repeat private values. Even ldpfl's own may: an app can raise them, and they may quote a file.
+    Any other text may repeat private values. Even the text of ldpfl's own errors may, because an app can raise them, or they quote a file.
     """
-    if repeats_nothing(error):
+    if has_public_text(error):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{type_of(error)} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else type_of(error)
+    return f"{public_type_name(error)} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else public_type_name(error)
 
 
 def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:
@@ -229,7 +232,7 @@ def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:
 def _run_worker(work: Callable[[], bytes], sending: int, *, stops_itself: bool = False) -> NoReturn:
     """Run the body of the process that does ``work`` and sends its result.
 
-    If it ``stops_itself``, it then waits with its memory until it is killed, because freeing memory could delay the reply.
+    With ``stops_itself``, the process stops then, and keeps its memory until it is killed, because freeing memory could delay the reply.
     """
     code = 1
     try:
@@ -238,9 +241,9 @@ def _run_worker(work: Callable[[], bytes], sending: int, *, stops_itself: bool =
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _log_exceptions_without_text()
-        _send(sending, _result_or_place_of_error(work))
+        _send(sending, _result_or_error_message(work))
         code = 0
-        while stops_itself:
+        while stops_itself:  # in a loop, because another process may wake it
             os.kill(os.getpid(), signal.SIGSTOP)
     finally:
         # os._exit, not sys.exit: the parent's exit handlers must not run here, and the parent's connections must not be closed here.
@@ -254,13 +257,15 @@ def _log_exceptions_without_text() -> None:
     """Log uncaught exceptions, in threads and in destructors, without their text, which may repeat private values."""
 
     def hook(args: Any) -> None:
-        print(f"not caught: {place_of(args.exc_value)}" if args.exc_value else "not caught", file=sys.stderr)
+        print(f"not caught: {describe_error(args.exc_value)}" if args.exc_value else "not caught", file=sys.stderr)
 
     threading.excepthook = sys.unraisablehook = hook
 
 
 def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: float) -> NoReturn:
-    """Run the body of the guard: wait for SIGTERM, which also comes when the parent dies; then stop all processes below it, and kill them.
+    """Run the body of the guard: wait for SIGTERM, then stop all of the guard's descendants, and kill them.
+
+    SIGTERM also comes when the parent dies.
 
     The worker is the guard's grandchild: whatever it does to its parent and its group does not reach the guard.
     """
@@ -279,7 +284,7 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: floa
         while time.monotonic() < killed_at and os.getppid() == parent:
             time.sleep(0.1)
         _end_all(leader)
-        _remove(scratch)
+        _remove_folder(scratch)
     finally:
         os._exit(0)
 
@@ -368,7 +373,7 @@ def _end_all(leader: int) -> None:
         _reap_all()
 
 
-def _remove(folder: str) -> None:
+def _remove_folder(folder: str) -> None:
     """Remove a folder and its content, including read-only folders, which unpacked archives may contain."""
     for place, names, _ in os.walk(folder):
         for name in names:
@@ -386,12 +391,12 @@ def _reap_all() -> None:
             pass
 
 
-def _result_or_place_of_error(work: Callable[[], bytes]) -> bytes:
-    """Do ``work`` and return the message for the parent: its result, or the place of its exception, after a byte that says which."""
+def _result_or_error_message(work: Callable[[], bytes]) -> bytes:
+    """Do ``work`` and return the message for the parent: a byte that tells success from failure, then the result or the error."""
     try:
         return _DONE + work()
     except BaseException as error:  # SystemExit as well: the parent decides when this process ends
-        return _FAILED + place_of(error).encode()
+        return _FAILED + describe_error(error).encode()
 
 
 def _send(pipe: int, message: bytes) -> None:
@@ -402,6 +407,7 @@ def _send(pipe: int, message: bytes) -> None:
 
 
 def _set_process_option(option: int, value: int) -> None:
+    """Set an option of this process by Linux's prctl. Other systems have no such options, and do without."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 

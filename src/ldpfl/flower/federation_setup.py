@@ -20,7 +20,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, count_weights
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import Description, data_settings_of, load_dataset
-from ldpfl.flower.statistics import encoder_in
+from ldpfl.flower.statistics import read_encoder
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
 from ldpfl.server import Checkpoint
@@ -40,8 +40,8 @@ def data_dir_of(context: Context) -> Path | None:
     return Path(str(folder)) if folder else None
 
 
-def check_data_there(data: DataConfig, data_dir: Path | None) -> None:
-    """Raise if a client would have to download data: a client downloads nothing that a server names.
+def check_no_download_needed(data: DataConfig, data_dir: Path | None) -> None:
+    """Raise if a client would have to download the data set. A client downloads nothing that a server names.
 
     Raises:
         ConfigError: the terms name a data set that is not bundled, and this client has no folder with data sets.
@@ -85,14 +85,14 @@ def prepare(
         size = count_weights(config, Description.of(data))
         if size != weights_sent:
             raise ConfigError(f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}")
-    federation, start = build(config, data, choose_device(device), measured=encoder_in(measured))
+    federation, start = build(config, data, choose_device(device), measured=read_encoder(measured))
     resolved = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=resolved)})  # replaces the value "auto"
     return Prepared(_with_digests(config, data, federation), data, federation, start)
 
 
 def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> RunConfig:
-    """Return ``config`` with digests of the server's features, pretrained model and tokenizer, so that no node trains with others."""
+    """Return ``config`` with digests of the server's features, pretrained model and tokenizer, so that no node trains with other files."""
     if config.data.features != NONE:
         return _with_digests_of_features(config)
     if not is_pretrained(config.model.name):

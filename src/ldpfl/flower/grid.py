@@ -74,7 +74,7 @@ class InProcessGrid(Grid):
         self._pushed: dict[str, Message] = {}
 
     def _context(self, partition: int, clients: int, extra: Mapping[str, str | int | float | bool]) -> Context:
-        """Return the context of the node with ``partition-id`` ``partition``; ``extra`` are further entries of its config."""
+        """Return the context of the node with the number ``partition``; ``extra`` are further entries of its config."""
         node_config: UserConfig = {"partition-id": partition, "num-partitions": clients, **extra}
         return Context(self._run.run_id, SERVER_NODE + 1 + partition, node_config, RecordDict(), dict(self._run_config))
 
@@ -127,12 +127,12 @@ class InProcessGrid(Grid):
             workers = min(self._workers, len(messages))
             pipes: list[Connection] = []
             for worker in range(workers):
-                pipes.append(stack.enter_context(self._forked(messages[worker::workers], end, pipes)))
+                pipes.append(stack.enter_context(self._forked_worker(messages[worker::workers], end, pipes)))
             for index, message in enumerate(messages):
                 pipe = pipes[index % workers]
                 try:
                     if not pipe.poll(None if end == inf else max(0.0, end - time.monotonic())):
-                        continue
+                        continue  # no reply in time; later pipes may have one
                     reply, state = pipe.recv()
                 except (EOFError, OSError):
                     if time.monotonic() < end:
@@ -143,7 +143,7 @@ class InProcessGrid(Grid):
                 yield reply
 
     @contextmanager
-    def _forked(self, messages: Sequence[Message], end: float, earlier_pipes: Sequence[Connection]) -> Iterator[Connection]:
+    def _forked_worker(self, messages: Sequence[Message], end: float, earlier_pipes: Sequence[Connection]) -> Iterator[Connection]:
         """Answer ``messages`` in a forked worker. Yield the pipe through which the replies and the nodes' states come.
 
         ``earlier_pipes`` are the pipes of earlier workers. The new worker closes its copies: a pipe breaks only when no process holds it.
@@ -151,7 +151,7 @@ class InProcessGrid(Grid):
         fork = multiprocessing.get_context("fork")
         receiving, sending = fork.Pipe(duplex=False)
         _enlarge_buffer(sending)
-        process = fork.Process(target=self._work, args=(messages, end, sending, (*earlier_pipes, receiving)), daemon=True)
+        process = fork.Process(target=self._run_worker, args=(messages, end, sending, (*earlier_pipes, receiving)), daemon=True)
         process.start()
         sending.close()
         try:
@@ -161,9 +161,9 @@ class InProcessGrid(Grid):
             process.kill()
             process.join()
 
-    def _work(self, messages: Sequence[Message], end: float, replies: Connection, inherited: Sequence[Connection]) -> None:
+    def _run_worker(self, messages: Sequence[Message], end: float, replies: Connection, inherited_pipes: Sequence[Connection]) -> None:
         """Run the body of a worker: answer ``messages`` until the time ``end``, and send each reply and its node's state."""
-        for pipe in inherited:
+        for pipe in inherited_pipes:
             pipe.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that forked this one
         torch.set_num_threads(1)  # the threads of PyTorch's pool did not survive the fork

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
-from ldpfl.flower.round_kinds import held_back_mean
+from ldpfl.flower.round_kinds import mean_held_back_records
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.util.user_code import PRETRAINED, is_pretrained
 
 
-def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
-    """Yield a line for each setting of ``config`` whose meaning on Flower differs from a simulation.
+def setting_notes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
+    """Yield a line for each setting of ``config`` that Flower refuses or ignores, or that means something else there than in a simulation.
 
     Args:
         at_nodes: whether each node trains on its own table, whatever ``config`` says of its data.
@@ -28,7 +28,7 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     if config.clipping.is_adaptive and isinstance(config.mechanism, DpSgdSettings):
         yield f"clipping.target_quantile = {config.clipping.target_quantile}: refused on Flower with dp-sgd: set it to off"
     if is_evaluated(config):
-        held_back = held_back_mean(config)
+        held_back = mean_held_back_records(config)
         keys = "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
         yield f"evaluation at clients assumes {held_back:,} held-back records a client on average, from {keys}: set what nodes have"
     elif at_nodes and not data.test_path:
@@ -58,7 +58,7 @@ def left_out(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     yield "no model without noise is trained for comparison, and ldpfl attack cannot be used: both need all clients' data"
 
 
-def needed_by_nodes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
+def node_requirements(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     """Yield a line for each thing that a node needs, with the variable that names it in the environment of the node's SuperNode.
 
     ``at_nodes`` says whether each node trains on its own table.

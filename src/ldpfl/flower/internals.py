@@ -29,7 +29,7 @@ SERVER_NODE = SUPERLINK_NODE_ID
 _LOCAL_RUN = 1
 """Number of a run in this process. Flower's programs are not involved, so any number will do."""
 
-_PACKED = "ldpfl-state"
+_STATE_RECORD = "ldpfl-state"
 """Name of the record, and of the array in it, that holds an app's serialised state."""
 
 _TTL_S = 3600.0
@@ -48,11 +48,13 @@ def message_for_app(message: Message) -> Message:
     metadata.__dict__ |= {"_message_id": "", "_reply_to_message_id": "", "_group_id": "", "_created_at": time.time(), "_ttl": _TTL_S}
     metadata.__dict__ |= {"_run_id": 0, "_src_node_id": 0, "_dst_node_id": 0, "_src_task_id": None, "_dst_task_id": None}
     clone.__dict__["_metadata"] = metadata
-    clone.__dict__["_content"] = RecordDict({name: _copy(record) for name, record in sorted(message.content.items(), key=itemgetter(0))})
+    clone.__dict__["_content"] = RecordDict(
+        {name: _copy_record(record) for name, record in sorted(message.content.items(), key=itemgetter(0))}
+    )
     return clone
 
 
-def _copy(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
+def _copy_record(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
     """Return a copy of ``record``, sorted by key unless it holds arrays, whose order is the model's."""
     if isinstance(record, ArrayRecord):
         return ArrayRecord({name: copy.copy(array) for name, array in record.items()})
@@ -66,15 +68,18 @@ def records_to_bytes(records: RecordDict) -> bytes:
     return data
 
 
-def packed(data: bytes) -> RecordDict:
-    """Wrap ``data``, serialised by :func:`records_to_bytes`, as the only array of new records, to be read by :func:`unpacked` alone."""
-    return RecordDict({_PACKED: ArrayRecord({_PACKED: Array("uint8", (len(data),), "numpy.ndarray", data)})})
+def wrap_serialised(data: bytes) -> RecordDict:
+    """Wrap ``data``, which :func:`records_to_bytes` serialised, as the only array of new records, for :func:`unwrap_serialised`.
+
+    So bytes that an app's process has returned can be kept in Flower's context without being parsed.
+    """
+    return RecordDict({_STATE_RECORD: ArrayRecord({_STATE_RECORD: Array("uint8", (len(data),), "numpy.ndarray", data)})})
 
 
-def unpacked(records: RecordDict) -> RecordDict:
-    """Return the records inside ``records`` if :func:`packed` made them, else ``records`` unchanged."""
-    inside = records.array_records.get(_PACKED)
-    return records if inside is None else recorddict_from_proto(ProtoRecordDict.FromString(inside[_PACKED].data))
+def unwrap_serialised(records: RecordDict) -> RecordDict:
+    """Return the records inside ``records`` if :func:`wrap_serialised` made them, else ``records`` unchanged."""
+    inside = records.array_records.get(_STATE_RECORD)
+    return records if inside is None else recorddict_from_proto(ProtoRecordDict.FromString(inside[_STATE_RECORD].data))
 
 
 def set_message_id(message: Message, identifier: str) -> None:

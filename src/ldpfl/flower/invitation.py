@@ -68,13 +68,13 @@ class Answers:
         """Number of nodes that were asked."""
         return len(self.agreed) + len(self.reasons) + len(self.silent)
 
-    def joined(self, later: Answers, *, again: bool = False) -> Answers:
+    def joined(self, later: Answers, *, asked_again: bool = False) -> Answers:
         """Return these answers together with ``later`` ones.
 
         Args:
-            again: whether ``later`` comes from the nodes that have agreed here, which were asked again, and not from other nodes.
+            asked_again: whether the nodes of ``later`` are those that agreed here. Then only their later agreement counts.
         """
-        agreed = later.agreed if again else (*self.agreed, *later.agreed)
+        agreed = later.agreed if asked_again else (*self.agreed, *later.agreed)
         return Answers(agreed, {**self.reasons, **later.reasons}, self.declined + later.declined, (*self.silent, *later.silent))
 
 

@@ -38,8 +38,8 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     """Raise if a server may not name the model, the features, the task or the data of ``config``.
 
     Raises:
-        Declined: one of them is code that the policy does not list; or an option is text, which may be a path; or data would be opened; or
-            rows would be grouped into persons by another column than the policy's.
+        Declined: one of these names is code that the policy does not list; or an option is text, which may be a path; or data would be
+            opened; or rows would be grouped into persons by another column than the policy's.
     """
     _check_code("model", config.model.name, config.model.options, policy)
     _check_code("features", config.data.features, config.data.feature_options, policy)
@@ -57,10 +57,10 @@ def check_config(config: RunConfig, policy: Policy) -> None:
         raise Declined(f"data.partition is code that the server names: {config.data.partition[:_MAX_SHOWN]!r}; nothing was run or sent")
 
 
-def check_needs_nothing(config: RunConfig) -> None:
-    """Raise if the data or the task that ``config`` names would have to be opened, downloaded or run to plan its rounds.
+def check_nothing_opened_or_run(config: RunConfig) -> None:
+    """Raise if the rounds of ``config`` can be planned only by opening or downloading data, or running code, that it names.
 
-    A policy is written for a config whose author may be a stranger, so nothing that it names is trusted.
+    A policy is written for a config whose author may be a stranger, so no name in the config is trusted.
 
     Raises:
         ConfigError: ``config`` names data by path, hub or code, or a task that is code. Nodes decline these anyway.
@@ -74,13 +74,13 @@ def check_needs_nothing(config: RunConfig) -> None:
 _DATA_NOT_OPENED = "the round names data by path, hub or code, and a node opens no such data for a server"
 
 
-def code_of(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of the model and the features of ``config``, without those that are built in: the code that a policy must list."""
+def code_names(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the model and the features of ``config`` that are not built in. A policy must list them as code."""
     return tuple(dict.fromkeys(name for name in (config.model.name, config.data.features) if is_code(name)))
 
 
 def _check_code(role: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
-    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text. Its ``role`` is, for example, "model"."""
+    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text. Errors name the ``role``, as "model"."""
     if is_code(name) and name not in policy.models:
         reason = f"{role} {name[:_MAX_SHOWN]!r} is code, and the policy's models do not list it; nothing was run or sent"
         raise Declined(reason, "models")

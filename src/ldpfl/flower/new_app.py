@@ -81,13 +81,13 @@ def _readable_toml(settings: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def public_settings(path: Path, target: str | list[str], client: str, person: str, config: RunConfig) -> tuple[dict[str, Any], str]:
+def example_table_settings(path: Path, target: str | list[str], client: str, person: str, config: RunConfig) -> tuple[dict[str, Any], str]:
     """Return settings for nodes whose tables have the columns of the example table at ``path``, and a note on columns left out.
 
-    The settings copy names and classes from the example table, so it must be public. The settings in ``config`` choose the columns and
-    their kinds, as in a simulation. A column of numbers or dates without bounds there gets :data:`NOT_KNOWN`. Columns whose names suggest
-    identifiers are left out. The note names them. It also names columns of texts, and is empty if there is nothing to say. A model of
-    texts reads one column, so no other columns are named for it.
+    The settings copy names and classes from the example table, so this table must be public. The settings in ``config`` choose the columns
+    and their kinds, as in a simulation. A column of numbers or dates for which ``config`` has no bounds gets :data:`NOT_KNOWN`. Columns
+    whose names suggest identifiers are left out. The note names these columns, and columns of texts; it may be empty. For a model of texts,
+    the settings name only the one column that it reads.
 
     Raises:
         ConfigError: ``config`` names no column of texts, and a pretrained model has several to choose from; or it gives a column two
@@ -109,9 +109,9 @@ def public_settings(path: Path, target: str | list[str], client: str, person: st
         settings |= {"data.columns": data.columns, "data.words": data.words}
         note = ". ".join(notes)
     settings |= {f"data.{key}": value for key in ("person", "dates", "categories") if (value := getattr(data, key))}
-    with_bounds = [name for name in data.columns if name not in data.words and name not in data.categories]
-    with_bounds += _targets_with_bounds(table, data, config.task.name)
-    settings["data.bounds"] = {name: data.bounds.get(name, NOT_KNOWN) for name in with_bounds}
+    bounded_columns = [name for name in data.columns if name not in data.words and name not in data.categories]
+    bounded_columns += _targets_with_bounds(table, data, config.task.name)
+    settings["data.bounds"] = {name: data.bounds.get(name, NOT_KNOWN) for name in bounded_columns}
     if config.task.name in _TASKS_OF_CLASSES:
         settings["data.classes"] = data.classes or _classes_in(table, data.target_names[0], config.task.name)
     return settings, note
@@ -125,7 +125,7 @@ _TASKS_OF_NUMBERS = ("regression", "poisson", "survival")
 
 
 def _targets_with_bounds(table: Table, data: DataConfig, task: str) -> list[str]:
-    """Return the target columns that need bounds at nodes: a number, a count, or a time that is not cut at given points."""
+    """Return the target column that needs bounds at nodes, if any: a number, a count, or a time that is not cut at given points."""
     if task in (*_TASKS_OF_CLASSES, "multilabel") or data.cut_points:
         return []
     first = data.target_names[0]
@@ -146,21 +146,20 @@ def _classes_in(table: Table, target: str, task: str) -> list[str]:
     return classes
 
 
-def without_described(changes: Iterable[str]) -> list[str]:
-    """Return those ``changes`` of a config, ``key=value``, that do not describe the columns of a table.
+def without_column_changes(changes: Iterable[str]) -> list[str]:
+    """Return ``changes`` of a config, ``key=value``, without those that describe a table or its columns.
 
-    :func:`public_settings` has taken the others into account. A change that was kept would be written twice, and could name a column that
-    is no input.
+    :func:`example_table_settings` has used these already. Kept changes would be written twice, and could name a column that is no input.
     """
-    single = (part for change in changes for part in split_by_key(change))
-    return [change for change in single if not f"{change.partition('=')[0].strip()}.".startswith(_DESCRIBED)]
+    single_changes = (part for change in changes for part in split_by_key(change))
+    return [change for change in single_changes if not f"{change.partition('=')[0].strip()}.".startswith(_TABLE_KEYS)]
 
 
 _COLUMN_SETTINGS = ("columns", "numbers", "words", "dates", "bounds", "categories", "classes")
-_DESCRIBED = tuple(f"data.{key}." for key in ("name", "path", "target", "client", "person", "text", *_COLUMN_SETTINGS))
+_TABLE_KEYS = tuple(f"data.{key}." for key in ("name", "path", "target", "client", "person", "text", *_COLUMN_SETTINGS))
 """Beginnings of the keys of settings that describe a table, each with a point at its end."""
 
 
-def written(settings: Mapping[str, Any]) -> list[str]:
+def settings_to_changes(settings: Mapping[str, Any]) -> list[str]:
     """Return each of the ``settings`` as a change of a config, ``key=value``."""
     return [f"{key}={toml_value(value)}" for key, value in settings.items()]

@@ -29,7 +29,7 @@ _Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 
 
 def _check_rounds(rounds: object) -> object:
-    """Return ``rounds`` by node unchanged, or raise at the first wrong entry: pydantic would keep an error for each of a million."""
+    """Check ``rounds`` by node and return them unchanged. Raise at the first wrong entry, because pydantic would keep an error for each."""
     if isinstance(rounds, dict):
         for node, count in rounds.items():
             is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS
@@ -59,11 +59,11 @@ class Participation(BaseModel):
     rounds: Annotated[dict[int, int], BeforeValidator(_check_rounds)] = {}
     terms: Annotated[dict[str, str | int], FEW] = {}
 
-    def ask(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
+    def after_asking(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
         """Return the participation after ``nodes``, out of those ``seen``, are told to train in round ``number`` on these ``terms``.
 
-        Flower gives a node a new id when it is restarted without a key. So a new id may belong to a client that was asked before. It gets
-        the highest count of any node, to stay an upper bound.
+        Flower gives a node a new id when it is restarted without a key. So a new id may belong to a client that was asked before. A new
+        id gets the highest count of any node, so that its count stays an upper bound.
         """
         highest_count = max(self.rounds.values(), default=0)
         rounds = dict.fromkeys(seen, highest_count) | self.rounds
@@ -72,7 +72,7 @@ class Participation(BaseModel):
             rounds[node] += 1
         return self.model_copy(update={"begun": number, "asked": len(asked_nodes), "rounds": rounds, "terms": dict(terms)})
 
-    def renamed(self) -> Participation:
+    def under_new_name(self) -> Participation:
         """Return the same participation under a new run name, so that no message of a withdrawn round counts for a later round."""
         return self.model_copy(update={"run": secrets.token_hex(16)})
 

@@ -39,7 +39,7 @@ from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp,
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.round_request import Ask
 from ldpfl.flower.sent_vectors import check_sums
-from ldpfl.flower.terms import adding_up, numbers_in_sum
+from ldpfl.flower.terms import numbers_in_sum, require_adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Request, read_policy
@@ -66,7 +66,7 @@ _GRACE_WITHOUT_END_S = 600.0
 
 
 def _no_signing_key() -> Ed25519PrivateKey:
-    """Raise, in place of returning the key of a node that has none."""
+    """Raise the error for a node without a signing key. Default of :attr:`OperatorNode.signing`."""
     raise NoSigningKey("this node cannot take part in sums, because it has no signing key; nothing was sent")
 
 
@@ -125,7 +125,7 @@ class OperatorNode:
             self.signing()
 
     def admit(self, ask: Ask) -> float:
-        """Check the policy and, over a relay, that its round asks all clients for these reports; then charge the budget.
+        """Check that the policy allows the release, and that a relay expects the same release of all clients. Then charge the budget.
 
         Return the number of seconds during which the report can be delivered: infinite for a report in a Flower reply.
 
@@ -146,7 +146,7 @@ class OperatorNode:
             self.signing()  # before the charge: without it nothing can be sent
         status = self._relay_round(ask)
         status_time = time.monotonic()
-        self.budget.charge(self._request(ask, status.terms.min_clients))
+        self.budget.charge(self._request(ask, status.terms.min_clients))  # may wait for the budget's file
         return self._upload_seconds(status) - (time.monotonic() - status_time)
 
     def _check_terms(self, ask: Ask) -> None:
@@ -163,9 +163,9 @@ class OperatorNode:
         """
         terms, aggregator = ask.terms, X25519PublicKey.from_public_bytes(ask.terms.key)
         if terms.transport == "relay":
-            plan = self._plan(ask)
+            plan = self._record_plan(ask)
             return seal(plan.split(payload), aggregator, Binding(terms.run, terms.round, plan.fingerprint))
-        bits, seed = adding_up(ask.mechanism).bits, new_seed()
+        bits, seed = require_adding_up(ask.mechanism).bits, new_seed()
         numbers = numbers_in_sum(ask.mechanism, ask.ranges)
         binding = SumBinding(terms.run, terms.round, bytes.fromhex(ask.agreement), numbers, bits)
         return shard(np.frombuffer(payload, dtype="<i8"), seed, bits) + seal_seed(seed, aggregator, self.signing(), binding)
@@ -200,33 +200,33 @@ class OperatorNode:
         return status
 
     def _check_signer(self, ask: Ask, relay: RelayClient) -> None:
-        """Raise if the relay expects another signing key than this node's. The relay itself would refuse only after the charge."""
+        """Raise if the relay expects another signing key than this node's. Otherwise the relay would refuse the report after the charge."""
         if ask.terms.transport != "sum":
             return
         expected, node_signer = relay.signer(), signer_of(self.signing().public_key()).hex()
         if expected != node_signer:
-            raise other_signer(expected, node_signer)
+            raise other_signer_error(expected, node_signer)
 
     def _check_form(self, ask: Ask, terms: RelayTerms | SumTerms) -> None:
         """Raise if the relay's round expects reports of another form or length than this node's report will have."""
         if ask.terms.transport == "sum":
             numbers = numbers_in_sum(ask.mechanism, ask.ranges)
-            fits = isinstance(terms, SumTerms) and (terms.dimension, terms.bits) == (numbers, adding_up(ask.mechanism).bits)
+            fits = isinstance(terms, SumTerms) and (terms.dimension, terms.bits) == (numbers, require_adding_up(ask.mechanism).bits)
         else:
-            plan = self._plan(ask)
+            plan = self._record_plan(ask)
             sizes = (plan.plaintext_bytes + OVERHEAD, plan.records)
             fits = isinstance(terms, RelayTerms) and (terms.record_bytes, terms.records_per_upload) == sizes
         if not fits:
             raise ProtocolError("the relay's round expects reports of another form or length than the server's terms; nothing was sent")
 
     def _upload_seconds(self, status: RoundStatus) -> float:
-        """Return for how many seconds to try the upload: for longer than the round's window, but at most for the policy's limit.
+        """Return for how many seconds to try the upload: longer than the round's window, but no longer than the policy allows.
 
-        Trying too long costs little, because the relay replies at once if a round is over.
+        The window is exceeded because trying too long costs little: the relay replies at once if a round is over.
         """
         return min(status.seconds_left + (_GRACE_WITHOUT_END_S if _waits_for_all(status.terms) else _GRACE_S), self.policy.longest_upload_s)
 
-    def _plan(self, ask: Ask) -> RecordPlan:
+    def _record_plan(self, ask: Ask) -> RecordPlan:
         """Return how the report is cut into the records that a relay mixes."""
         return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked, unprotected=self.policy.allow_unprotected)
 
@@ -251,11 +251,11 @@ def operator_node(context: Context) -> OperatorNode:
     Raises:
         Declined: no policy or budget is named, or its file cannot be trusted.
     """
-    policy = read_policy(_path("policy"))
+    policy = read_policy(_setting_path("policy"))
     return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connector(), _key_loader())
 
 
-def other_signer(expected: str | None, node_signer: str) -> OtherSigningKey:
+def other_signer_error(expected: str | None, node_signer: str) -> OtherSigningKey:
     """Return the error of a node that signs as ``node_signer``, although its token at the relay is for ``expected``, or for no key."""
     expected_key = f"the signing key {expected}" if expected else "no signing key"
     return OtherSigningKey(
@@ -269,7 +269,7 @@ def _budget_file(context: Context, policy: Policy) -> Path:
     """Return the file of this node's budget. In a simulation, it is created if it does not exist."""
     folder = operator_setting("budgets")
     if folder is None:
-        return _path("budget")
+        return _setting_path("budget")
     if operator_setting("budget"):
         raise Declined("LDPFL_BUDGET and LDPFL_BUDGETS are both set: unset one of them; nothing was sent")
     client = context.node_config.get("partition-id")
@@ -291,9 +291,9 @@ def _connector() -> Connect:
     def settings() -> tuple[str, str, ssl.SSLContext | bool]:
         authority, url = operator_setting("relay-ca"), operator_setting("relay")
         if not url:
-            raise NoRelay(f"no relay is set up on this node: set {_variable('relay')} to the relay's URL; nothing was sent")
+            raise NoRelay(f"no relay is set up on this node: set {_variable_name('relay')} to the relay's URL; nothing was sent")
         verify = ssl.create_default_context(cafile=_checked_authority(Path(authority))) if authority else True
-        return url, read_token(_path("relay-token", NoRelay)), verify
+        return url, read_token(_setting_path("relay-token", NoRelay)), verify
 
     def connect() -> RelayClient:
         try:
@@ -314,7 +314,7 @@ def _key_loader() -> Signing:
     @cache
     def key() -> Ed25519PrivateKey:
         try:
-            return load_key(_path("signing-key", NoSigningKey))
+            return load_key(_setting_path("signing-key", NoSigningKey))
         except ConfigError as error:  # its text names only the operator's own file, so the log may have it
             raise NoSigningKey(f"the signing key is not set up on this node: {error}; nothing was sent") from None
 
@@ -343,23 +343,23 @@ def read_token(path: Path) -> str:
 
 
 def operator_setting(name: str) -> str | None:
-    """Return the environment variable ``LDPFL_NAME``, for a ``name`` in lower case with hyphens; None if it is unset or empty."""
-    return os.environ.get(_variable(name)) or None
+    """Return the operator's setting ``name``, such as "relay-ca", from the environment variable LDPFL_RELAY_CA; None if unset or empty."""
+    return os.environ.get(_variable_name(name)) or None
 
 
-def _path(name: str, missing: type[Declined] = NotSetUp) -> Path:
+def _setting_path(name: str, missing: type[Declined] = NotSetUp) -> Path:
     """Return the path that the operator's setting ``name`` holds; raise the error ``missing`` if it is not set."""
     value = operator_setting(name)
     if not value:
         raise missing(
-            f"no {name} is set up on this node: set {_variable(name)} to its file, in the environment of the SuperNode "
+            f"no {name} is set up on this node: set {_variable_name(name)} to its file, in the environment of the SuperNode "
             f"(ldpfl-{name} in --node-config is ignored, because others could change it); nothing was sent"
         )
     return Path(value)
 
 
-def _variable(name: str) -> str:
-    """Return the environment variable of the operator's setting ``name``, such as LDPFL_RELAY_CA of "relay-ca"."""
+def _variable_name(name: str) -> str:
+    """Return the name of the environment variable for the operator's setting ``name``, such as LDPFL_RELAY_CA for "relay-ca"."""
     return f"LDPFL_{name.upper().replace('-', '_')}"
 
 

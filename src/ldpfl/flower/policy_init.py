@@ -23,9 +23,9 @@ from ldpfl.experiments.planned_ledger import initial_weights_and_ranges
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.record_sums import evaluation_vector_layout, is_evaluated
 from ldpfl.experiments.shipped import recipe_files
-from ldpfl.flower.app_imports import gives
-from ldpfl.flower.named_by_server import check_needs_nothing, code_of
-from ldpfl.flower.round_kinds import Kind, config_for, last_round, planned_round, statistics_rounds
+from ldpfl.flower.app_imports import client_output
+from ldpfl.flower.named_by_server import check_nothing_opened_or_run, code_names
+from ldpfl.flower.round_kinds import Kind, config_for_kind, last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
@@ -109,11 +109,12 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 "ServerApp, add its recipe there; if not, give the config that its ServerApp uses, with --config"
             )
         if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
-            offer = _offer(read_config(config), RunSettings.read({key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}))
+            transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
+            offer = _offer_from(read_config(config), RunSettings.read(transport_settings))
             offer = offer if "window-s" in settings else replace(offer, window_s=inf)
         else:
             offer = offer_of_settings(RunSettings.read(settings))
-        output = gives(project.parent)
+        output = client_output(project.parent)
         _check_output(offer.config, output)
         own_model = output in ("weights", "gradients", "gradients of persons") or (output == "unknown" and config is not None)
         return replace(offer, own_model=own_model)
@@ -124,7 +125,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     if path not in (recipes := recipe_files()) and Path(path).suffix != ".toml" and not Path(path).exists():
         hint = did_you_mean(path, recipes)
         raise ConfigError(f"{path!r} is neither a folder nor a recipe: give an app's folder or a recipe; {hint}")
-    return _offer(recipe_or_file(path), RunSettings())
+    return _offer_from(recipe_or_file(path), RunSettings())
 
 
 def offer_of_settings(settings: RunSettings) -> Offer:
@@ -133,14 +134,13 @@ def offer_of_settings(settings: RunSettings) -> Offer:
     Raises:
         ConfigError: the settings contradict each other, or cannot run on nodes.
     """
-    return replace(_offer(load_recipe(settings.recipe, settings.change_list), settings), own_server=False)
+    return replace(_offer_from(load_recipe(settings.recipe, settings.change_list), settings), own_server=False)
 
 
-def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
-    """Check a node's own ``table`` against ``config``.
+def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
+    """Return the number of rows in a node's own ``table``, the number of unusable rows, and the first problem with ``config``.
 
-    Return the number of rows, the number of rows that lack too much to be used, and the first problem. If the table fits, they are the
-    number of rows, 0 and "".
+    If the table fits, no row is unusable and the problem is "".
 
     Raises:
         ConfigError: the app does not train on nodes' own tables.
@@ -149,16 +149,16 @@ def fitting_rows(config: RunConfig, table: Path) -> tuple[int, int, str]:
     if not config.data.at_nodes:
         raise ConfigError(f"--data works only with apps whose data.name is 'node', got {config.data.name!r}: leave --data out")
     targets = target_kind_of(config)
-    answers = read_node_table(config.data, targets, table).train.targets
+    row_targets = read_node_table(config.data, targets, table).train.targets
     try:
         check_node_table(config.data, targets, table)
     except DataError as error:
-        return len(answers), int(absent_targets(answers).sum()), str(error)
-    return len(answers), 0, ""
+        return len(row_targets), int(absent_targets(row_targets).sum()), str(error)
+    return len(row_targets), 0, ""
 
 
 def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:
-    """Return the policy that allows all rounds of ``offer`` for a model with the layers of ``ranges``, and hardly more.
+    """Return the policy that allows all rounds of ``offer`` for a model with the layers of ``ranges``, and hardly anything else.
 
     Raises:
         ConfigError: the mechanism protects nothing, or one of the ``keys`` is no public key.
@@ -172,6 +172,7 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     colluding = min(config.shuffling.colluding, offer.cohort - 1)
     honest = offer.cohort - colluding
     is_sum = offer.transport == "sum"
+    delta_of_sums = delta * (1 - ROUNDED)  # the policy charges the rest of delta for sums of rounded noise
     sum_releases = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and is_sum]
     return Policy(
         mechanisms=tuple(dict.fromkeys(release.mechanism for release in releases)),
@@ -180,14 +181,14 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
         epsilon_per_unit=_rounded_up(max(unit_epsilon(release, delta) for release in set(releases))),
         epsilon_per_round=_rounded_up(max(epsilon_of([(release, 1)], delta) for release in set(releases))),
         lifetime_epsilon=_rounded_up(epsilon_needed(Counter(releases).items(), delta)),
-        sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](sum_releases).items(), delta * (1 - ROUNDED))) if sum_releases else "off",
+        sum_epsilon=_rounded_up(epsilon_needed(Counter[Release](sum_releases).items(), delta_of_sums)) if sum_releases else "off",
         rounds=len(releases),
         min_clients=offer.cohort if offer.transport in OVER_RELAY else 1,
         colluding=colluding,
         transports=(offer.transport,),
         aggregator_keys=tuple(keys),
         linked=offer.linked,
-        models=code_of(config),
+        models=code_names(config),
         immediate_replies=offer.reply_s == 0,
         longest_reply_s=max(default.longest_reply_s, offer.reply_s),
         longest_upload_s=max(default.longest_upload_s, offer.reply_s + UPLOAD_S),
@@ -206,13 +207,13 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
     for number in range(1, last_round(config, config.training.rounds) + 1):
         planned = planned_round(config, number)
         if planned.kind == "training":
-            # Noise may follow a schedule over rounds. On Flower, such a schedule depends on the round's number alone, so zeros will do.
+            # Noise may follow a schedule over rounds. On Flower, it depends on the round's number alone, so weights of 0 will do.
             round_mechanism = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
             releases.append(released(round_mechanism, ranges, mechanism))
-        else:  # a release of sums does not depend on how many numbers are summed, so the model's ranges and 2 outputs will do
+        else:  # a release of sums does not depend on how many numbers are summed, so any length will do: the model's, or that of 2 outputs
             if planned.kind not in sum_releases:
                 sum_ranges = evaluation_vector_layout(config, 2).ranges if planned.kind == "evaluation" else ranges
-                sum_releases[planned.kind] = released(deployable_mechanism(config_for(config, planned.kind), sum_ranges), sum_ranges)
+                sum_releases[planned.kind] = released(deployable_mechanism(config_for_kind(config, planned.kind), sum_ranges), sum_ranges)
             releases.append(sum_releases[planned.kind])
     return releases
 
@@ -236,16 +237,16 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
         layers: number of values in each array of the app's own model; empty for a built-in model.
 
     Raises:
-        ConfigError: ``layers`` is empty, but the releases depend on the size of a model that is not seen here (:func:`unseen_of`) or the
-            app's own; or the model does not fit the data, or has arrays of other sizes than ``layers``.
+        ConfigError: ``layers`` is empty, but the releases depend on the size of a model that is not loaded here
+            (:func:`names_not_loaded`) or is the app's own. Or the model does not fit the data, or its arrays differ from ``layers``.
     """
-    unseen = unseen_of(offer.config)
-    # Files of a built-in data set may hold samples of another shape than the one that it is known for.
-    may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
-    if layers and (offer.own_model or offer.own_server or unseen or may_differ):
+    not_loaded = names_not_loaded(offer.config)
+    # The sizes of layers follow from the shape of samples. Files of a built-in data set may hold samples of another shape than usual.
+    sizes_may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
+    if layers and (offer.own_model or offer.own_server or not_loaded or sizes_may_differ):
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
-    if unseen:
-        raise ConfigError(f"{_why_unseen(unseen[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")
+    if not_loaded:
+        raise ConfigError(f"{_why_not_loaded(not_loaded[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")
     if is_pretrained(offer.config.model.name):
         _check_pretrained(offer.config)
     ranges = initial_weights_and_ranges(offer.config)[1]
@@ -262,25 +263,25 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
     return ranges
 
 
-def unseen_of(config: RunConfig) -> tuple[str, ...]:
-    """Return the names of the model and the features of ``config`` without which the sizes of the trained arrays are not known here.
+def names_not_loaded(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the model and the features of ``config`` that are not loaded here, so that the arrays' sizes are not known.
 
-    Code is not run for a policy. A pretrained model is loaded if it is in a folder of this machine, since no code of a folder is run;
-    nothing is downloaded.
+    No code is run for a policy, and nothing is downloaded. A pretrained model in a folder of this machine is loaded, because this runs no
+    code of the folder.
     """
     model, tokenizer = config.model.name, config.data.tokenizer
     is_at_hand = is_pretrained(model) and all(Path(name.removeprefix(PRETRAINED)).is_dir() for name in (model, tokenizer or model))
-    return tuple(name for name in code_of(config) if not (is_at_hand and name == model))
+    return tuple(name for name in code_names(config) if not (is_at_hand and name == model))
 
 
 def _check_pretrained(config: RunConfig) -> None:
-    """Raise what the server of the app would raise at its start if the pretrained model in a folder does not fit its texts."""
+    """Raise the error that the app's server would raise at its start, if the pretrained model in a folder does not fit the texts."""
     licence_of(config.model.name, config.model.licence)
     data = load_dataset(config, None)
     check_texts(model_of(config, Description.of(data)), data)
 
 
-def _why_unseen(name: str) -> str:
+def _why_not_loaded(name: str) -> str:
     """Return why this command does not know the sizes of the model or the features ``name``."""
     if name.startswith((PRETRAINED, TIMM)):
         return f"{name!r} is a pretrained model, which this command loads only as model.name and from a folder of this machine"
@@ -288,21 +289,21 @@ def _why_unseen(name: str) -> str:
 
 
 def check_code(config: RunConfig) -> None:
-    """Raise if ``config`` names code in a file, or needs noise computed for a model that is not seen here; the text has all steps.
+    """Raise if ``config`` names code in a file, or needs noise computed for a model that is not loaded here.
 
     Raises:
-        ConfigError: one of these.
+        ConfigError: one of these problems; the text says what to do about each.
     """
-    files = [name for name in code_of(config) if lies_in_file(name)]
-    unseen = unseen_of(config)
+    files = [name for name in code_names(config) if lies_in_file(name)]
+    not_loaded = names_not_loaded(config)
     steps = []
     if files:
         steps.append(
             f"the app names the file {files[0]!r}, but nodes load no code from files: install the code and name it package.module:Class"
         )
-    if unseen and config.privacy.target_epsilon != "off":
+    if not_loaded and config.privacy.target_epsilon != "off":
         steps.append(
-            f"{_why_unseen(unseen[0])}, so it cannot compute the noise for privacy.target_epsilon. Set privacy.target_epsilon=off, "
+            f"{_why_not_loaded(not_loaded[0])}, so it cannot compute the noise for privacy.target_epsilon. Set privacy.target_epsilon=off, "
             "mechanism.noise_multiplier to a number (ldpfl plan --regime computes it), and mechanism.clip_norm to the length to which "
             "gradients are clipped, often 1. Give the sizes of the model's arrays to ldpfl policy init by --layers"
         )
@@ -311,7 +312,7 @@ def check_code(config: RunConfig) -> None:
 
 
 def _twice_as_large(ranges: LayerRanges) -> LayerRanges:
-    """Return ranges of a model twice as large: with one more array that has as many values as ``ranges``."""
+    """Return ranges of a model twice as large, to find out whether releases depend on a model's size."""
     return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (*ranges.sizes, ranges.dimension))
 
 
@@ -328,7 +329,7 @@ def _check_output(config: RunConfig, output: str) -> None:
     """Raise if the app's clients do not return what ``config`` asks for.
 
     Args:
-        output: what the clients return, as :func:`ldpfl.flower.app_imports.gives` reads it from the client module.
+        output: what the clients return, as :func:`ldpfl.flower.app_imports.client_output` reads it from the client module.
 
     Raises:
         ConfigError: each node would decline each round.
@@ -363,13 +364,13 @@ def _app_settings(project: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _offer(config: RunConfig, settings: RunSettings) -> Offer:
+def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
     """Return what an app with this ``config`` and these transport ``settings`` asks of its clients; raise if nodes would decline it."""
-    config = for_nodes(config)
-    check_needs_nothing(config)
+    config = config_for_nodes(config)
+    check_nothing_opened_or_run(config)
     check_code(config)
-    unseen = unseen_of(config)
-    if not code_of(config):
+    not_loaded = names_not_loaded(config)
+    if not code_names(config):
         _check_size(config)
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
@@ -378,30 +379,31 @@ def _offer(config: RunConfig, settings: RunSettings) -> Offer:
             f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of clients.count = {clients.count:,}: each "
             f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
         )
-    config = as_sent(config, settings.transport, settings.linked, settings.min_clients)
-    config = config if unseen else resolve_settings(config)
+    config = config_for_transport(config, settings.transport, settings.linked, settings.min_clients)
+    config = config if not_loaded else resolve_settings(config)  # some settings follow from the model's size
     if settings.transport == "direct":
         return Offer(config, "direct", asked, reply_s=settings.reply_s)
     return Offer(config, settings.transport, settings.min_clients, settings.linked, settings.reply_s, settings.window_s)
 
 
-_CALIBRATED_FOR: Mapping[str, Callable[[RunConfig], float | str]] = {
+_TARGET_EPSILONS: Mapping[str, Callable[[RunConfig], float | str]] = {
     "privacy.target_epsilon": lambda config: config.privacy.target_epsilon,
     "evaluation.epsilon": lambda config: config.evaluation.epsilon,
 }
 """Settings of an epsilon that noise is calibrated for."""
 
 
-def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
+def config_for_transport(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
     """Return ``config`` with the channel that reports take on this ``transport``. The noise for a target epsilon depends on the channel.
 
     Raises:
-        ConfigError: ``config`` has a target epsilon, or one of evaluations, but several units stay together, or rounds may have fewer
-            clients than are asked. Noise is not calibrated for these cases; they are only accounted. Or a round asks a fraction of the
-            clients: with a target, since nodes that are connected take the places of others; with evaluations or statistics, since these
-            ask all, and ``min_clients`` cannot hold for both.
+        ConfigError: ``config`` has a target epsilon for training or for evaluations, and
+
+            - several units stay together, or rounds may have fewer clients than are asked: noise is calibrated for neither; or
+            - training asks a fraction of the clients: connected nodes would be asked more often than planned, and ``min_clients`` could not
+              hold both for training and for evaluations or statistics, which ask all clients.
     """
-    targets = [key for key, epsilon in _CALIBRATED_FOR.items() if epsilon(config) != "off"]
+    targets = [key for key, epsilon in _TARGET_EPSILONS.items() if epsilon(config) != "off"]
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
     if config.privacy.target_epsilon != "off" and asked < clients.count:
@@ -424,13 +426,13 @@ def as_sent(config: RunConfig, transport: Transport, linked: int, min_clients: i
     return config.model_copy(update={"shuffling": config.shuffling.model_copy(update={"channel": _CHANNELS[transport]})})
 
 
-def transport_of(channel: Channel) -> Transport:
+def transport_for_channel(channel: Channel) -> Transport:
     """Return the transport whose reports take ``channel``."""
     return next(transport for transport, its_channel in _CHANNELS.items() if its_channel == channel)
 
 
-def for_nodes(config: RunConfig) -> RunConfig:
-    """Return ``config`` as nodes get it: if they have their own tables, without the path of the server's test rows."""
+def config_for_nodes(config: RunConfig) -> RunConfig:
+    """Return ``config`` as nodes get it: without the path of the server's test rows, if nodes train on their own tables."""
     return config.model_copy(update={"data": config.data.model_copy(update={"test_path": ""})}) if config.data.at_nodes else config
 
 

@@ -18,7 +18,7 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.runner import model_file_of
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.federation_setup import Prepared, data_dir_of, prepare
-from ldpfl.flower.policy_init import as_sent, for_nodes
+from ldpfl.flower.policy_init import config_for_nodes, config_for_transport
 from ldpfl.flower.relay_collection import operator_relay, operator_sum
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.run_settings import RunSettings
@@ -37,10 +37,11 @@ def serve(grid: Grid, context: Context) -> None:
     """Run the rounds of the recipe, and leave a run folder if one is named."""
     settings = RunSettings.of_run(context.run_config)
     collector = _collector(settings)
-    asked = load_recipe(settings.recipe, settings.change_list)
-    config = resolve_settings(as_sent(asked, settings.transport, settings.linked, settings.min_clients))
+    recipe = load_recipe(settings.recipe, settings.change_list)
+    config = resolve_settings(config_for_transport(recipe, settings.transport, settings.linked, settings.min_clients))
     prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
-    federation, start, latest = prepared.federation, prepared.start, [prepared]
+    federation, start = prepared.federation, prepared.start
+    latest = [prepared]  # a list, so that `on_measured` can replace its only entry
 
     def on_measured(scaled: ColumnScaling) -> tuple[Tensor, ServerRules]:
         """Build the federation again with columns scaled as ``scaled`` says; return its initial weights and rules."""
@@ -51,7 +52,7 @@ def serve(grid: Grid, context: Context) -> None:
 
     folder = RunFolder(Path(settings.out)) if settings.out else None
     strategy = LdpStrategy(
-        for_nodes(prepared.config),
+        config_for_nodes(prepared.config),
         collector=collector,
         folder=folder,
         waiting=Waiting(settings.nodes or len(federation.samples), settings.wait_s, settings.agreeing, settings.answer_s),
@@ -67,18 +68,18 @@ def serve(grid: Grid, context: Context) -> None:
         strategy.start(grid, initial, timeout=settings.timeout_s)
     except TooFewTakePart:
         if any(metrics.clients for metrics in strategy.checkpoint.history):  # otherwise nothing was trained, and there is no model to save
-            _keep_result(strategy, latest[0], folder, "the run ends before its last round")
+            _save_result(strategy, latest[0], folder, "the run ends before its last round")
         raise
-    _keep_result(strategy, latest[0], folder, ROUNDS_OVER)
+    _save_result(strategy, latest[0], folder, ROUNDS_OVER)
 
 
-def _keep_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None, ended: str) -> None:
-    """Save the run's result and model in ``folder``, if there is one. ``ended`` says in the log how the run ended."""
+def _save_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | None, ending: str) -> None:
+    """Save the run's result and model in ``folder``, if there is one. ``ending`` tells the log how the run ended."""
     federation = prepared.federation
     if folder is None:
-        LOGGER.warning("%s, and the model was not saved: next time set ldpfl.out to a folder for it", ended)
+        LOGGER.warning("%s, and the model was not saved: next time set ldpfl.out to a folder for it", ending)
         return
-    LOGGER.info("%s: computing the run's figures and guarantee, which may take some minutes", ended)
+    LOGGER.info("%s: computing the run's figures and guarantee, which may take some minutes", ending)
     result = summarise(strategy.config, federation, prepared.data, strategy.checkpoint, None)
     described = model_file_of(prepared.config, federation, prepared.data)
     folder.save_result(strategy.checkpoint, federation.task, result, described, federation.encoder)

@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import initial_ranges, mechanism_of, with_torch_defaults
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.confined_process import type_of
+from ldpfl.flower.confined_process import public_type_name
 from ldpfl.flower.records import Records, RecordTask, device_of_node, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
 from ldpfl.mechanisms.hooks import record_clip_of
@@ -43,7 +43,7 @@ class RecordsFound:
         arrays: the model's trainable parameters, by name.
         rows: number of rows.
         left_out: number of rows, or of persons where persons are protected, that add nothing to training.
-        some: indices, from 0, of the first few rows or persons that are left out.
+        first_left_out: indices, from 0, of the first few rows or persons that are left out.
         reason: why the first of these adds nothing.
         notes: warnings about the model. They quote nothing of the app.
     """
@@ -51,35 +51,37 @@ class RecordsFound:
     arrays: ArrayRecord
     rows: int
     left_out: int
-    some: tuple[int, ...]
+    first_left_out: tuple[int, ...]
     reason: str
     notes: tuple[str, ...]
 
     def to_records(self) -> RecordDict:
         """Return the findings as Flower's records, which one process can hand to another."""
-        figures = json.dumps([self.rows, self.left_out, self.some, self.reason, self.notes])
+        figures = json.dumps([self.rows, self.left_out, self.first_left_out, self.reason, self.notes])
         return RecordDict({ARRAYS: self.arrays, _FINDINGS: ConfigRecord({_FINDINGS: figures})})
 
     @classmethod
     def of(cls, records: RecordDict) -> RecordsFound:
         """Read what :meth:`to_records` wrote."""
-        rows, left_out, some, reason, notes = json.loads(str(records.config_records[_FINDINGS][_FINDINGS]))
-        return cls(records.array_records[ARRAYS], rows, left_out, tuple(some), reason, tuple(notes))
+        rows, left_out, first_left_out, reason, notes = json.loads(str(records.config_records[_FINDINGS][_FINDINGS]))
+        return cls(records.array_records[ARRAYS], rows, left_out, tuple(first_left_out), reason, tuple(notes))
 
 
 @with_torch_defaults()
-def look_at_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
-    """Try an app's ``records`` and return the findings: the model and the loss on made-up samples, then the gradient of each record.
+def try_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
+    """Try the model and the loss of an app's ``records`` on made-up samples, then compute each record's gradient; return the findings.
 
     Raises:
         ConfigError, PrivacyError: ``records`` returns no ``RecordTask``, or the model and the loss do not fit the records. The text is
-            fixed. The app may make the model of the node's rows, so names and sizes of layers may repeat values.
-        Exception: the app's own. Its text may repeat values, see :func:`ldpfl.flower.app_failures.explained`.
+            fixed, because the app may build the model from the node's rows, so that names and sizes of layers repeat values.
+        Exception: the app's own. Its text may repeat values, see :func:`ldpfl.flower.app_failures.explain_to_operator`.
     """
     make_task: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
     task = make_task(context)
     if not isinstance(task, RecordTask):
-        raise ConfigError(f"the function that LdpClientApp(records=...) names returned a {type_of(task)}, expected ldpfl.flower.RecordTask")
+        raise ConfigError(
+            f"the function that LdpClientApp(records=...) names returned a {public_type_name(task)}, expected ldpfl.flower.RecordTask"
+        )
     if config.data.person and task.persons is None:
         raise ConfigError("data.person asks to protect persons, but RecordTask has no persons: give it `persons`, one entry for each row")
     task.check_persons()
@@ -92,7 +94,7 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
     persons = task.persons_by(config.data.person_rows) if by_person else None
     with _fixed_errors(task):
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append, quotes=False)
-    left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)
+    left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)  # count: of rows, or of persons
     if isinstance(trainer, RecordGradientTrainer):
         watched = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
         confined(watched).train(weights, full_batch([np.arange(count)], count).to(device))
@@ -103,13 +105,13 @@ def look_at_records(records: Records | str, context: Context, config: RunConfig)
 
 @contextmanager
 def _fixed_errors(task: RecordTask) -> Iterator[None]:
-    """Reduce an error about the app's model to its advice, a fixed text. Without advice, raise the app's own exception again."""
+    """Replace an error about the app's model by its advice, a fixed text. Without advice, raise the app's exception that caused it."""
     try:
         yield
     except LdpflError as error:
         if not error.advice:
             raise error.__cause__ or error from None
-        raise ConfigError(f"the app's model is refused: {error.advice} ({_described(task)})") from None
+        raise ConfigError(f"the app's model is refused: {error.advice} ({_dtypes_text(task)})") from None
 
 
 def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
@@ -122,11 +124,11 @@ def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Ten
     try:
         trainer.train(weights, single_record)
     except (Exception, SystemExit) as error:  # only the type is shown, because the text may repeat the record
-        return f"the model or the loss raises {type_of(error)} for it: is its target outside the classes, or a token too large?"
+        return f"the model or the loss raises {public_type_name(error)} for it: is its target outside the classes, or a token too large?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"
 
 
-def _described(task: RecordTask) -> str:
+def _dtypes_text(task: RecordTask) -> str:
     """Return dtype and number of axes of the task's inputs and targets, as text. Sizes and names are left out: they may reveal values."""
     inputs = [task.inputs] if isinstance(task.inputs, Tensor) else list(task.inputs.values())
     named_tensors = [*(("inputs", part) for part in inputs), ("targets", task.targets)]

@@ -187,7 +187,7 @@ class RecordGradients:
         return Message(RecordDict({"gradients": to_arrays(gradient, layout)}), reply_to=message)
 
 
-def check_kind(config: RunConfig, *, weights: bool, gradients: bool, persons: bool) -> None:
+def check_values_asked(config: RunConfig, *, weights: bool, gradients: bool, persons: bool) -> None:
     """Raise if an app does not return the values that the terms ask for. All arguments are public facts.
 
     Args:
@@ -222,7 +222,7 @@ def device_of_node() -> torch.device:
 
     Raises:
         ConfigError: there is no such device. The error is raised here, and not where devices are chosen, because no data are read here:
-            :func:`ldpfl.flower.confined_process.place_of` passes its text on.
+            :func:`ldpfl.flower.confined_process.describe_error` passes its text on.
     """
     try:
         return choose_device(operator_setting("device") or "cpu")
@@ -241,7 +241,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         expected_shapes = dict(zip(layout.names, layout.shapes, strict=True))
         fits = dict(zip(model_layout.names, model_layout.shapes, strict=True)) == expected_shapes
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
-    except LdpflError:  # its text is dropped, because it names parts of the app
+    except LdpflError:  # its text is not passed on, because it names parts of the app
         raise PrivacyError(
             "the model or the loss of this node's app cannot be trained on one record at a time: to see why, run ldpfl deploy check-node "
             "--app APP --try on this node, or RecordTask.check() in a test of the app"
@@ -253,7 +253,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
     return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()
 
 
-def _by_record(loss: Loss) -> Loss:
+def _loss_by_record(loss: Loss) -> Loss:
     """Return a function that gives the loss (B,) of each record, also if ``loss`` returns the mean over its records."""
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def trainer_of_records(
         quotes: whether warnings may quote exceptions of the app. They may not on a node, where they may repeat values of its records.
     """
     samples = Samples(map_tensors(Tensor.detach, task.inputs), task.targets.detach())
-    app_task = Task("own", "number", _by_record(task.loss), metrics={})
+    app_task = Task("own", "number", _loss_by_record(task.loss), metrics={})
     local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=app_task)
     dataset = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
     # Model and data are the app's own objects, whatever names the server's config has.
@@ -296,7 +296,7 @@ def trainer_of_records(
 
 
 def _warn_without_names(message: str) -> None:
-    """Log on a node that the app's model has a problem. The ``message`` is dropped, because it may name parts of the app."""
+    """Log on a node that the app's model has a problem. The ``message`` itself is not logged, because it may name parts of the app."""
     LOGGER.warning(
         "the app's model is slow, mixes rows of a person, or has no finite gradient: call RecordTask.check() in a test to see which"
     )

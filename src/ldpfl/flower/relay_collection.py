@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ldpfl.errors import ConfigError, ProtocolError
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.report_collection import OpenRound, Received
-from ldpfl.flower.terms import Answer, adding_up, agreement_of, check_window, numbers_in_sum
+from ldpfl.flower.terms import Answer, agreement_of, check_window, numbers_in_sum, require_adding_up
 from ldpfl.privacy.events import Channel
 from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
 from ldpfl.simulation.workers import cores
@@ -240,7 +240,7 @@ class SumCollector(RelayedRounds):
     def relay_terms(self, round_: OpenRound, agreement: str) -> SumTerms:
         return SumTerms(
             dimension=numbers_in_sum(round_.mechanism, round_.ranges),
-            bits=adding_up(round_.mechanism).bits,
+            bits=require_adding_up(round_.mechanism).bits,
             min_clients=self.min_clients,
             closes_in_s=self.window_s,
             max_uploads=round_.asked,
@@ -254,9 +254,9 @@ class SumCollector(RelayedRounds):
         run, because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
         again. A sum that is longer than honest clients can make it is dropped.
         """
-        sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), adding_up(round_.mechanism)
+        sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), require_adding_up(round_.mechanism)
         total, envelopes = self.relay.pull_sum(round_.run, round_.number, sizes)
-        # The relay's statement of the agreement need not be trusted: clients have signed theirs, and no envelope opens with another one.
+        # The agreement that the relay states need not be trusted: clients have signed theirs, and no envelope opens with another agreement.
         agreement = bytes.fromhex(self.relay.round_status(round_.run, round_.number).terms.agreement)
         binding = SumBinding(round_.run, round_.number, agreement, sizes.dimension, sizes.bits)
         try:
@@ -267,11 +267,11 @@ class SumCollector(RelayedRounds):
         longest = mechanism.max_sum_length(len(seeds), round_.asked, sizes.dimension, round_.max_length)
         length = float(np.linalg.norm(unmasked.astype(np.float64)))
         if length > longest:
-            return Received(None, refused=(_too_long(length, longest, len(seeds)),))
+            return Received(None, refused=(_too_long_reason(length, longest, len(seeds)),))
         return Received(ReportPool(mechanism.reports_from_sum(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
 
 
-def _too_long(length: float, longest: float, clients: int) -> str:
+def _too_long_reason(length: float, longest: float, clients: int) -> str:
     """Return the reason for dropping a sum of this Euclidean ``length``, above the ``longest`` that honest clients can reach."""
     return (
         f"the sum over {clients} clients has length {length:.4g}, but honest reports add up to at most {longest:.4g} (lattice points): a "
@@ -289,7 +289,7 @@ def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCo
     Raises:
         ConfigError: one of these variables is missing, or its value cannot be used.
     """
-    return RelayCollector(**_operators_settings(), linked=linked, min_clients=min_clients, window_s=window_s)
+    return RelayCollector(**_settings_from_environment(), linked=linked, min_clients=min_clients, window_s=window_s)
 
 
 def operator_sum(*, min_clients: int, window_s: float) -> SumCollector:
@@ -301,13 +301,16 @@ def operator_sum(*, min_clients: int, window_s: float) -> SumCollector:
         ConfigError: one of these variables is missing, or its value cannot be used.
     """
     return SumCollector(
-        **_operators_settings(), nodes=read_nodes(Path(_variable("LDPFL_NODE_KEYS"))), min_clients=min_clients, window_s=window_s
+        **_settings_from_environment(),
+        nodes=read_nodes(Path(_required_variable("LDPFL_NODE_KEYS"))),
+        min_clients=min_clients,
+        window_s=window_s,
     )
 
 
-def _operators_settings() -> dict[str, Any]:
+def _settings_from_environment() -> dict[str, Any]:
     """Return the fields of a collector that the operator sets in the ServerApp's environment."""
-    url, token, key = (_variable(f"LDPFL_{name}") for name in ("RELAY", "AGGREGATOR_TOKEN", "AGGREGATOR_KEY"))
+    url, token, key = (_required_variable(f"LDPFL_{name}") for name in ("RELAY", "AGGREGATOR_TOKEN", "AGGREGATOR_KEY"))
     authority = os.environ.get("LDPFL_RELAY_CA")
     verify = ssl.create_default_context(cafile=authority) if authority else True
     before = os.environ.get("LDPFL_AGGREGATOR_KEY_BEFORE")
@@ -315,7 +318,7 @@ def _operators_settings() -> dict[str, Any]:
     return {"relay": relay, "key": load_key(Path(key)), "before": load_key(Path(before)) if before else None}
 
 
-def _variable(name: str) -> str:
+def _required_variable(name: str) -> str:
     """Return the value of the environment variable ``name``, which must be set."""
     value = os.environ.get(name)
     if not value:

@@ -66,7 +66,7 @@ def replies_as_they_come(
         time.sleep(min(_POLL_S, max(0.0, deadline.seconds_left)))
 
 
-def answer_in(reply: Message, round_: OpenRound) -> Answer:
+def read_answer(reply: Message, round_: OpenRound) -> Answer:
     """Return a node's answer for the current round.
 
     Raises:

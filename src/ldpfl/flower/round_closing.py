@@ -8,9 +8,9 @@ import numpy as np
 
 from ldpfl.experiments.client_evaluation import client_evaluation_entry
 from ldpfl.flower.report_collection import Received
-from ldpfl.flower.round_kinds import held_back_mean
+from ldpfl.flower.round_kinds import mean_held_back_records
 from ldpfl.flower.run_progress import RunProgress
-from ldpfl.flower.sent_vectors import vectors_of
+from ldpfl.flower.sent_vectors import summed_vectors
 from ldpfl.flower.statistics import memory_with_counts
 from ldpfl.mechanisms.dp_sgd import require_dp_sgd
 from ldpfl.privacy import RoundEvent
@@ -41,7 +41,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
             observed=Observed(memory=progress.checkpoint.memory),
             began=progress.round_began,
         )
-    vectors = None if progress.planned.kind == "statistics" else vectors_of(progress.config, progress.planned.kind)
+    vectors = None if progress.planned.kind == "statistics" else summed_vectors(progress.config, progress.planned.kind)
     if isinstance(vectors, ClientScores):
         return _after_evaluation(progress, pool.clients, event, vectors.estimated_sum(pool, progress.round.mechanism))
     mechanism = require_dp_sgd(progress.round.mechanism)
@@ -65,8 +65,11 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
 def _after_least_squares(
     progress: RunProgress, received: Received, clients: int, event: RoundEvent, total: NoisySum, head: LeastSquares, records_each: float
 ) -> Checkpoint:
-    """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients."""
-    before, records = progress.checkpoint, records_each * clients  # the stated number of records: the true one is private
+    """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients.
+
+    ``records_each`` is the mean number of records of a client as the config states it, since the true number is private.
+    """
+    before, records = progress.checkpoint, records_each * clients
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
     return close_with(
@@ -84,8 +87,8 @@ def _after_least_squares(
 def _after_evaluation(progress: RunProgress, clients: int, event: RoundEvent, total: NoisySum) -> Checkpoint:
     """Return the last checkpoint with the figures that ``clients`` clients measured, computed from the noisy sums ``total``."""
     before = progress.checkpoint
-    by_client = isinstance(vectors_of(progress.config, "evaluation"), ClientScores)
-    count = clients if by_client else held_back_mean(progress.config) * clients
+    by_client = isinstance(summed_vectors(progress.config, "evaluation"), ClientScores)
+    count = clients if by_client else mean_held_back_records(progress.config) * clients
     measured = as_measured(total, count, stated=not by_client)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))
     return replace(before, history=history, ledger=before.ledger.charge(event))
@@ -95,7 +98,7 @@ def evaluation_text(progress: RunProgress) -> str:
     """Return the figures that clients measured last, each with its 95 % interval, as text for the log; empty if there are none."""
     if progress.planned.kind != "evaluation":
         return ""
-    metrics, vectors = progress.checkpoint.history[-1], vectors_of(progress.config, "evaluation")
+    metrics, vectors = progress.checkpoint.history[-1], summed_vectors(progress.config, "evaluation")
     if metrics.at_clients is None or not isinstance(vectors, RecordScores):
         return ""
     figures = client_evaluation_entry(vectors, metrics.round, metrics.at_clients)["figures"]

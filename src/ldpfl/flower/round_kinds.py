@@ -51,9 +51,9 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
     Raises:
         AskedForOther: the run includes an evaluation at clients, and ``number`` is greater than its last round.
     """
-    rounds, every, before = config.training.rounds, config.evaluation.every, statistics_rounds(config)
+    rounds, every = config.training.rounds, config.evaluation.every
     training: Kind = "training" if config.training.method == "gradient" else "least-squares"
-    place = number - before  # from 1, counted after the statistics rounds; every (`every` + 1)-th place is an evaluation
+    place = number - statistics_rounds(config)  # counted from 1 after the statistics; every (`every` + 1)-th place is an evaluation
     if place <= 0:
         return PlannedRound(number, "statistics", 0)
     if not is_evaluated(config):
@@ -76,14 +76,14 @@ def statistics_rounds(config: RunConfig) -> int:
 
 def last_round(config: RunConfig, rounds: int) -> int:
     """Return the number of the last round, of any kind, of a run of ``config`` with ``rounds`` training rounds."""
-    every, before = config.evaluation.every, statistics_rounds(config)
+    every, rounds_before_training = config.evaluation.every, statistics_rounds(config)
     if not is_evaluated(config) or rounds == 0:
-        return before + rounds
+        return rounds_before_training + rounds
     evaluations = ((rounds - 1) // every if every else 0) + 1  # one after every `every` training rounds, and one at the end
-    return before + rounds + evaluations
+    return rounds_before_training + rounds + evaluations
 
 
-def config_for(config: RunConfig, kind: Kind) -> RunConfig:
+def config_for_kind(config: RunConfig, kind: Kind) -> RunConfig:
     """Return ``config`` with the mechanism of a round of this ``kind``.
 
     Raises:
@@ -91,10 +91,10 @@ def config_for(config: RunConfig, kind: Kind) -> RunConfig:
     """
     if kind == "statistics":
         return config_for_measuring(config)
-    return config_for_evaluation(config, records=held_back_mean(config)) if kind == "evaluation" else config
+    return config_for_evaluation(config, records=mean_held_back_records(config)) if kind == "evaluation" else config
 
 
-def held_back_mean(config: RunConfig) -> int:
+def mean_held_back_records(config: RunConfig) -> int:
     """Return the mean number of records (or persons) that a client holds back for evaluation, as the config states it: 1 or more.
 
     A node's own number is private and not used. Without ``evaluation.records``, the number follows from ``mechanism.records``, the mean

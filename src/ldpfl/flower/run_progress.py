@@ -10,11 +10,11 @@ from flwr.app import Message
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.nodes_asked import Participation
-from ldpfl.flower.replies import Deadline, answer_in, is_absent, is_refusal, reason_in
+from ldpfl.flower.replies import Deadline, is_absent, is_refusal, read_answer, reason_in
 from ldpfl.flower.report_collection import OpenRound
-from ldpfl.flower.round_kinds import PlannedRound, config_for, planned_round
-from ldpfl.flower.sent_vectors import vectors_of
-from ldpfl.flower.statistics import stages_in
+from ldpfl.flower.round_kinds import PlannedRound, config_for_kind, planned_round
+from ldpfl.flower.sent_vectors import summed_vectors
+from ldpfl.flower.statistics import stages_from_memory
 from ldpfl.flower.terms import Answer, deployable_mechanism
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.hooks import in_round
@@ -70,16 +70,16 @@ class RunProgress:
         """
         if number != self.rounds_done + 1:
             raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}")
-        max_length = 1.0
+        max_length = 1.0  # of a client's vector, as a multiple of the clipping norm
         planned, public, ranges = planned_round(self.config, number), self.checkpoint.state.public(), self.checkpoint.state.ranges
         if planned.kind == "training":
             mechanism = in_round(self.mechanism, public)
         else:
             is_statistics = planned.kind == "statistics"
-            ranges = ranges_of(sum(self.stages.bins)) if is_statistics else vectors_of(self.config, planned.kind).ranges
-            mechanism = in_round(deployable_mechanism(config_for(self.config, planned.kind), ranges), public)
-            max_length = APART  # of sums over records
-            if is_statistics:  # clients subtract an offset from each bin, which dominates where a single column is counted
+            ranges = ranges_of(sum(self.stages.bins)) if is_statistics else summed_vectors(self.config, planned.kind).ranges
+            mechanism = in_round(deployable_mechanism(config_for_kind(self.config, planned.kind), ranges), public)
+            max_length = APART
+            if is_statistics:  # clients subtract an offset from each bin, which may be longer than the counts if there is one column
                 max_length = max(APART, sqrt(ranges.dimension / 2))
         self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, max_length), planned
 
@@ -93,7 +93,7 @@ class RunProgress:
     @property
     def stages(self) -> ColumnStages:
         """Stages of measurement of nodes' columns, with the histograms measured so far."""
-        return stages_in(self.config, self.checkpoint.memory)
+        return stages_from_memory(self.config, self.checkpoint.memory)
 
     @property
     def planned(self) -> PlannedRound:
@@ -132,7 +132,7 @@ class Replies:
                 self.reasons[node] = reason_in(reply)
             if is_refusal(reply):
                 self._declined.add(node)
-            self._answers[node] = answer_in(reply, self._progress.round)
+            self._answers[node] = read_answer(reply, self._progress.round)
         except LdpflError as error:
             self.problems.append(str(error))
 
@@ -159,7 +159,7 @@ class Replies:
     @property
     def only_declined(self) -> bool:
         """Whether all replies so far come from nodes whose operators do not allow a report."""
-        no_other_problem = len(self._declined) == len(self.problems)  # each refusal is one of the problems
+        no_other_problem = len(self._declined) == len(self.problems)  # each refusal has added one problem
         return no_other_problem and not self._answers and not self._any_absent
 
     @property

@@ -95,10 +95,10 @@ class RunSettings(BaseModel):
         return self.model_dump(by_alias=True)
 
 
-def joined(changes: Iterable[str]) -> str:
-    """Join changes ``key=value`` into one text, one change a line. :attr:`RunSettings.change_list` splits it again.
+def join_changes(changes: Iterable[str]) -> str:
+    """Join changes ``key=value`` into one text, one change a line. :attr:`RunSettings.change_list` splits the text again.
 
-    Semicolons separate changes. A semicolon within a change can only be in a TOML string, such as a column's name, and is escaped there.
+    Changes are separated by semicolons. A change can hold a semicolon only in a TOML string, such as a column's name, where it is escaped.
     """
     return ";\n".join(change.replace(";", "\\u003b") for change in changes)
 

@@ -12,7 +12,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import describe_data
 from ldpfl.experiments.record_sums import evaluation_vector_layout, least_squares_solver
 from ldpfl.flower.round_kinds import Kind
-from ldpfl.flower.statistics import edges_in
+from ldpfl.flower.statistics import read_edges
 from ldpfl.flower.terms import RoundTerms
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.base import PublicState
@@ -48,7 +48,7 @@ def sums_layout(size: int) -> ParameterLayout:
 
 
 def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> VectorForm:
-    """Return the form of the vector in the round of ``terms``, for a model of ``layout``. No data, and no code named by the terms, is used.
+    """Return the form of the vector that ``terms`` ask for, for a model of ``layout``. Use no data and no code that the terms name.
 
     Raises:
         AskedForOther: the terms ask for something else than their config plans.
@@ -71,12 +71,12 @@ def check_sums(terms: RoundTerms) -> None:
         AskedForOther: the vector has another length than the sums, or the histograms are of another number of columns.
     """
     if terms.kind == "statistics":
-        edges, columns = edges_in(terms.measured), len(describe_data(terms.config).unscaled)
+        edges, columns = read_edges(terms.measured), len(describe_data(terms.config).unscaled)
         if len(edges) != columns:
             raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, but the config names {columns}")
         check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
     elif terms.kind != "training":
-        check_length(terms, vectors_of(terms.config, terms.kind).ranges.dimension)
+        check_length(terms, summed_vectors(terms.config, terms.kind).ranges.dimension)
 
 
 def check_length(terms: RoundTerms, size: int) -> None:
@@ -89,8 +89,8 @@ def check_length(terms: RoundTerms, size: int) -> None:
         raise AskedForOther(f"round {terms.round} asks for {terms.size:,} values, but {terms.kind} needs {size:,}; nothing was sent")
 
 
-def vectors_of(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
-    """Return the vectors that records add to the sums of a round of this ``kind``.
+def summed_vectors(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
+    """Return the kind of vectors that records (or clients) add to the sums of a round of this ``kind``.
 
     Raises:
         ConfigError: a round of this kind has no sums over records, or its config does not fit them.

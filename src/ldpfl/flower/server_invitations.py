@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from ldpfl.errors import ConfigError, LdpflError, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.invitation import QUESTION, Answers, question_of
-from ldpfl.flower.replies import Deadline, answer_in, is_absent, is_refusal, reason_in, replies_as_they_come
+from ldpfl.flower.replies import Deadline, is_absent, is_refusal, read_answer, reason_in, replies_as_they_come
 from ldpfl.flower.report_collection import Collector, OpenRound
 from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.run_progress import RunProgress
@@ -66,15 +66,15 @@ class Waiting:
 class WaitingLog:
     """Writer of a log line about a wait: when the wait begins, and again after pauses that double."""
 
-    _due: float = 0.0
+    _next_line_at: float = 0.0
     _pause_s: float = _FIRST_PAUSE_S
 
-    def say(self, what: str, *values: object) -> None:
-        """Log the text ``what`` with its ``values``, unless the pause since the last line is not over."""
+    def say(self, text: str, *values: object) -> None:
+        """Log ``text`` with its ``values``, unless the pause since the last line is not over."""
         now = time.monotonic()
-        if now >= self._due:
-            LOGGER.info(what, *values)
-            self._due, self._pause_s = now + self._pause_s, 2 * self._pause_s
+        if now >= self._next_line_at:
+            LOGGER.info(text, *values)
+            self._next_line_at, self._pause_s = now + self._pause_s, 2 * self._pause_s
 
 
 def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, on_look_up: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
@@ -139,7 +139,7 @@ class Questions:
                 unanswered.discard(node)
                 deadline.renew(self._answer_s)
                 try:
-                    answer_in(reply, round_)
+                    read_answer(reply, round_)
                     question.agreed.add(node)
                 except LdpflError:
                     if node in asked:
@@ -154,10 +154,9 @@ class Questions:
 def ask_cohort_and_reserves(
     ask: Callable[[Sequence[int], int], Answers], cohort: Sequence[int], reserves: Sequence[int], needed: int, *, size_matters: bool
 ) -> Answers:
-    """Ask the ``cohort`` of a round, and for each node that does not agree one of the ``reserves``. Return all answers.
+    """Ask the ``cohort`` of a round, and for each node that does not agree the next of the ``reserves``. Return all answers.
 
-    The cohort is chosen before it is asked. So a run in which all nodes agree uses the same nodes as a run without questions. For each node
-    that does not agree, the next of the reserves is asked, until the cohort is full.
+    The cohort is chosen before it is asked. So a run in which all nodes agree uses the same nodes as a run without questions.
 
     Args:
         ask: asks the given nodes about a round of the given number of nodes.
@@ -177,7 +176,7 @@ def ask_cohort_and_reserves(
         if len(later.agreed) + len(later.silent) < needed:  # `declined` stays the number of nodes that declined the larger round
             new_reasons = dict.fromkeys(later.reasons, f"would take part in a round of {larger_size}, not of {size}")
             return Answers(later.agreed, {**answers.reasons, **new_reasons}, answers.declined, (*answers.silent, *later.silent))
-        answers = answers.joined(later, again=True)
+        answers = answers.joined(later, asked_again=True)
     return answers
 
 
@@ -201,7 +200,8 @@ class NodeSelection:
     def nodes_that_agree(self, number: int) -> tuple[list[int], list[int]]:
         """Return the nodes that agree to round ``number``, and all connected nodes. The round is made ready for the agreeing nodes.
 
-        Nodes that do not answer may be slow, or come back. If too few agree without them, they are waited for as long as for connections.
+        Nodes that do not answer may be slow, or come back. If too few other nodes agree, wait for the silent nodes as well, at most as long
+        as for connections.
 
         Raises:
             ConfigError: the round does not fit the relay.
@@ -214,7 +214,7 @@ class NodeSelection:
             connected = wait_for_nodes(self.grid, self.waiting, end, questions.forget_disconnected, log_of_nodes)
             if len(connected) < self.waiting.nodes:
                 raise too_few_connected(self.progress, connected, self.waiting.nodes, self.waiting.seconds, required)
-            answers = self._answers(questions, number, connected, needed)
+            answers = self._ask_nodes(questions, number, connected, needed)
             if len(answers.agreed) >= needed:
                 break
             if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
@@ -230,8 +230,8 @@ class NodeSelection:
             self._make_ready(number, len(answers.agreed))
         return sorted(answers.agreed), connected
 
-    def _answers(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
-        """Ask the cohort of a round, and reserves in place of nodes that do not agree; return their answers."""
+    def _ask_nodes(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
+        """Ask the cohort of a round, and reserves in place of nodes that do not agree. Return all answers."""
         # Evaluation and statistics rounds use all clients, as in the simulator.
         fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
         places = round_cohort(self.config.seed, number, len(connected), fraction, None)

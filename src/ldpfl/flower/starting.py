@@ -15,7 +15,7 @@ from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_vector
 from ldpfl.flower.nodes_asked import Participation
-from ldpfl.flower.policy_init import as_sent, transport_of
+from ldpfl.flower.policy_init import config_for_transport, transport_for_channel
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.round_kinds import statistics_rounds
 from ldpfl.flower.run_progress import RunProgress
@@ -29,11 +29,14 @@ from ldpfl.server import Checkpoint, ServerRules, check_log_size, initial_checkp
 from ldpfl.util.quantities import is_number
 
 Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
-"""Function that returns the transport's terms for a round that was begun on the given ones: these, as far as they can still be met."""
+"""Function that returns the transport's terms. Its argument has the terms of a round that was begun, or is empty.
+
+If the round was begun with the aggregator's previous key, the returned terms name that key.
+"""
 
 
 def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) -> None:
-    """Check what ``LdpStrategy.start`` got: the number of rounds, and the seconds that each waits for replies.
+    """Check arguments of ``LdpStrategy.start``: the number of rounds, and the seconds that each round waits for replies.
 
     Clients send their replies ``reply_s`` seconds after the charge.
 
@@ -48,7 +51,7 @@ def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) ->
         raise ConfigError(f"clients reply only after {reply_s:g} s, but timeout is {timeout:g} s: make timeout longer than reply_s")
 
 
-def calibrated_for(config: RunConfig, collector: Collector) -> RunConfig:
+def with_calibrated_noise(config: RunConfig, collector: Collector) -> RunConfig:
     """Return ``config`` on the collector's channel, and with the least noise that keeps ``privacy.target_epsilon``, if there is a target.
 
     Nodes' policies are made for this noise (``ldpfl policy init``), so the server must ask for the same.
@@ -56,7 +59,7 @@ def calibrated_for(config: RunConfig, collector: Collector) -> RunConfig:
     Raises:
         ConfigError: no noise of the mechanism meets the target on this channel.
     """
-    return resolve_settings(as_sent(config, transport_of(collector.channel), collector.linked, collector.min_clients))
+    return resolve_settings(config_for_transport(config, transport_for_channel(collector.channel), collector.linked, collector.min_clients))
 
 
 def guarantee_text(progress: RunProgress) -> str:
@@ -65,11 +68,11 @@ def guarantee_text(progress: RunProgress) -> str:
     at_delta = f" at delta {guarantee.delta:g}" if guarantee.delta else ""
     return (
         f"epsilon {guarantee.epsilon:g}{at_delta} for each {guarantee.unit} of each report, {guarantee.units_per_round:,} of them a round, "
-        f"{_AGAINST[progress.config.shuffling.channel]}"
+        f"{_ADVERSARIES[progress.config.shuffling.channel]}"
     )
 
 
-_AGAINST: Mapping[Channel, str] = {
+_ADVERSARIES: Mapping[Channel, str] = {
     "direct": "against the server, which sees each report",
     "ideal-shuffler": "against relay and aggregator together; either alone learns less, because the relay mixes the reports",
     "secure-sum": "against relay and aggregator together; either alone sees no report, and the noise of all clients protects the sum",
@@ -119,11 +122,11 @@ def start_or_resume(
     checkpoint, participation = initial_checkpoint(weights, ranges, f"{origin} on Flower"), Participation()
     if folder is not None:
         folder.open(config, resume=True, kind=kind)
-        checkpoint, participation = _resumed(folder, checkpoint, layout, terms)
+        checkpoint, participation = _load_progress(folder, checkpoint, layout, terms)
     return RunProgress(config, participation.run, layout, mechanism, rules, timeout, checkpoint, participation)
 
 
-def _resumed(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
+def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
     """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if the two contradict."""
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:

@@ -44,7 +44,7 @@ def edges_text(stages: ColumnStages) -> str:
     return json.dumps([column_edges.tolist() for column_edges in stages.edges])
 
 
-def edges_in(text: str) -> tuple[Floats, ...]:
+def read_edges(text: str) -> tuple[Floats, ...]:
     """Return the edges that :func:`edges_text` wrote.
 
     Raises:
@@ -59,7 +59,7 @@ def edges_in(text: str) -> tuple[Floats, ...]:
     return edges
 
 
-def encoder_in(text: str) -> Encoder | None:
+def read_encoder(text: str) -> Encoder | None:
     """Return the encoder that the terms of a round hold for measured columns; None if no column was measured.
 
     Raises:
@@ -76,13 +76,13 @@ def unmeasured_stages(config: RunConfig) -> ColumnStages:
     return ColumnStages.before_first_stage(describe_data(config).unscaled)
 
 
-def counted_at_node(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[np.int64], points: NDArray[np.int64]) -> Tensor:
-    """Return a node's counts (bins,) int64 between ``edges``: PRIVATE.
+def histogram_counts(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[np.int64], points: NDArray[np.int64]) -> Tensor:
+    """Return a node's histograms, one after another, as counts (bins,) int64 between ``edges``: PRIVATE.
 
     Args:
         dataset: the node's own table, whose columns are not scaled yet.
         rows: numbers of the rows to count.
-        points: how much each of the ``rows`` adds to its bin of each column, in points of the mechanism's lattice.
+        points: how much each of the ``rows`` adds to its bin of each column, in steps of the integer grid on which the mechanism rounds.
     """
     return torch.from_numpy(ColumnStages(dataset.unscaled, edges).counts(unscaled_values(dataset), rows, points))
 
@@ -92,7 +92,7 @@ def memory_with_counts(memory: Mapping[str, Tensor], stage: int, counts: NoisySu
     return {**memory, f"{_MEMORY_KEY}.{stage}": torch.from_numpy(np.concatenate([[counts.noise], counts.points]) / points_a_row)}
 
 
-def stages_in(config: RunConfig, memory: Mapping[str, Tensor]) -> ColumnStages:
+def stages_from_memory(config: RunConfig, memory: Mapping[str, Tensor]) -> ColumnStages:
     """Return the stages of the columns with the counts in a checkpoint's ``memory``. Stages without counts are skipped."""
     stages = unmeasured_stages(config)
     for stage in range(1, STAGES + 1):

@@ -27,7 +27,7 @@ from ldpfl.flower.round_closing import aggregate_round, evaluation_text
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_progress import Replies, RunProgress
 from ldpfl.flower.server_invitations import NodeSelection, Waiting
-from ldpfl.flower.starting import calibrated_for, check_start_arguments, guarantee_text, start_or_resume
+from ldpfl.flower.starting import check_start_arguments, guarantee_text, start_or_resume, with_calibrated_noise
 from ldpfl.flower.statistics import ColumnScaling, column_scaling, edges_text
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
 from ldpfl.flower.too_few import all_declined, node_ids_text, too_few_reported
@@ -96,7 +96,7 @@ class LdpStrategy(Strategy):
         if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
             raise ConfigError(f"reply_s must be 0, or at least {SHORTEST_REPLY_S:g} seconds, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
-        self.config = config if kind is Kind.READY_APP else calibrated_for(config, self._collector)
+        self.config = config if kind is Kind.READY_APP else with_calibrated_noise(config, self._collector)
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
         self._on_measured = on_measured
@@ -173,7 +173,7 @@ class LdpStrategy(Strategy):
         selection = NodeSelection(progress, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
         agreeing_nodes, connected_nodes = selection.nodes_that_agree(server_round)
         # Charged before anything is sent: if the server is killed, the ledger still counts what clients may have released.
-        participation = progress.participation.ask(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
+        participation = progress.participation.after_asking(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
         self._charge_before_sending(progress, participation)
         app_config = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: app_config, RECORD: self._terms(progress).to_record()})
@@ -203,7 +203,7 @@ class LdpStrategy(Strategy):
             if not given_up and recorded.possible_reports < needed:
                 given_up = self._collector.give_up(progress.round)
                 progress.deadline.renew(self._waiting.answer_s)  # wait a little for further refusals, which nodes send at once
-            if given_up and not recorded.only_declined:
+            if given_up and not recorded.only_declined:  # else go on: if all nodes decline, the round can be withdrawn
                 break
         if given_up and recorded.all_declined:  # no node has charged or sent anything
             self._withdraw_round(progress)
@@ -253,10 +253,10 @@ class LdpStrategy(Strategy):
                 self._skip_round(progress, number)
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
-        """Finish a round that no node was told to take part in. The ledger overcounts: it charges the round as planned, for all nodes."""
+        """Finish a round for which no node was told to train. The ledger charges it for all nodes all the same, and so overcounts."""
         all_nodes = progress.participation.rounds
         progress.open_round(number, len(all_nodes), self._collector.linked)
-        self._charge_before_sending(progress, progress.participation.ask(number, all_nodes, (), self._collector_terms()))
+        self._charge_before_sending(progress, progress.participation.after_asking(number, all_nodes, (), self._collector_terms()))
         self._finish_without_reports(progress)
 
     def _terms(self, progress: RunProgress) -> RoundTerms:
@@ -285,7 +285,7 @@ class LdpStrategy(Strategy):
         return progress.checkpoint.state.model if is_evaluation else progress.checkpoint.state.weights
 
     def _set_column_scaling(self, progress: RunProgress) -> None:
-        """Once all columns are measured, set how nodes scale their tables, and let the server scale its rows in the same way."""
+        """Set how nodes scale their tables, and let the server scale its rows likewise. Do nothing before all columns are measured."""
         if not 0 < statistics_rounds(self.config) <= progress.rounds_done:
             return
         scaled = column_scaling(self.config, progress.stages)
@@ -298,7 +298,7 @@ class LdpStrategy(Strategy):
                 progress.checkpoint = replace(progress.checkpoint, state=replace(progress.checkpoint.state, weights=weights))
 
     def _finish_interrupted(self, progress: RunProgress) -> None:
-        """Finish the round in which the server was stopped: with its reports if the collector can still recover them, else as lost."""
+        """Finish the round in which the server was stopped: with its reports if the collector still has them, else without reports."""
         number = progress.participation.begun
         progress.open_round(number, progress.participation.asked, self._collector.linked)
         progress.round_began = time.perf_counter()
@@ -343,9 +343,9 @@ class LdpStrategy(Strategy):
 
     def _finish_without_reports(self, progress: RunProgress) -> None:
         """Finish the round without reports: keep the model, but charge the round, because reports may have left their clients."""
-        last = progress.checkpoint
-        idle = close_idle_round(progress.rules, last) if progress.planned.is_training else last
-        self._save_round(progress, replace(idle, ledger=last.ledger.charge(self._event_without_reports(progress))), reports=0)
+        before = progress.checkpoint
+        after = close_idle_round(progress.rules, before) if progress.planned.is_training else before
+        self._save_round(progress, replace(after, ledger=before.ledger.charge(self._event_without_reports(progress))), reports=0)
 
     def _event_without_reports(self, progress: RunProgress) -> RoundEvent:
         """Return the ledger's event for a round without known reports. Its cohort is assumed to be as small as the collector allows."""
@@ -356,10 +356,11 @@ class LdpStrategy(Strategy):
 
         All nodes that were told to train count as participants, with or without a report.
         """
+        # In training, the run's mechanism makes the round's, so an author is known only if both are ldpfl's own.
         chosen_by = progress.mechanism if progress.planned.kind == "training" else None
         release = released(progress.round.mechanism, progress.round.ranges, chosen_by)
         if not progress.planned.is_training:
-            release = without_claim(release)
+            release = without_claim(release)  # the mechanism's paper claims nothing about sums over records
         # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
         counts, channel = progress.participation.counts(), self._collector.channel
@@ -407,14 +408,14 @@ class LdpStrategy(Strategy):
         The run gets a new name, so that no message of the withdrawn round, late or at a relay, counts for the next one. The ledger is
         written first: if the server is killed in between, it finds the round begun when it restarts, and charges it.
         """
-        progress.participation = progress.participation_before.renamed()
+        progress.participation = progress.participation_before.under_new_name()
         progress.run = progress.participation.run
         if self._folder is not None:
             self._folder.save_ledger(progress.checkpoint.ledger)
             progress.participation.save(self._folder.participation_path)
 
     def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
-        """Return the transport's terms for JSON. For a round that was begun on ``earlier`` terms, return these as far as possible."""
+        """Return the transport's terms, as values for JSON. If the ``earlier`` terms name the previous key, so do the returned ones."""
         collector = self._collector.collector_for(earlier)
         terms = {**collector.terms(), "min_clients": collector.min_clients}
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}

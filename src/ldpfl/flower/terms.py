@@ -19,7 +19,7 @@ from torch import Tensor
 from ldpfl.errors import AskedForOther, ConfigError, LdpflError, OtherVersion, ProtocolError
 from ldpfl.experiments.build import mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
-from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for, planned_round
+from ldpfl.flower.round_kinds import Kind, PlannedRound, config_for_kind, planned_round
 from ldpfl.flower.wire import MAX_LAYERS, LayerFloats, LayerNames, WireFields
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
@@ -53,8 +53,8 @@ _MAX_CONFIG = 1 << 17
 def check_window(window_s: float, reply_s: float, *, fewest: int, asked: int) -> None:
     """Raise if a relay's window is too short for clients that send after ``reply_s`` seconds.
 
-    The window, in seconds, does not matter if ``fewest``, the number of uploads that a round needs, equals ``asked``, the number of clients
-    asked: such a round stays open until all clients have uploaded.
+    ``fewest`` is the number of uploads that a round needs, ``asked`` the number of clients asked. If both are equal, any window will do,
+    because the round stays open until all clients have uploaded.
 
     Raises:
         ConfigError: the window leaves too little time for an upload.
@@ -239,9 +239,9 @@ class RoundTerms:
         is_summed = self.config.shuffling.channel == "secure-sum"
         if is_summed != (self.transport == "sum"):
             raise ProtocolError(f"the server's channel {self.config.shuffling.channel!r} contradicts its transport {self.transport!r}")
-        mechanism = deployable_mechanism(config_for(self.config, self.kind), ranges)
+        mechanism = deployable_mechanism(config_for_kind(self.config, self.kind), ranges)
         if is_summed:
-            adding_up(mechanism)  # raises if the mechanism is not for sums
+            require_adding_up(mechanism)  # raises if the mechanism is not for sums
             check_sum_fits(self.config, self.asked)
         return mechanism
 
@@ -287,7 +287,7 @@ def agreement_of(content: RecordDict, message_type: str) -> str:
     each client compares it with the agreement of its own message.
     """
     digest = hashlib.sha256()
-    for part in (message_type.encode(), *_parts(content)):
+    for part in (message_type.encode(), *_record_bytes(content)):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
 
@@ -301,7 +301,7 @@ def digest_of(run_config: Mapping[str, object]) -> str:
     return digest.hexdigest()
 
 
-def _parts(content: RecordDict) -> Iterator[bytes]:
+def _record_bytes(content: RecordDict) -> Iterator[bytes]:
     """Yield the records of ``content`` as bytes, sorted by name. Arrays keep their order, because an app may depend on it."""
     for name, record in sorted(content.items()):
         yield f"{type(record).__name__} {name!r} {len(record)}".encode()
@@ -314,7 +314,7 @@ def _parts(content: RecordDict) -> Iterator[bytes]:
 
 
 def _encode_exactly(value: object) -> bytes:
-    """Return the type and every bit of a record's value. Two values have equal bytes only if no program can distinguish them."""
+    """Return the type and every bit of a record's value as bytes, so that values which any program can distinguish get different bytes."""
     if isinstance(value, list):
         whole = bytearray(b"list%d:" % len(value))
         for part in map(_encode_exactly, value):  # appended one by one: a list of all parts would take much memory
@@ -399,8 +399,8 @@ class AddingUp(Protocol):
         ...
 
 
-def adding_up(mechanism: Mechanism) -> AddingUp:
-    """Return ``mechanism`` if its reports can be added up.
+def require_adding_up(mechanism: Mechanism) -> AddingUp:
+    """Return ``mechanism``, typed as one whose reports can be added up.
 
     Raises:
         ConfigError: its reports cannot be added up.
@@ -416,7 +416,7 @@ def numbers_in_sum(mechanism: Mechanism, ranges: LayerRanges) -> int:
     Raises:
         ConfigError: the mechanism's reports cannot be added up.
     """
-    return payload_bits(mechanism, ranges) // adding_up(mechanism).bits
+    return payload_bits(mechanism, ranges) // require_adding_up(mechanism).bits
 
 
 @lru_cache(maxsize=8)

@@ -25,7 +25,7 @@ _MIN_OVER_RELAY = 2
 
 
 def node_ids_text(nodes: Collection[int]) -> str:
-    """Return Flower's ids of ``nodes`` as text, as ``flwr supernode list`` shows them. Only the first are named if there are many."""
+    """Return Flower's ids of ``nodes`` as text, as ``flwr supernode list`` shows them: the first :data:`MAX_NAMED`, and how many more."""
     shown = ", ".join(map(str, sorted(nodes)[:MAX_NAMED]))
     more = f" and {len(nodes) - MAX_NAMED:,} more" if len(nodes) > MAX_NAMED else ""
     return f"{'node' if len(nodes) == 1 else 'nodes'} {shown}{more}"
@@ -55,7 +55,7 @@ def too_few_connected(
     progress: RunProgress, connected: Collection[int], needed: int, seconds: float, required: Mapping[str, int]
 ) -> TooFewTakePart:
     """Return the error for a round for which too few nodes are connected after ``seconds`` seconds. No node was asked."""
-    advice = going_on_without(progress, len(connected), required)
+    advice = advice_on_continuing(progress, len(connected), required)
     return TooFewTakePart(
         f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away_note(progress, connected)}. "
         f"Start the missing SuperNodes, and the run again: it goes on with the next round.{advice}"
@@ -76,7 +76,7 @@ def too_few_agree(
         connected: nodes that are connected.
         needed: minimum number of nodes for the round.
         advice_on_waiting: text about how long nodes were waited for; empty if all answered.
-        required: as for :func:`going_on_without`.
+        required: as for :func:`advice_on_continuing`.
     """
     if answers.declined == answers.asked > 0:
         return all_declined(progress, answers.reasons)
@@ -84,7 +84,7 @@ def too_few_agree(
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
         f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
-        f"{remedy}.{going_on_without(progress, len(answers.agreed), required)}"
+        f"{remedy}.{advice_on_continuing(progress, len(answers.agreed), required)}"
     )
 
 
@@ -94,7 +94,7 @@ def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, s
     return TooFewTakePart(
         f"{progress.planned} was ended, and no report of it was released: {asked - len(reasons)} of {counted(asked, 'node')} can still "
         f"take part, and it needs {needed}{reasons_text(reasons)}. All of them had agreed "
-        f"before; nodes that train may have been charged. {_REMEDY}.{going_on_without(progress, asked - len(reasons), required)}"
+        f"before; nodes that train may have been charged. {_REMEDY}.{advice_on_continuing(progress, asked - len(reasons), required)}"
     )
 
 
@@ -104,7 +104,7 @@ _REMEDY = (
 )
 
 
-def going_on_without(progress: RunProgress, remaining: int, required: Mapping[str, int]) -> str:
+def advice_on_continuing(progress: RunProgress, remaining: int, required: Mapping[str, int]) -> str:
     """Return advice on how to continue with the ``remaining`` nodes if the missing nodes do not come back; empty if they are too few.
 
     With a target epsilon, the noise was calibrated for all nodes, so fewer nodes need a new run with another plan. Without a target
