@@ -441,4 +441,4 @@ def _rounded_up(value: float) -> float:
     if value <= 0:
         return value
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
-    return max(value, ceil(value / step) * step)
+    return max(value, float(f"{ceil(value / step) * step:.{_DIGITS}g}"))  # a product such as 481 * 0.01 has rounding errors in its last digits
