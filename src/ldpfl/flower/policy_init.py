@@ -441,4 +441,5 @@ def _rounded_up(value: float) -> float:
     if value <= 0:
         return value
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
-    return max(value, float(f"{ceil(value / step) * step:.{_DIGITS}g}"))  # a product such as 481 * 0.01 has rounding errors in its last digits
+    in_decimals = f"{ceil(value / step) * step:.{_DIGITS}g}"  # the product alone may have further digits, as 481 * 0.01 has
+    return max(value, float(in_decimals))
