@@ -82,7 +82,7 @@ def test_a_section_leaves_what_it_does_not_name_and_may_choose_the_mechanism() -
         ({"clients.cuont": 5}, "unknown setting 'clients.cuont' in recipe quickstart: did you mean 'clients.count'?"),
         (
             {"settings": [("clients.count", 5)]},
-            "settings are a dict of keys and values, or texts such as 'clients.count=5', got one of the kind tuple",
+            "settings has an item of the type tuple, expected a dict of keys and values, or texts such as 'clients.count=5'",
         ),
         ({"settings": ["clients"]}, "setting 'clients' is not of the form key=value"),
         ({"settings": ["seed=1", "seed.more=1"]}, "setting 'seed.more': 'seed' is a value, not a section"),
@@ -109,12 +109,12 @@ ROWS = pd.DataFrame({"secret": [123456]})
     ("call", "said"),
     [
         (lambda: any_of.configure(None), "configure: what is None, expected str | Path | RunConfig"),
-        (lambda: any_of.configure({}), "configure: what is of the kind dict, expected str | Path | RunConfig"),
+        (lambda: any_of.configure({}), "configure: what is of the type dict, expected str | Path | RunConfig"),
         (lambda: any_of.run(5), "run: what is 5, expected str | Path | RunConfig | None"),
-        (lambda: any_of.run(ROWS), "run: what is of the kind DataFrame, expected str | Path | RunConfig | None: give it as data=..."),
+        (lambda: any_of.run(ROWS), "run: what is of the type DataFrame, expected str | Path | RunConfig | None: give it as data=..."),
         (
             lambda: any_of.check(nn.Linear(3, 2)),
-            "check: what is of the kind Linear, expected str | Path | RunConfig | None: give it as model=...",
+            "check: what is of the type Linear, expected str | Path | RunConfig | None: give it as model=...",
         ),
         (
             lambda: any_of.run(data=None, model=nn.Linear(3, 2)),
