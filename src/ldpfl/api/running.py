@@ -12,7 +12,7 @@ from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
 from ldpfl.api.callbacks import Announcer, Callback, OnRound
-from ldpfl.api.configuring import brought, configured_for, listed
+from ldpfl.api.configuring import configured_for, listed, settings_and_objects
 from ldpfl.api.results import RunResult
 from ldpfl.api.tracking import tracked
 from ldpfl.errors import ConfigError
@@ -105,7 +105,7 @@ def run(
     if resume and path is not None:
         begun = _begun(RunFolder(path), is_described=what is not None or data is not None)
         what = RunFolder(path).config_path if begun is not None and what is None else what
-    data_settings, given = brought(data, model)
+    data_settings, given = settings_and_objects(data, model)
     _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
     changes = [*listed(settings), *listed(data_settings)]
@@ -162,7 +162,7 @@ def check(
     Raises:
         LdpflError: the data cannot be read, or the model cannot be made.
     """
-    data_settings, given = brought(data, model)
+    data_settings, given = settings_and_objects(data, model)
     _check_data_given(what, data, model, [*listed(settings), *overrides])
     default = OWN if data is not None else DEFAULT
     config = configured_for(check, default if what is None else what, [*listed(settings), *listed(data_settings)], overrides)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import brought, by_key, listed
+from ldpfl.api.configuring import by_key, listed, settings_and_objects
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, in_short
@@ -82,7 +82,7 @@ def sweep(
         raise ConfigError(
             "a named sweep sets its axes, seeds and model itself: leave out axes, seeds, name, model and settings, or give data"
         )
-    data_settings, given = brought(data, model)
+    data_settings, given = settings_and_objects(data, model)
     changes = listed(settings)
     if resume:
         config, changes = _stored(folder, changes)

@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import brought, by_key, listed
+from ldpfl.api.configuring import by_key, listed, settings_and_objects
 from ldpfl.api.exporting import write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
@@ -138,7 +138,7 @@ def tune(
         ConfigError: no such recipe or setting, or one that does not fit; found before anything is trained.
         LdpflError: as for :func:`run`.
     """
-    data_settings, given = brought(data, model)
+    data_settings, given = settings_and_objects(data, model)
     space = _space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
     changes = [*listed(data_settings), *listed(by_key(tune, overrides, space.recipe)), *listed(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
