@@ -400,11 +400,11 @@ def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     assert refused.code == 3
     assert "BatchNorm1d" in refused.out
     assert "--set model.mend=true" in refused.out
-    assert "the data ask for: inputs 2, outputs 2, shape (2,)" in refused.out
+    assert "the data need a model with: inputs 2, outputs 2, shape (2,)" in refused.out
     assert json.loads(ldpfl("check", "nets.py:Net", *arguments, "--json").out)["sizes"] == {"inputs": 2, "outputs": 2, "shape": [2]}
     narrow = ldpfl("check", "torch.nn:Linear", *arguments, "--set", "model.options={in_features = 3, out_features = 2}")
     assert narrow.code == 3
-    assert "even so" not in narrow.out  # for nothing was changed
+    assert "with these changes" not in narrow.out  # for nothing was changed
     short = ["--set", "training.rounds=2", "--no-baseline", "--json"]
     assert "batch normalisation" in ldpfl("run", "--model", "nets.py:Net", *arguments, *short).err
     done = ldpfl("run", "--model", "nets:Net", "--set", "model.mend=true", "--set", "model.options.wide=8", *arguments, *short)

@@ -223,7 +223,7 @@ def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLin
     (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("died", "gone", 1))
     (tables / "policy.toml").unlink()
     said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())
-    assert "1 of the 30 rows teach nothing. The first: " in said
+    assert "1 of the 30 rows cannot be trained on. The first: " in said
 
 
 RULES: dict[str, list[dict[str, Any]]] = {

@@ -201,8 +201,8 @@ def _two_bounds_note(spent: float, spends: Sequence[PolicySpend]) -> str:
     if number(spent_by_policy) == number(spent):
         return ""
     return (
-        f". Both epsilon {number(spent)} and epsilon {number(spent_by_policy)} are upper bounds for the same reports: each is "
-        "computed to be tight near its own limit, the budget or lifetime_epsilon (decision 0022). A report leaves only if it keeps both limits"
+        f". Both epsilon {number(spent)} and epsilon {number(spent_by_policy)} are upper bounds for the same reports: each is computed to "
+        "be tight near its own limit, the budget or lifetime_epsilon (decision 0022). A report leaves only if it keeps both limits"
     )
 
 

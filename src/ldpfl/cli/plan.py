@@ -63,16 +63,16 @@ def plan(
     if regime is not None or target is not None:
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
-            raise ConfigError(f"to plan a regime give --regime, --target and --clients: {', '.join(missing)} is missing")
+            raise ConfigError(f"{' and '.join(missing)} is missing: to plan a regime give --regime, --target and --clients")
         other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
         other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
-        given = [flag for flag, value in other_flags.items() if value is not None]
-        if given:
-            raise ConfigError(f"--regime already decides {', '.join(given)}: leave these out, or leave --regime out")
+        unfit_flags = [flag for flag, value in other_flags.items() if value is not None]
+        if unfit_flags:
+            raise ConfigError(f"--regime already decides {', '.join(unfit_flags)}: leave these out, or leave --regime out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
         unit = "person" if persons else "record"
-        fixed = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
-        _plan_regime(regime, target, as_json, cost, **fixed, **sizes)
+        privacy = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
+        _plan_regime(regime, target, as_json, cost, **privacy, **sizes)
         return
     if evaluation_epsilon:
         raise ConfigError("--evaluation-epsilon works only with --regime (any but local), where it is a part of --target: leave it out")
@@ -91,10 +91,11 @@ def plan(
         "layers": layers,
     }
     if target_central is None and (epsilon is None or clients is None):
-        raise ConfigError("give --epsilon and --clients, or --target-central and one of them")
+        absent = " and ".join(flag for flag, value in (("--epsilon", epsilon), ("--clients", clients)) if value is None)
+        raise ConfigError(f"{absent} is missing: give --epsilon and --clients, or --target-central and one of them")
     if target_central is not None and epsilon is None and clients is None:
         raise ConfigError("--target-central needs --epsilon (to find the clients) or --clients (to find the epsilon)")
-    if plot is not None:  # before the work, not after it
+    if plot is not None:  # checked first, because planning may take half a minute
         api.check_plot(plot, **setting)
     with terminal(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
         planned = api.plan(target_central=target_central, **setting)
@@ -108,17 +109,17 @@ def plan(
     console = terminal()
     console.print(plan_table(planned.to_dict()))
     if costs is not None:
-        how = "as a sum over two servers" if channel == "secure-sum" else f"over relays, {linked:,} units a record"
-        console.print(lines_table(f"cost of a round of {costs.clients:,} clients {how}", costs.lines()))
+        transport = "as a sum over two servers" if channel == "secure-sum" else f"over relays, {linked:,} units a record"
+        console.print(lines_table(f"cost of a round of {costs.clients:,} clients {transport}", costs.lines()))
     print_guarantees(console, planned.to_dict())
     if plot is not None:
         console.print(Text(f"plot: {plot}"), soft_wrap=True)
 
 
-def _plan_regime(regime: str, target: float, as_json: bool, cost: bool, **figures: Any) -> None:
-    """Print what a regime takes to keep a target."""
+def _plan_regime(regime: str, target: float, as_json: bool, cost: bool, **arguments: Any) -> None:
+    """Print the plan of a training regime that keeps the ``target`` epsilon: its noise, cost and guarantee."""
     with terminal(stderr=True).status("accounting ..."):
-        planned = api.plan_regime(regime, target, **figures)
+        planned = api.plan_regime(regime, target, **arguments)
     costs = api.cost(planned) if cost else None
     if as_json:
         print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))
