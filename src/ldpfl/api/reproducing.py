@@ -25,7 +25,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.reproduction import ReproducedRow, SizeName, load_reproduction, reproduced_rows
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
-from ldpfl.report.progress import ProgressDisplay, lasting
+from ldpfl.report.progress import ProgressDisplay, format_duration
 from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
 from ldpfl.simulation.workers import cores
 from ldpfl.util.files import to_json, write_text
@@ -116,7 +116,7 @@ class AttackTitles:
         """Show that the attack with this ``number``, from 1 to ``total``, begins."""
         now, done = self._clock(), number - 1
         self._started_at = now if self._started_at is None else self._started_at
-        time_left = f", about {lasting((now - self._started_at) / done * (total - done))} left" if done else ""
+        time_left = f", about {format_duration((now - self._started_at) / done * (total - done))} left" if done else ""
         self._display.next_run(f"attack {number}/{total}: {cell}{time_left}")
 
 

@@ -178,7 +178,7 @@ class WatchedRuns:
     def planned(self, planned_cells: Sequence[Cell], out: Path) -> None:
         """Note the planned runs and their progress in earlier calls. With several ``jobs``, run them now, in parallel."""
         if self._jobs > 1:
-            run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.several)
+            run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.runs_progress)
         self._rounds = {cell.folder_name: cell.config.training.rounds for cell in planned_cells}
         self._rounds_done = {cell.folder_name: rounds_done(cell, out) for cell in planned_cells}
         self._finished = {cell.folder_name for cell in planned_cells if cell.folder(out).is_over}
@@ -209,7 +209,7 @@ class WatchedRuns:
 
     def _show(self) -> None:
         """Show how many of all rounds and of all runs are finished."""
-        self._display.several(sum(self._rounds_done.values()), sum(self._rounds.values()), len(self._finished), len(self._rounds))
+        self._display.runs_progress(sum(self._rounds_done.values()), sum(self._rounds.values()), len(self._finished), len(self._rounds))
 
 
 def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, seeds_given: bool) -> SweepConfig:

@@ -27,7 +27,7 @@ from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
 from ldpfl.report.privacy import guarantee_table
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.scores import shown
+from ldpfl.report.scores import format_score
 from ldpfl.simulation.evaluating import LOSS
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.displays import Shown
@@ -78,8 +78,8 @@ class TuneResult(Shown):
         }
 
     def __rich__(self) -> Group:
-        low, high = (shown(self.metric, end) for end in self.interval)
-        score = f"{self.metric} {shown(self.metric, self.score)} ({low} to {high})"
+        low, high = (format_score(self.metric, end) for end in self.interval)
+        score = f"{self.metric} {format_score(self.metric, self.score)} ({low} to {high})"
         chosen = f"chosen: {self.setting}; {score}, measured at clients with noise, which may lift it beyond what is possible"
         return Group(Text(chosen), guarantee_table(self.guarantee.statement.to_dict()), *map(Text, self.sentences))
 
@@ -224,8 +224,8 @@ def _note_on_noise(chosen: Chosen) -> tuple[str, ...]:
     if high - low <= max_width and not (chosen.metric == AUROC and low <= 0.5):  # an AUROC of 0.5 is chance
         return ()
     return (
-        f"the trials could not be told apart: the {chosen.metric} of the chosen one is known only from {shown(chosen.metric, low)} "
-        f"to {shown(chosen.metric, high)}, so the choice of the setting says little. More rows, a larger evaluation epsilon "
+        f"the trials could not be told apart: the {chosen.metric} of the chosen one is known only from {format_score(chosen.metric, low)} "
+        f"to {format_score(chosen.metric, high)}, so the choice of the setting says little. More rows, a larger evaluation epsilon "
         "(--evaluation-epsilon), or fewer trials or settings help",
     )
 

@@ -26,7 +26,7 @@ from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.report.console import layer_table, quality_tables, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.scores import shown
+from ldpfl.report.scores import format_score
 from ldpfl.report.terminal import print_json, terminal
 from ldpfl.util.number_format import counted
 
@@ -268,7 +268,7 @@ def _show_unfinished(run: UnfinishedRun, *, as_json: bool) -> None:
         figures = {"name": run.name, "kind": run.kind, "finished": finished, "rounds_done": run.done, "rounds": run.rounds}
         print_json(figures | ({"stopped": run.stopped} if run.stopped is not None else {}))
         return
-    score = "" if run.score is None else f", {run.score[0]} {shown(*run.score)}"
+    score = "" if run.score is None else f", {run.score[0]} {format_score(*run.score)}"
     print(f"{run.name}: {_progress_text(run)}{score}")
     print(f"given up: {run.stopped}" if run.stopped is not None else _next_step(run))
 

@@ -22,7 +22,7 @@ class Tracker(Protocol):
     """Client of a tracker, for one run."""
 
     is_local: ClassVar[bool]
-    """Whether all figures stay in the run's folder, which holds those that are not public anyway."""
+    """Whether all figures stay in the run's folder. Then the tracker may also get figures that are not public."""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         """Begin a run called ``name``."""
@@ -46,7 +46,8 @@ class MLflow:
     is_local: ClassVar[bool] = False
 
     def __init__(self, folder: Path) -> None:
-        self._entities, self._client, self._run = _library("mlflow.entities", "mlflow"), _library("mlflow", "mlflow").MlflowClient(), ""
+        self._entities, self._client = _import_client("mlflow.entities", "mlflow"), _import_client("mlflow", "mlflow").MlflowClient()
+        self._run = ""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment_id(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ldpfl"))
@@ -90,7 +91,7 @@ class WandB:
     is_local: ClassVar[bool] = False
 
     def __init__(self, folder: Path) -> None:
-        self._library, self._folder = _library("wandb", "wandb"), folder
+        self._library, self._folder = _import_client("wandb", "wandb"), folder
         self._run: Any = None
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -125,7 +126,7 @@ class TensorBoard:
     is_local: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
-        _library("torch.utils.tensorboard", "tensorboard")
+        _import_client("torch.utils.tensorboard", "tensorboard")
         self._folder = folder / "tensorboard"
         self._writer: SummaryWriter | None = None
 
@@ -153,7 +154,7 @@ TRACKERS: Mapping[str, type[MLflow] | type[WandB] | type[TensorBoard]] = {"mlflo
 """Trackers by name, which is also the name of the extra that installs the client."""
 
 
-def _library(module: str, extra: str) -> Any:
+def _import_client(module: str, extra: str) -> Any:
     """Import the client of a tracker.
 
     Raises:
@@ -162,7 +163,7 @@ def _library(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigError(f"tracking by {extra} needs its client: pip install 'ldpfl[{extra}]'") from error
+        raise ConfigError(f"track is {extra!r}, but its client is not installed: pip install 'ldpfl[{extra}]'") from error
 
 
 def round_figures(metric: str, metrics: RoundMetrics) -> dict[str, float]:
