@@ -85,7 +85,7 @@ def test_a_section_leaves_what_it_does_not_name_and_may_choose_the_mechanism() -
             "settings has an item of the type tuple, expected a dict of keys and values, or texts such as 'clients.count=5'",
         ),
         ({"settings": ["clients"]}, "setting 'clients' is not of the form key=value"),
-        ({"settings": ["seed=1", "seed.more=1"]}, "setting 'seed.more': 'seed' is a value, not a section"),
+        ({"settings": ["seed=1", "seed.more=1"]}, "setting 'seed.more': 'seed' is a setting with a value, not a section"),
     ],
 )
 def test_advice_can_be_followed(overrides: dict[str, Any], said: str) -> None:
@@ -167,7 +167,7 @@ def test_what_is_no_config_is_told_what_one_is(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("seed: 1")
     for what, said in (
-        (Path("quickstart"), "config file quickstart cannot be read: there is none; the recipe of this name is a text, 'quickstart'"),
+        (Path("quickstart"), "there is no config file quickstart: to run the recipe of this name, give the text 'quickstart'"),
         (str(tmp_path), f"{tmp_path} is a folder: expected the name of a recipe, or a config file (*.toml)"),
         (
             "run.yaml",

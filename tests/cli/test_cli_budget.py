@@ -273,7 +273,7 @@ def test_rounds_left_are_those_that_budget_and_policy_both_allow(ldpfl: CommandL
     assert f"2 by the policy; the budget alone would allow {alone:,}" in text
     words = " ".join(text.split())
     assert "are upper bounds for the same reports" in words
-    assert "Both count" in words
+    assert "a report leaves only if it keeps both limits" in words.lower()
     assert json.loads(ldpfl("budget", "show", "--file", FILE, "--json").out)["rounds_left"] == 2
     assert "ldpfl_node_rounds_left 2\n" in ldpfl("deploy", "node-metrics", "--budget", FILE).out
     charged(6)

@@ -111,7 +111,7 @@ def test_the_config_of_an_own_app_names_no_data_and_model_but_its_own(tmp_path: 
 def test_a_run_on_flower_goes_on_there_and_not_in_the_simulator(kind: Kind | None, ldpfl: CommandLine, tmp_path: Path) -> None:
     folder = flower_folder(tmp_path / "run", kind)
     before = content(folder.path)
-    with pytest.raises(ConfigError, match="simulation cannot go on with it"):
+    with pytest.raises(ConfigError, match="simulation cannot resume it"):
         folder.open(own_config(), resume=True, kind=Kind.SIMULATION)
     folder.open(own_config(), resume=True)  # by a strategy that does not say what it is
     assert content(folder.path) == before

@@ -136,7 +136,7 @@ def trainer_after_trial(
         )
     if separation_reason:
         quoted_reason = f" ({separation_reason})" if quotes else ""
-        warn(f"model {model!r} cannot be trained for many clients at once{quoted_reason}: one after another, which is slower")
+        warn(f"model {model!r} cannot be trained for many clients at once{quoted_reason}: clients are trained one by one, which is slower")
     return trainer_of(config, local, mechanism, at_once=not separation_reason, persons=persons)
 
 
@@ -216,7 +216,7 @@ def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor,
         reason = first_line(error)
     if compile_setting == "on":
         raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
-    warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained as it is")
+    warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained uncompiled")
     return trainer
 
 
@@ -448,7 +448,7 @@ def _check_outputs(model: str, task: Task, output: object, targets: Tensor, widt
     if not width:  # only the user's own loss knows the shape
         return
     if not isinstance(output, Tensor):
-        raise ConfigError(f"model {model!r} gives a {type(output).__name__}, expected a tensor")
+        raise ConfigError(f"model {model!r} returns a {type(output).__name__}, expected a tensor: let its forward return one")
     count = len(targets)
     expected: tuple[int, ...] = (*targets.shape, width) if task.targets == "tokens" else (count, width)
     if task.targets == "tokens" and output.shape[:-1] == targets.shape and output.shape[-1] > width:
