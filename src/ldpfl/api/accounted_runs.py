@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ldpfl.api.arguments import Settings
-from ldpfl.api.configuring import configured, listed
+from ldpfl.api.configuring import config_from, setting_texts
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.calibration import resolve_settings
@@ -30,8 +30,8 @@ def ledger_and_delta_of(what: RunResult | RunConfig | str | Path, settings: Sett
     if isinstance(what, RunResult):
         return what.ledger, what.config.privacy.delta
     if isinstance(what, RunConfig) or not Path(what).is_dir():
-        changes = listed(settings)
-        config = configured(what, changes)
+        changes = setting_texts(settings)
+        config = config_from(what, changes)
         if not isinstance(what, RunConfig):
             _check_code(what, config, changes)
         check_persons_named(config.data)
@@ -75,7 +75,7 @@ def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> l
         ConfigError: the runs protect different persons, see :func:`check_same_persons`.
     """
     runs_made = [made for run_or_recipe in runs if (made := _config_and_simulated(run_or_recipe)) is not None]
-    planned = [configured(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
+    planned = [config_from(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
     check_same_persons([*(config for config, _ in runs_made), *planned])
     warnings = [line for config, _ in runs_made for line in extension_caveats(config)]
     warnings += [TRIAL for run in runs if (folder := _run_folder_of(run)) is not None and folder.is_trial]

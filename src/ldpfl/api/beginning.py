@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from ldpfl.api.configuring import configure, configured
+from ldpfl.api.configuring import config_from, configure
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.settings_listed import commented_toml
 from ldpfl.mechanisms.new_package import write_package
@@ -68,7 +68,7 @@ def begin_config(file: Path, recipe: str, changes: Sequence[str]) -> None:
     """
     if file.exists():
         raise ConfigError(f"{file} already exists and is not overwritten: give another file")
-    write_text(file, commented_toml(configured(recipe, list(changes))))
+    write_text(file, commented_toml(config_from(recipe, list(changes))))
 
 
 def begin_app(

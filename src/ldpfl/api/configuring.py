@@ -32,32 +32,32 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
     Raises:
         ConfigError: no such recipe or setting, or a value that does not fit.
     """
-    return configured_for(configure, what, settings, overrides)
+    return config_for_call(configure, what, settings, overrides)
 
 
-def configured_for(
+def config_for_call(
     function: Callable[..., object],
     what: str | Path | RunConfig,
     settings: Settings,
     overrides: Mapping[str, Any],
-    begun: RunConfig | None = None,
+    resumed: RunConfig | None = None,
 ) -> RunConfig:
     """Return the config as :func:`configure` does, for the public ``function`` that was called.
 
     Args:
         function: its arguments are suggested in place of an unknown argument.
-        begun: config of the run to resume. If no seed is given, and its noise follows from a secret, its seed is used again. The caller
+        resumed: config of the run to resume. If no seed is given, and its noise follows from a secret, its seed is used again. The caller
             then compares all other settings, so that no other run can have this seed and secret.
     """
-    changes = [*listed(settings), *listed(by_key(function, overrides, what))]
-    config = configured(what, changes)
+    changes = [*setting_texts(settings), *setting_texts(overrides_by_key(function, overrides, what))]
+    config = config_from(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
     stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
     given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
     if not config.data.brought or "seed" in given_keys:
         return config
-    if begun is not None and begun.secret_noise:
-        seed = begun.seed
+    if resumed is not None and resumed.secret_noise:
+        seed = resumed.seed
     else:  # a config that this function returned keeps the seed that was drawn for it
         seed = (isinstance(what, RunConfig) and what.seed) or secrets.randbits(_SEED_BITS)
     with_seed = config.model_copy(update={"seed": seed, "secret_noise": True})
@@ -132,14 +132,14 @@ def overrides_of(
     ]
 
 
-def configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
-    """Return the config of ``what`` with ``overrides``, without drawing a seed."""
+def config_from(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
+    """Return the config that ``what`` names, or is, with ``overrides``. No seed is drawn."""
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
     return recipe_or_file(what, overrides)
 
 
-def listed(settings: Settings) -> list[str]:
+def setting_texts(settings: Settings) -> list[str]:
     """Return changes of a config as texts ``key=value``. Nested changes, such as ``{"clients": {"count": 5}}``, are flattened.
 
     Raises:
@@ -173,7 +173,7 @@ _SECTIONS_IN_NAMES = ("evaluation", "clipping")
 ``evaluation.epsilon``, not even if the mechanism has no epsilon; and a plain ``learning_rate`` is that of the clients."""
 
 
-def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
+def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
     """Return ``overrides`` by their dotted keys. Each may be named by its dotted key, by the key's last word, or by its section's name.
 
     Raises:
@@ -182,7 +182,7 @@ def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: 
     if not overrides:
         return {}
     values_by_key = _flattened(overrides)
-    mechanism = str(values_by_key.get("mechanism.name", values_by_key.get("mechanism")) or configured(what, []).mechanism.name)
+    mechanism = str(values_by_key.get("mechanism.name", values_by_key.get("mechanism")) or config_from(what, []).mechanism.name)
     known = known_keys(mechanism)
     by_name: dict[str, list[str]] = {}
     for key in known:

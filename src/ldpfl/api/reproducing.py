@@ -14,7 +14,7 @@ import torch
 
 import ldpfl
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import listed
+from ldpfl.api.configuring import setting_texts
 from ldpfl.api.results import ReproductionResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import sweep
@@ -65,9 +65,9 @@ def reproduce(
         LdpflError: as for :func:`run`.
         KeyboardInterrupt: training was interrupted. The files about the finished runs are written before.
     """
-    reproduction = load_reproduction(name).model_copy(update={"changed": ", ".join(listed(settings))})
+    reproduction = load_reproduction(name).model_copy(update={"changed": ", ".join(setting_texts(settings))})
     at_size = reproduction.at_size(name, size)
-    config, overrides = load_sweep(at_size.sweep), [*at_size.settings, *listed(settings)]
+    config, overrides = load_sweep(at_size.sweep), [*at_size.settings, *setting_texts(settings)]
     plan = AttackPlan(images=at_size.images, gan=GanConfig(steps=at_size.steps)) if reproduction.shows == "distance" else None
     if folder is None:
         with TemporaryDirectory() as temporary:
@@ -92,7 +92,7 @@ def reproduce(
         # The folder may hold another sweep, in which nothing must be written.
         if stored is not None and (stored[0].model_dump(), stored[1]) == (config.model_dump(), overrides):
             result = ReproductionResult(name, size, reproduction, config, tuple(_finished_rows(config, overrides, out, plan)), out)
-            _write(result, overrides, listed(settings))
+            _write(result, overrides, setting_texts(settings))
     return result
 
 

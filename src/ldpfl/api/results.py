@@ -261,7 +261,7 @@ class SweepResult(Shown):
 
         if not by_seed:
             return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
-        return pandas.DataFrame([run for row in self.rows for run in _runs_of(row)])
+        return pandas.DataFrame([run for row in self.rows for run in _finished_runs(row)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name, the ``rows`` as ``rows.json`` of the sweep's folder holds them, and what they cost ``together``."""
@@ -274,7 +274,7 @@ class SweepResult(Shown):
         return Group(sweep_table(self.config, self.rows), *noise, *map(Text, sentences))
 
 
-def _runs_of(row: Row) -> Iterator[dict[str, Any]]:
+def _finished_runs(row: Row) -> Iterator[dict[str, Any]]:
     """Yield each finished run of a row of a sweep, with all its figures."""
     for index, score in enumerate(row.score):
         figures = {name: values[index] for name, values in row.scores.items()}

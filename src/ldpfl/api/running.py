@@ -12,7 +12,7 @@ from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
 from ldpfl.api.callbacks import Announcer, Callback, OnRound
-from ldpfl.api.configuring import configured_for, listed, settings_and_objects
+from ldpfl.api.configuring import config_for_call, setting_texts, settings_and_objects
 from ldpfl.api.results import RunResult
 from ldpfl.api.tracking import tracked
 from ldpfl.errors import ConfigError
@@ -108,10 +108,10 @@ def run(
         resumed_config = _config_to_resume(RunFolder(path), is_described=what is not None or data is not None)
         what = RunFolder(path).config_path if resumed_config is not None and what is None else what
     data_settings, given = settings_and_objects(data, model)
-    _check_data_given(what, data, model, [*listed(settings), *overrides])
+    _check_data_given(what, data, model, [*setting_texts(settings), *overrides])
     default = OWN if data is not None else DEFAULT
-    changes = [*listed(settings), *listed(data_settings)]
-    config = resolve_settings(configured_for(run, default if what is None else what, changes, overrides, resumed_config), given)
+    changes = [*setting_texts(settings), *setting_texts(data_settings)]
+    config = resolve_settings(config_for_call(run, default if what is None else what, changes, overrides, resumed_config), given)
     if more_rounds and (differences := extended_run.differences(config)):
         raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(differences)}")
     names = [track] if isinstance(track, str) else track
@@ -165,9 +165,9 @@ def check(
         LdpflError: the data cannot be read, or the model cannot be made.
     """
     data_settings, given = settings_and_objects(data, model)
-    _check_data_given(what, data, model, [*listed(settings), *overrides])
+    _check_data_given(what, data, model, [*setting_texts(settings), *overrides])
     default = OWN if data is not None else DEFAULT
-    config = configured_for(check, default if what is None else what, [*listed(settings), *listed(data_settings)], overrides)
+    config = config_for_call(check, default if what is None else what, [*setting_texts(settings), *setting_texts(data_settings)], overrides)
     return look_over(config, None if data_dir is None else Path(data_dir), given)
 
 

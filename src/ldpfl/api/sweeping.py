@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import by_key, listed, settings_and_objects
+from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_objects
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, in_short
@@ -86,18 +86,18 @@ def sweep(
             "leave this out, or give data instead of a sweep"
         )
     data_settings, given = settings_and_objects(data, model)
-    changes = listed(settings)
+    changes = setting_texts(settings)
     if resume:
         config, changes = _sweep_to_resume(folder, changes)
         seeds_given = True  # the stored settings have secret_noise=true if it was needed
     elif what is None:
-        all_changes = [*listed(data_settings), *listed(by_key(sweep, overrides, OWN)), *changes]
+        all_changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(sweep, overrides, OWN)), *changes]
         config, changes = sweep_of(OWN, all_changes, axes or {}, 1 if seeds is None else seeds, name), []
         seeds_given = not isinstance(config.seeds, int)
     else:
         config = what if isinstance(what, SweepConfig) else load_sweep(str(what))
-        shipped = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
-        seeds_given = not isinstance(config.seeds, int) and not shipped
+        is_built_in = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
+        seeds_given = not isinstance(config.seeds, int) and not is_built_in  # everybody knows the seeds of a built-in sweep
     config = _with_secret_noise(config, changes, seeds_given=seeds_given)
     if jobs > 1 and (given.data is not None or given.module is not None):
         raise ConfigError(f"jobs is {jobs}, but parallel runs read data and model from files: give files instead of objects, or jobs=1")

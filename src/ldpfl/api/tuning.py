@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import by_key, listed, settings_and_objects
+from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_objects
 from ldpfl.api.exporting import write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
@@ -141,7 +141,7 @@ def tune(
     """
     data_settings, given = settings_and_objects(data, model)
     space = _search_space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
-    changes = [*listed(data_settings), *listed(by_key(tune, overrides, space.recipe)), *listed(settings)]
+    changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(tune, overrides, space.recipe)), *setting_texts(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
     if not (isfinite(target_epsilon) and target_epsilon > 0):
         raise ConfigError(f"target_epsilon is {target_epsilon:g}: set a positive number, such as 2")

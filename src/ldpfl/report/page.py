@@ -142,7 +142,7 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         **_quality_values(result),
         "ranged": any(layer["radius"] is not None for layer in result["layers"].values()),
         "layers": list(_layer_values(folder, result, public=public)),
-        "environment": list(_environment(config, result, kind, ledger)),
+        "environment": list(_environment_facts(config, result, kind, ledger)),
         "config": _config_text(folder, hide_seed=config.hides_seed, hide_paths=public),
         "methods": methods(config, result, ledger, statement, kind) if finished and not folder.is_trial else "",
         "citation": bibtex(result["name"]),
@@ -315,7 +315,7 @@ _CHANNEL_TEXTS: Mapping[Channel, str] = {
 """How the reports of a deployed run reached the aggregator, as text."""
 
 
-def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
+def _environment_facts(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
     """Yield name and value of each fact on how the run was done: nodes, seed, versions, device, data, mechanism."""
     if kind.on_flower:
         yield "run by", f"{kind}, whose config is at the end; clients trained on machines of their own"
