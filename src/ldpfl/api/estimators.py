@@ -33,6 +33,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     @property
     def feature_names_in_(self) -> NDArray[np.object_]:
+        """Names of the columns. A model of texts has only the column of texts."""
         data = self.encoder.data
         return np.array([data.text] if data.text else data.columns, dtype=object)
 

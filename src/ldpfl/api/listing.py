@@ -45,7 +45,7 @@ def reproductions() -> tuple[Shipped, ...]:
     by_name = {name: load_reproduction(name) for name in sorted(reproduction_files())}
     sizes_by_name = {name: {"desk": reproduction.desk, "paper": reproduction.paper} for name, reproduction in by_name.items()}
     return tuple(
-        Shipped(name, f"{reproduction.source}: {reproduction.title}", tuple(size for size, made in sizes_by_name[name].items() if made))
+        Shipped(name, f"{reproduction.source}: {reproduction.title}", tuple(size for size, run in sizes_by_name[name].items() if run))
         for name, reproduction in by_name.items()
     )
 

@@ -115,7 +115,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
     Raises:
         ConfigError: the role is unknown, ``name`` has a token already, or ``signing_key`` is not a key's line.
     """
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         from ldpfl.relay.tokens import Role
 
         if role not in {known.value for known in Role}:
@@ -125,7 +125,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
 
 def list_tokens(store: str) -> tuple[ListedToken, ...]:
     """Return the tokens of the relay, without the tokens' secrets."""
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         from ldpfl.transport.sums import signer_of
 
         return tuple(
@@ -140,7 +140,7 @@ def renew_token(store: str, name: str, signing_key: str | None = None) -> str:
     Raises:
         ConfigError: ``name`` has no token, or two already, or ``signing_key`` is not a key's line.
     """
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         return tokens.renew(name, _public_key(signing_key))
 
 
@@ -150,13 +150,13 @@ def revoke_token(store: str, name: str, *, older: bool = False) -> None:
     Raises:
         ConfigError: ``name`` has no such token.
     """
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         tokens.revoke(name, older=older)
 
 
 def list_rounds(store: str) -> list[ListedRound]:
     """Return the rounds that the relay holds. Nothing in them names a client."""
-    with _opened(store) as opened:
+    with _open_store(store) as opened:
         from ldpfl.relay import rounds_listed
 
         return rounds_listed.list_rounds(opened)
@@ -168,7 +168,7 @@ def cancel_round(store: str, run: str, number: int) -> bool:
     Raises:
         Unknown: the relay never held such a round.
     """
-    with _opened(store) as opened:
+    with _open_store(store) as opened:
         from ldpfl.relay import rounds_listed
 
         return rounds_listed.cancel_round(opened, run, number)
@@ -345,7 +345,7 @@ def _public_key(line: str | None) -> Ed25519PublicKey | None:
 
 
 @contextmanager
-def _opened(store: str) -> Iterator[Store]:
+def _open_store(store: str) -> Iterator[Store]:
     """Yield the relay's store, and close it at the end."""
     _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.database import open_engine
@@ -359,7 +359,7 @@ def _opened(store: str) -> Iterator[Store]:
 
 
 @contextmanager
-def _tokens(store: str) -> Iterator[Tokens]:
+def _open_tokens(store: str) -> Iterator[Tokens]:
     """Yield the relay's tokens, and close their database at the end."""
     _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.database import open_engine

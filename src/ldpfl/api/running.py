@@ -14,7 +14,7 @@ from ldpfl.api.arguments import Settings, checked
 from ldpfl.api.callbacks import Announcer, Callback, OnRound
 from ldpfl.api.configuring import config_for_call, setting_texts, settings_and_objects
 from ldpfl.api.results import RunResult
-from ldpfl.api.tracking import tracked
+from ldpfl.api.tracking import tracker_callbacks
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, with_torch_defaults
 from ldpfl.experiments.calibration import resolve_settings
@@ -115,7 +115,7 @@ def run(
     if more_rounds and (differences := extended_run.differences(config)):
         raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(differences)}")
     names = [track] if isinstance(track, str) else track
-    with displayed(progress) as display, tracked(names, path, display.warn) as trackers:
+    with displayed(progress) as display, tracker_callbacks(names, path, display.warn) as trackers:
         announcer = Announcer(display, config, [*callbacks, *trackers], on_round)
         runner = runner_for(data_dir, device, announcer, given, workers)
         if path is None:

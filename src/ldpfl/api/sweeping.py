@@ -106,9 +106,9 @@ def sweep(
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several runs at once work only on a CPU, not on {device}: set jobs to 1")
         if folder is not None:
-            return _sweep(config, changes, Path(folder), runner, jobs, display)
+            return _run_and_draw(config, changes, Path(folder), runner, jobs, display)
         with TemporaryDirectory() as temporary:
-            return replace(_sweep(config, changes, Path(temporary), runner, jobs, display), folder=None)
+            return replace(_run_and_draw(config, changes, Path(temporary), runner, jobs, display), folder=None)
 
 
 def sweep_config(
@@ -144,7 +144,7 @@ def _sweep_to_resume(folder: str | Path | None, changes: Sequence[str]) -> tuple
     return sweep
 
 
-def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
+def _run_and_draw(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
     """Run the sweep in the folder ``out`` and draw its plots. If a plot fails, only warn."""
     watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"{number}/{of}: {cell}")
     rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, watched.begins, watched.planned)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ldpfl.privacy.guarantee import Statement
 
 
-class Tracked(Callback):
+class TrackerCallback(Callback):
     """Callback that hands a run to one tracker. A tracker gets only public figures, unless all its files stay in the run's folder.
 
     If the tracker fails after the start, the run continues: a warning is printed, and the tracker gets no further figures.
@@ -114,7 +114,7 @@ def _texts(privacy: Statement) -> dict[str, str]:
 
 
 @contextmanager
-def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], None]) -> Iterator[list[Tracked]]:
+def tracker_callbacks(names: Sequence[str], folder: Path | None, warn: Callable[[str], None]) -> Iterator[list[TrackerCallback]]:
     """Yield a callback for each tracker in ``names``. When the block ends, end the trackers' runs.
 
     Raises:
@@ -127,7 +127,7 @@ def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], Non
         raise ConfigError("track is set, but folder is missing: give ldpfl.run a folder=..., because a tracker reads the run's files there")
     if folder is not None and not all(TRACKERS[name].is_local for name in names):
         RunFolder(folder).check_may_be_handed_on()
-    callbacks = [Tracked(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
+    callbacks = [TrackerCallback(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
     failed = True
     try:
         yield callbacks

@@ -62,13 +62,13 @@ def show(
 ) -> None:
     """Print what was spent, what is left, and why something was refused last."""
     budget, console = read_budget(file), terminal()
-    books, bounds = budget.books, None if policy is None else policies.read_policy(policy)
-    spends = () if bounds is None else policies.spent_of_policy(file, bounds)
-    left = policies.rounds_left(file, bounds)
+    books, client_policy = budget.books, None if policy is None else policies.read_policy(policy)
+    spends = () if client_policy is None else policies.spent_of_policy(file, client_policy)
+    left = policies.rounds_left(file, client_policy)
     if as_json:
-        print_json(_budget_as_json(books, budget.charges, bounds, spends, left))
+        print_json(_budget_as_json(books, budget.charges, client_policy, spends, left))
         return
-    console.print(_summary(file, budget, bounds, spends, left))
+    console.print(_summary(file, budget, client_policy, spends, left))
     if budget.charges:
         console.print(_runs_table(budget))
     if books.refusals is not None:

@@ -40,6 +40,7 @@ class Display:
         self._status.update(Text(text))
 
     def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
+        """Print which nodes a round asks, to train or to measure the model."""
         round_name, task = (f"{round_}/{self._rounds}", "train") if round_.is_training else (str(round_), "measure the model")
         self._print_line(f"{round_name}: asked {', '.join(names)}")
         self._status.update(Text(f"{round_name}: nodes {task} and upload; the relay waits for all"))

@@ -42,7 +42,7 @@ from ldpfl.report.scores import (
     with_interval,
     zero_f1_sentence,
 )
-from ldpfl.report.unfinished import figures_so_far, progress_of
+from ldpfl.report.unfinished import figures_so_far, progress_sentence
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import COMMONEST
 from ldpfl.util.files import from_json_lines, read_text
@@ -101,7 +101,7 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     progress, finished = "", result is not None
     if result is None:
         result = figures_so_far(folder, config)
-        progress = progress_of(folder, config, result["rounds"])
+        progress = progress_sentence(folder, config, result["rounds"])
     if public:
         result = without_private_figures(config, result)
     ledger = folder.ledger()

@@ -82,15 +82,16 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
 
 def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
     """Draw what was observed against what was predicted, for each tenth of the test rows, and the diagonal on which both are equal."""
-    tenths, risks = result["calibration"], result.get("event") is not None
+    tenths, predicts_risks = result["calibration"], result.get("event") is not None
     predicted, observed = ([tenth[name] for tenth in tenths] for name in ("predicted", "observed"))
     distances = [[tenth["observed"] - tenth["low"] for tenth in tenths], [tenth["high"] - tenth["observed"] for tenth in tenths]]
-    low, high = min(0.0, *predicted) if risks else min(predicted), max([*predicted, *observed])
+    low, high = min(0.0, *predicted) if predicts_risks else min(predicted), max([*predicted, *observed])
     axes.plot([low, high], [low, high], color="0.55", linestyle="--", label="predicted as observed")
+    # An observed value may lie outside its interval, and Matplotlib refuses negative lengths.
     error_bars = [[max(0.0, distance) for distance in side] for side in distances]
     axes.errorbar(predicted, observed, error_bars, fmt="o", color="tab:blue", markersize=4, capsize=2, label="a tenth of the test rows")
-    axes.set_xlabel("mean predicted risk" if risks else "mean prediction")
-    axes.set_ylabel("observed share" if risks else "observed")
+    axes.set_xlabel("mean predicted risk" if predicts_risks else "mean prediction")
+    axes.set_ylabel("observed share" if predicts_risks else "observed")
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize=8)
 

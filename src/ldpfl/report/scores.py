@@ -183,6 +183,7 @@ def site_spread(result: Mapping[str, Any]) -> str:
 
 
 def _deviation(metric: str, deviation: float) -> str:
+    """Format the standard deviation of a score: for shares in percentage points."""
     return f"{100 * deviation:.2f} points" if _is_share(metric) else f"{deviation:.4g}"
 
 

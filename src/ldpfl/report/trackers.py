@@ -62,9 +62,11 @@ class MLflow:
         return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        now = int(1000 * time())
+        now_ms = int(1000 * time())
         allowed_names = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
-        self._client.log_batch(self._run, metrics=[self._entities.Metric(name, value, now, step) for name, value in allowed_names.items()])
+        self._client.log_batch(
+            self._run, metrics=[self._entities.Metric(name, value, now_ms, step) for name, value in allowed_names.items()]
+        )
 
     def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
         self.log(figures, step)
@@ -95,14 +97,14 @@ class WandB:
         self._run: Any = None
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
-        nothing = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
+        switched_off = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
         self._run = self._library.init(
             project=os.environ.get("WANDB_PROJECT", "ldpfl"),
             name=name,
             dir=os.environ.get("WANDB_DIR", str(self._folder.absolute())),  # its service may have another current folder
             config=dict(settings),
             reinit="create_new",
-            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **nothing),
+            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **switched_off),
         )
 
     def log(self, figures: Mapping[str, float], step: int) -> None:

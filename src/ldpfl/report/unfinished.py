@@ -59,7 +59,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     return finite_figures
 
 
-def progress_of(folder: RunFolder, config: RunConfig, rounds: int) -> str:
+def progress_sentence(folder: RunFolder, config: RunConfig, rounds: int) -> str:
     """Return how far a run is, in a sentence."""
     if folder.kind() is Kind.OWN_APP:
         return f"Round {rounds:,}. Only the run's custom app knows the number of rounds and the data."
