@@ -323,5 +323,5 @@ def test_a_list_without_its_brackets_or_quotes_is_answered_with_how_it_is_writte
 
 
 def test_a_file_with_a_list_of_words_without_quotes_is_answered_too() -> None:
-    with pytest.raises(ConfigError, match=r"is not valid TOML: .*texts stand in quotes, in lists too"):
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .*put texts in quotes, also in lists"):
         parse_config("[data]\ncolumns = [age, sex]\n", origin="config.toml")

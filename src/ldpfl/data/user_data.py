@@ -252,7 +252,7 @@ def _class_note(classes: Sequence[str]) -> str:
     )
 
 
-_COUNT_NOTE = "how many classes, or tokens, there are was taken from the data, as if it were public"
+_COUNT_NOTE = "the number of classes, or tokens, was taken from the data as if it were public"
 
 
 def _dataset_of_pairs(data: Any, targets: Targets) -> Dataset:

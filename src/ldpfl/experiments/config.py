@@ -443,7 +443,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     return config
 
 
-_HINT_ON_QUOTES = '; texts stand in quotes, in lists too: name = "a", names = ["a", "b"]'
+_HINT_ON_QUOTES = '; put texts in quotes, also in lists: name = "a", names = ["a", "b"]'
 
 
 def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> None:

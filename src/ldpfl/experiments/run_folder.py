@@ -587,7 +587,7 @@ _LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 _MAX_TEXT_LENGTH = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
 TRIAL = (
-    "this run is a trial of a tuning, and the other trials are not counted here: what holds for the tuning's release stands in its folder "
+    "this run is a trial of a tuning, and the other trials are not counted here: the guarantee of the tuning's release is in its folder "
     "'release'"
 )
 """Warning beside the guarantee of a trial."""

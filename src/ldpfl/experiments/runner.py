@@ -322,9 +322,8 @@ def _clipping_warning(metrics: RoundMetrics) -> str:
     if not clipped:
         return ""
     shares = ", ".join(f"{share:.0%} of {name}" for name, share in clipped.items())
-    return (
-        f"round {metrics.round}: {shares} was outside its range and was clamped, which costs accuracy beside the noise: see ranges.radius"
-    )
+    advice = "a larger ranges.radius clamps less, but adds noise"
+    return f"round {metrics.round}: {shares} was outside its range and was clamped, which costs accuracy: {advice}"
 
 
 _PRIVATE, _BASELINE = "private", "noise-free baseline"

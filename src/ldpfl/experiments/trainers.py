@@ -118,7 +118,7 @@ def trainer_after_trial(
         before, _, after = (trainer.train(weights, schedule) for schedule in (clients, other_clients, clients))
     if not torch.equal(before.nan_to_num(), after.nan_to_num()):
         fault = (
-            "makes something else of the same samples after it saw others: it remembers samples, or draws random numbers, and no mechanism "
+            "gives other outputs for the same samples after it saw others: it remembers samples, or draws random numbers, and no mechanism "
             "protects that; let forward be a function of one sample"
         )
         raise PrivacyError(f"model {model!r} {fault}", advice=f"it {fault}")
@@ -318,7 +318,7 @@ def _eager_unless_on(compile_setting: str, trainer: Trainer) -> Trainer:
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
     """Raise a :class:`PrivacyError` that the model mixes the samples of a batch. If ``warn`` is given, call it instead."""
-    fault = "makes something else of samples together than of each by itself: it mixes the samples of a batch"
+    fault = "gives other outputs for samples together than for each sample alone: it mixes the samples of a batch"
     if warn is None:
         fault = (
             f"{fault}, as a mean over the first axis does, or nn.MultiheadAttention, nn.LSTM or nn.TransformerEncoderLayer without "

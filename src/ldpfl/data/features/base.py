@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ldpfl.data.samples import Dataset
 
 
-TAKEN_FOR_PUBLIC = "the data that it was trained on are taken for public, and no guarantee here covers them"
+TAKEN_FOR_PUBLIC = "the data that it was trained on count as public, and no guarantee here covers them"
 """End of the note of features that come from a trained network."""
 
 

@@ -230,12 +230,12 @@ def plan(setting: Setting) -> Plan:
     )
     statement = account_groups([group], setting.delta)
     if group.sampling == "visible":
-        note = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
+        note = "for a client that takes part in every round; how often a client takes part is random, and a run's ledger charges for that"
         statement = replace(statement, notes=(*statement.notes, note))
     statement = replace(statement, warnings=(*mechanism.properties.caveats, *statement.warnings))
     if cohort < setting.cohort:
         note = (
-            f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability "
+            f"the number of clients in a round is random: this holds if each round has at least {cohort:,}, which fails with probability "
             f"{_SHORTFALL_PROBABILITY:g}"
         )
         statement = replace(statement, notes=(*statement.notes, note))

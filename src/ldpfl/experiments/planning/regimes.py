@@ -148,7 +148,7 @@ def _unreachable_message(request: _Request, why: str) -> str:
     limits = f": it reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
     return (
         f"a target of epsilon {request.target:g} is out of reach of the regime {request.regime}{limits}{why}; set another target; "
-        "more clients or fewer rounds lower what is reached"
+        "more clients or fewer rounds lower the epsilon that is reached"
     )
 
 
