@@ -78,15 +78,15 @@ def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> l
     planned = [config_from(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
     check_same_persons([*(config for config, _ in runs_made), *planned])
     warnings = [line for config, _ in runs_made for line in extension_caveats(config)]
-    warnings += [TRIAL for run in runs if (folder := _run_folder_of(run)) is not None and folder.is_trial]
+    warnings += [TRIAL for run in runs if (folder := _run_folder(run)) is not None and folder.is_trial]
     return warnings + list(shared_seed_warnings(config for config, is_simulated in runs_made if is_simulated))
 
 
-def _config_and_simulated(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
-    """Return the config of a run, and whether it was simulated; None if ``what`` is no run."""
-    if isinstance(what, RunResult):
-        return what.config, True
-    folder = _run_folder_of(what)
+def _config_and_simulated(run: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
+    """Return the config of a run that has begun, and whether it was simulated; None if ``run`` is only planned, or a ledger alone."""
+    if isinstance(run, RunResult):
+        return run.config, True
+    folder = _run_folder(run)
     return None if folder is None else (folder.config(), not folder.kind().on_flower)
 
 
@@ -95,9 +95,11 @@ def _is_config(path: str | Path) -> bool:
     return Path(path).suffix == ".toml" and Path(path).is_file()
 
 
-def _run_folder_of(what: RunResult | RunConfig | str | Path) -> RunFolder | None:
-    """Return the run folder that ``what`` is, or in which the ledger file ``what`` lies; None if there is no such folder."""
-    path = None if isinstance(what, RunConfig) else what.folder if isinstance(what, RunResult) else Path(what)
+def _run_folder(run: RunResult | RunConfig | str | Path) -> RunFolder | None:
+    """Return the folder of ``run``, also if ``run`` is the ledger file in it; None if there is no such folder."""
+    if isinstance(run, RunConfig):
+        return None
+    path = run.folder if isinstance(run, RunResult) else Path(run)
     if path is None:
         return None
     folder = RunFolder(path.parent if path.is_file() else path)

@@ -169,7 +169,7 @@ class FittedPolicy:
 
 
 def fit_policy(
-    of: str,
+    app: str,
     *,
     out: Path,
     budget: Path,
@@ -181,7 +181,7 @@ def fit_policy(
     """Write the policy, and the lifetime budget, that an app needs. Nothing of the app is run.
 
     Args:
-        of: folder of a Flower app; or a recipe, or a config file.
+        app: folder of a Flower app; or a recipe, or a config file.
         keys: public keys of aggregators.
         config: config of the app's own ServerApp, if it has one.
         data: this node's table, to see whether the app can train on it.
@@ -195,7 +195,7 @@ def fit_policy(
     from ldpfl.flower.policy_init import fitting_policy, fitting_rows, offer_of, policy_text, ranges_for
     from ldpfl.mechanisms import is_built_in
 
-    offer = offer_of(of, config)
+    offer = offer_of(app, config)
     if offer.transport in OVER_RELAY and not keys:
         raise ConfigError(
             "the app sends reports over a relay, encrypted for the aggregator, but --key is missing: ask the aggregator's operator for the "
@@ -205,9 +205,9 @@ def fit_policy(
         raise ConfigError(f"{out} already exists and is not overwritten: give another --out")
     policy = fitting_policy(offer, ranges_for(offer, layers), keys)
     rows = None if data is None else Rows(*fitting_rows(offer.config, data))
-    code = run_at_import(Path(of)) if (Path(of) / "pyproject.toml").is_file() else ()
+    code = run_at_import(Path(app)) if (Path(app) / "pyproject.toml").is_file() else ()
     printable_code = tuple(map(printable, code))  # somebody else may have named the app's files
-    write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
+    write_text(out, policy_text(policy, f"What {app} asks of a client. Judge it before you use it."))
     budget_was_there = budget.exists()
     if not budget_was_there:
         _set_limit(budget, policy.lifetime_epsilon, policy.delta)

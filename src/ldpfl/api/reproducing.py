@@ -133,10 +133,10 @@ def _write(result: ReproductionResult, overrides: list[str], user_settings: list
     assert out is not None  # noqa: S101  # for mypy
     write_text(out / TABLE, to_csv(tidy(reproduction, result.sweep, result.rows)))
     draw_reproduction(out / PLOT, reproduction, result.sweep, result.rows)
-    write_text(out / ABOUT, to_json(_about(result, overrides, user_settings), indent=2) + "\n")
+    write_text(out / ABOUT, to_json(_about_json(result, overrides, user_settings), indent=2) + "\n")
 
 
-def _about(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> dict[str, Any]:
+def _about_json(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> dict[str, Any]:
     """Return the content of ``about.json``: the source, the command and the versions."""
     reproduction, config = result.reproduction, result.sweep
     changes = "".join(f" --set {shlex.quote(setting)}" for setting in user_settings)

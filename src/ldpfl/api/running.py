@@ -107,17 +107,17 @@ def run(
     if resume and path is not None:
         resumed_config = _config_to_resume(RunFolder(path), is_described=what is not None or data is not None)
         what = RunFolder(path).config_path if resumed_config is not None and what is None else what
-    data_settings, given = settings_and_objects(data, model)
+    data_settings, caller_objects = settings_and_objects(data, model)
     _check_data_given(what, data, model, [*setting_texts(settings), *overrides])
     default = OWN if data is not None else DEFAULT
     changes = [*setting_texts(settings), *setting_texts(data_settings)]
-    config = resolve_settings(config_for_call(run, default if what is None else what, changes, overrides, resumed_config), given)
+    config = resolve_settings(config_for_call(run, default if what is None else what, changes, overrides, resumed_config), caller_objects)
     if more_rounds and (differences := extended_run.differences(config)):
         raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(differences)}")
     names = [track] if isinstance(track, str) else track
     with displayed(progress) as display, tracker_callbacks(names, path, display.warn) as trackers:
         announcer = Announcer(display, config, [*callbacks, *trackers], on_round)
-        runner = runner_for(data_dir, device, announcer, given, workers)
+        runner = runner_for(data_dir, device, announcer, caller_objects, workers)
         if path is None:
             finished = runner.in_memory(config, baseline=baseline is not False)
         else:
@@ -164,11 +164,11 @@ def check(
     Raises:
         LdpflError: the data cannot be read, or the model cannot be made.
     """
-    data_settings, given = settings_and_objects(data, model)
+    data_settings, caller_objects = settings_and_objects(data, model)
     _check_data_given(what, data, model, [*setting_texts(settings), *overrides])
     default = OWN if data is not None else DEFAULT
     config = config_for_call(check, default if what is None else what, [*setting_texts(settings), *setting_texts(data_settings)], overrides)
-    return look_over(config, None if data_dir is None else Path(data_dir), given)
+    return look_over(config, None if data_dir is None else Path(data_dir), caller_objects)
 
 
 def _check_data_given(what: object, data: object, model: str | nn.Module | None, given_keys: list[str]) -> None:
@@ -199,8 +199,8 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     config, last, figures = run_folder.config(), run_folder.checkpoint(), run_folder.result()
     if last is None or figures is None:
         raise ConfigError(f"{folder} contains a run that is not finished: finish it with run(..., folder=..., resume=True)")
-    given = CallerObjects(data, model)
-    task = load_dataset(config, None if data_dir is None else Path(data_dir), caller_objects=given)
+    caller_objects = CallerObjects(data, model)
+    task = load_dataset(config, None if data_dir is None else Path(data_dir), caller_objects=caller_objects)
     federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured_encoder())
     given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if given_origin != stored_origin and data is not None:
@@ -212,12 +212,12 @@ def runner_for(
     data_dir: str | Path | None,
     device: str | torch.device | None,
     display: ProgressDisplay | Announcer,
-    given: CallerObjects = NO_CALLER_OBJECTS,
+    caller_objects: CallerObjects = NO_CALLER_OBJECTS,
     workers: Count = "auto",
 ) -> Runner:
     """Return the runner of configs, with the caller's data folder, device, display and processes."""
     folder = None if data_dir is None else Path(data_dir)
-    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given, checked_count(workers))
+    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, caller_objects, checked_count(workers))
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def sweep(
             f"{', '.join(only_with_data)} works only with data, because a named or resumed sweep sets its axes, seeds and model itself: "
             "leave this out, or give data instead of a sweep"
         )
-    data_settings, given = settings_and_objects(data, model)
+    data_settings, caller_objects = settings_and_objects(data, model)
     changes = setting_texts(settings)
     if resume:
         config, changes = _sweep_to_resume(folder, changes)
@@ -99,10 +99,10 @@ def sweep(
         is_built_in = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
         seeds_given = not isinstance(config.seeds, int) and not is_built_in  # everybody knows the seeds of a built-in sweep
     config = _with_secret_noise(config, changes, seeds_given=seeds_given)
-    if jobs > 1 and (given.data is not None or given.module is not None):
+    if jobs > 1 and (caller_objects.data is not None or caller_objects.module is not None):
         raise ConfigError(f"jobs is {jobs}, but parallel runs read data and model from files: give files instead of objects, or jobs=1")
     with displayed(progress) as display:
-        runner = runner_for(data_dir, device, display, given)
+        runner = runner_for(data_dir, device, display, caller_objects)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several runs at once work only on a CPU, not on {device}: set jobs to 1")
         if folder is not None:

@@ -139,17 +139,17 @@ def tune(
         ConfigError: there is no such recipe or setting, or a setting does not fit. Nothing was trained.
         LdpflError: as for :func:`run`.
     """
-    data_settings, given = settings_and_objects(data, model)
+    data_settings, caller_objects = settings_and_objects(data, model)
     space = _search_space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
     changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(tune, overrides, space.recipe)), *setting_texts(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
     if not (isfinite(target_epsilon) and target_epsilon > 0):
         raise ConfigError(f"target_epsilon is {target_epsilon:g}: set a positive number, such as 2")
-    if jobs > 1 and (given.data is not None or given.module is not None):
+    if jobs > 1 and (caller_objects.data is not None or caller_objects.module is not None):
         raise ConfigError(f"jobs is {jobs}, but parallel trials read data and model from files: give files instead of objects, or jobs=1")
     out = Path(folder)
     with displayed(progress) as display:
-        runner = runner_for(data_dir, device, display, given)
+        runner = runner_for(data_dir, device, display, caller_objects)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several trials at once work only on a CPU, not on {device}: set jobs to 1")
         watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {setting_label(cell)}")

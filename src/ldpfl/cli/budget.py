@@ -64,11 +64,11 @@ def show(
     budget, console = read_budget(file), terminal()
     books, client_policy = budget.books, None if policy is None else policies.read_policy(policy)
     spends = () if client_policy is None else policies.spent_of_policy(file, client_policy)
-    left = policies.rounds_left(file, client_policy)
+    rounds_left = policies.rounds_left(file, client_policy)
     if as_json:
-        print_json(_budget_as_json(books, budget.charges, client_policy, spends, left))
+        print_json(_budget_as_json(books, budget.charges, client_policy, spends, rounds_left))
         return
-    console.print(_summary(file, budget, client_policy, spends, left))
+    console.print(_summary(file, budget, client_policy, spends, rounds_left))
     if budget.charges:
         console.print(_runs_table(budget))
     if books.refusals is not None:
@@ -132,7 +132,7 @@ def export(
 
 
 def _budget_as_json(
-    books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend], left: int | None
+    books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend], rounds_left: int | None
 ) -> dict[str, Any]:
     """Return what ``ldpfl budget show --json`` prints: what was spent, what is left and the last refusal."""
     limit, last = books.limit, charges[-1] if charges else None
@@ -144,7 +144,7 @@ def _budget_as_json(
         "spent": json_number(books.spent(limit.delta)),
         "reports": books.charges,
         "last_charge": None if last is None else {"at": printable(last.at), "run": printable(last.run), "round": last.round},
-        "rounds_left": left,
+        "rounds_left": rounds_left,
         "refusals": 0 if refused is None else refused.times,
         "last_refusal": None if refused is None else {"at": printable(refused.at), "reason": printable(refused.reason)},
         "policy": None if policy is None else _policy_as_json(policy, spends),
@@ -157,8 +157,8 @@ def _policy_as_json(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, 
     return {"delta": policy.delta, "rounds": policy.rounds, **bounds}
 
 
-def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend], left: int | None) -> Table:
-    """Return the table of what was spent and what is left; ``left`` is how many rounds like the last one are still allowed."""
+def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend], rounds_left: int | None) -> Table:
+    """Return the table of what was spent and what is left; ``rounds_left`` is how many rounds like the last one are still allowed."""
     books, charges = budget.books, budget.charges
     limit = books.limit
     spent = books.spent(limit.delta)
@@ -178,7 +178,7 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         last = charges[-1].release
         table.add_row(
             Text(f"rounds left like the last ({_release_text(last)})"),
-            _rounds_left_text(left, books.rounds_left(last) if last.protected else 0),
+            _rounds_left_text(rounds_left, books.rounds_left(last) if last.protected else 0),
         )
     if budget.claims:
         text = f"counted by what their authors claim, which ldpfl has not proved: {', '.join(budget.claims)}"
@@ -206,12 +206,12 @@ def _two_bounds_note(spent: float, spends: Sequence[PolicySpend]) -> str:
     )
 
 
-def _rounds_left_text(left: int | None, left_by_budget: int) -> Text:
-    """Return how many more rounds are ``left``, and the number by the budget alone if the policy allows fewer."""
-    if left is None:
+def _rounds_left_text(rounds_left: int | None, allowed_by_budget: int) -> Text:
+    """Return the number of ``rounds_left`` as text, and the number that the budget allows if the policy allows fewer."""
+    if rounds_left is None:
         return Text("not bounded by an epsilon: values leave without protection", style="red")
-    by_policy = f" by the policy; the budget alone would allow {left_by_budget:,}" if left < left_by_budget else ""
-    return Text(f"{left:,}{by_policy}") if left else Text(f"0{by_policy}" if by_policy else "0: exhausted", style="red")
+    by_policy = f" by the policy; the budget alone would allow {allowed_by_budget:,}" if rounds_left < allowed_by_budget else ""
+    return Text(f"{rounds_left:,}{by_policy}") if rounds_left else Text(f"0{by_policy}" if by_policy else "0: exhausted", style="red")
 
 
 def _runs_table(budget: Budget) -> Table:
