@@ -70,6 +70,7 @@ class _NotImported(type):
     """
 
     def __getattr__(cls, name: str) -> Any:
+        """Return a stand-in for the class ``name`` of a package that is not imported."""
         if name.startswith("__"):
             raise AttributeError(name)
         return _NotImported(name, (), {})

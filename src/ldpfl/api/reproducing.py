@@ -76,7 +76,7 @@ def reproduce(
             )
             return ReproductionResult(name, size, reproduction, config, result.rows, None)
     if any(cell.config.data.brought for cell in cells(config, overrides, resolve=False)):
-        raise ConfigError(f"the settings of {name} name your own data, but a paper's data cannot be replaced: use ldpfl.sweep for them")
+        raise ConfigError(f"the settings of {name} replace the paper's data, which must stay the same: for your own data use ldpfl.sweep")
     out = Path(folder)
     try:
         if train:

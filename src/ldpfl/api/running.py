@@ -135,7 +135,8 @@ def _config_to_resume(folder: RunFolder, *, is_described: bool) -> RunConfig | N
     Raises:
         ConfigError: the folder holds no run and none may start in it, or its config is damaged.
     """
-    return None if is_described and not folder.config_path.exists() and folder.is_vacant else folder.config()
+    starts_new_run = is_described and not folder.config_path.exists() and folder.is_vacant
+    return None if starts_new_run else folder.config()
 
 
 def prepare(device: str) -> None:

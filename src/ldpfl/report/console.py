@@ -173,7 +173,7 @@ def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
 
 
 def _identifying_columns(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> list[Column]:
-    """Return the columns that identify a row."""
+    """Return the columns that identify a row: its variant with its mark, unless there is only one variant, and its value of each axis."""
     variants = [row.variant + mark for row, mark in zip(rows, marks, strict=True)]
     points = [[str(value) for _, value in row.point] or ["-"] * len(sweep.axes) for row in rows]
     axes = [Column(title, [point[index] for point in points], is_name=True) for index, title in enumerate(sweep.headings)]

@@ -199,7 +199,7 @@ def _our_figure(shows: Shows, result: ReproducedRow) -> float | None:
 
 
 def _our_spread(shows: Shows, result: ReproducedRow) -> float | None:
-    """Return the standard deviation of the compared figure over the seeds; None if it is not known."""
+    """Return the standard deviation of the compared figure over the seeds; None for fewer than two seeds, or if it is not measured."""
     if result.row is None or len(result.distances if shows == "distance" else result.row.score) < 2:
         return None
     if shows == "distance":
