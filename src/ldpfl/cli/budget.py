@@ -80,7 +80,7 @@ def show(
 @app.command(name="set")
 def set_(
     file: File,
-    epsilon: Annotated[float, typer.Option(help="Largest epsilon of all that this client ever sends, trusting nobody.")],
+    epsilon: Annotated[float, typer.Option(help="Maximum epsilon of all that this client ever sends, trusting nobody.")],
     delta: Annotated[float | None, typer.Option(help="Failure probability; 0 counts pure sums.", show_default="as it was, or 1e-5")] = None,
 ) -> None:
     """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
@@ -99,7 +99,7 @@ def set_(
 
 
 @app.command()
-def move(file: File, to: Annotated[Path, typer.Option(help="New file, which alone counts from now on.", show_default=False)]) -> None:
+def move(file: File, to: Annotated[Path, typer.Option(help="New file. From now on, only this file counts.", show_default=False)]) -> None:
     """Move the budget, with all that was charged, to a new file, as to another machine. The old file allows nothing any more."""
     books = move_budget(file, to)
     new_budget = f"{to} holds the budget: {_limit_text(books, -1)}, {counted(books.charges, 'report')} charged"

@@ -46,7 +46,7 @@ def demo(
         float, typer.Option(min=1, help="Seconds after which each node replies, trained or not; more on a slow machine.")
     ] = 20,
     sum_: Annotated[
-        bool, typer.Option("--sum", help="Add the reports up, so that no server sees one of them: records are protected, at epsilon 4.")
+        bool, typer.Option("--sum", help="Add up the reports, so that no server sees a single one: records are protected, at epsilon 4.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:

@@ -42,7 +42,9 @@ def check_node(
     node_key: Annotated[Path | None, typer.Option(help="Private key with which the SuperNode proves who it is.")] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
     superlink_ca: Annotated[Path | None, typer.Option(help="Authority of the SuperLink's certificate.")] = None,
-    app: Annotated[str | None, typer.Option(help="Folder of the app that is going to run: do policy, budget and table fit it?")] = None,
+    app: Annotated[
+        str | None, typer.Option(help="Folder of the app that will run: also check that policy, budget and table fit it.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Config of the app's own ServerApp.")] = None,
     layers: Annotated[
         str,

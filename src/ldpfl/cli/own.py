@@ -27,12 +27,14 @@ DataOption = Annotated[str | None, typer.Option(help="Your own data: a CSV or Pa
 TargetOption = Annotated[str | None, typer.Option(help="Column that is to be predicted.")]
 ClientOption = Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")]
 PersonOption = Annotated[
-    str | None, typer.Option(help="Column that names the person a row is of, where persons may have several: they are then protected.")
+    str | None, typer.Option(help="Column that names the person of a row, if a person may have several rows: persons are then protected.")
 ]
 TaskOption = Annotated[
     str | None, typer.Option(help="classification, multilabel, regression, poisson, ordinal, survival or language-model.")
 ]
-TextOption = Annotated[str | None, typer.Option(help="Column that holds texts, for models of texts; a pretrained one finds the only one.")]
+TextOption = Annotated[
+    str | None, typer.Option(help="Column that holds texts, for models of texts. A pretrained model finds it if there is only one.")
+]
 AdapterOption = Annotated[str | None, typer.Option(help="Train this of a pretrained model: lora, ia3, prompt or head.", show_default="all")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")]
 
@@ -48,11 +50,11 @@ def predict(
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="The model, where that is code of yours (package.module:Class), or the base of a pretrained one."),
+        typer.Option(help="The model, if it is your code (package.module:Class), or the base of a pretrained model."),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Of two classes, the probability of the second one from which on it is predicted.", show_default="0.5"),
+        typer.Option(help="For two classes: the probability of the second class from which it is predicted.", show_default="0.5"),
     ] = None,
     id_: Annotated[
         str | None,
@@ -79,7 +81,7 @@ def export(
     key: Annotated[Path | None, typer.Option(help="Private key that signs the certificate (Ed25519); made if there is none.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, for ONNX Runtime and others.")] = False,
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, a program of torch.export.")] = False,
-    model: Annotated[str | None, typer.Option(help="For these, the model, where that is code of yours (package.module:Class).")] = None,
+    model: Annotated[str | None, typer.Option(help="With --onnx or --pt2: the model, if it is your code (package.module:Class).")] = None,
 ) -> None:
     """Write the public parts of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
     with terminal(stderr=True).status("accounting ..."):
@@ -165,7 +167,7 @@ def settings(
 
 def init(
     file: Annotated[Path, typer.Argument(help="Where to write the config.")] = Path("config.toml"),
-    recipe: Annotated[str | None, typer.Option(help="What to begin with.", show_default=f"{OWN}, for your own data")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe to begin with.", show_default=f"{OWN}, for your own data")] = None,
     data: DataOption = None,
     target: TargetOption = None,
     client: ClientOption = None,
@@ -175,13 +177,11 @@ def init(
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
     evaluation_epsilon: Annotated[
-        float | None, typer.Option(help="Of it, for measuring the model at clients, on records that they hold back.")
+        float | None, typer.Option(help="Part of the target epsilon for measuring the model at clients, on records that they hold back.")
     ] = None,
     set_: SetOption = None,
-    mechanism: Annotated[
-        str | None, typer.Option(help="In place of a config, a new folder of this name with a mechanism of your own.")
-    ] = None,
-    flower: Annotated[Path | None, typer.Option(help="In place of a config, a new folder for a Flower app of it.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help="Instead of a config: name of a new folder with your own mechanism.")] = None,
+    flower: Annotated[Path | None, typer.Option(help="Instead of a config: new folder for a Flower app that runs it.")] = None,
 ) -> None:
     """Write a config with a comment for each key. In a terminal it asks for values that are missing."""
     if mechanism is not None:

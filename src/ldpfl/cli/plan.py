@@ -23,42 +23,50 @@ def plan(
     weights: Annotated[int, typer.Option(help="Parameters of the model.")] = 21_840,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 10,
     delta: Annotated[float, typer.Option(help="Failure probability; it should be below 1 / clients.")] = api.DELTA,
-    mechanism: Annotated[str, typer.Option(help="What clients do to their values.")] = "duchi",
-    participation: Annotated[float, typer.Option(help="Part of the clients that takes part in a round.")] = 1.0,
+    mechanism: Annotated[str, typer.Option(help="Mechanism (local randomiser).")] = "duchi",
+    participation: Annotated[float, typer.Option(help="Fraction of the clients that takes part in a round.")] = 1.0,
     self_sampling: Annotated[
         bool, typer.Option("--self-sampling", help="Each client decides for itself, in secret, whether it takes part.")
     ] = False,
-    radius: Annotated[float, typer.Option(help="Half-width of the range that weights are clamped to.")] = 0.075,
+    radius: Annotated[float, typer.Option(help="Clipping range: weights are clipped to center +- radius.")] = 0.075,
     channel: Annotated[str, typer.Option(help="ideal-shuffler, secure-sum, random-delay or direct.")] = "ideal-shuffler",
     colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Parameter tensors of the model; needed where what a client sends depends on them.")
+        int | None, typer.Option(min=1, help="Number of the model's parameter tensors; needed if the mechanism's reports depend on it.")
     ] = None,
-    target_central: Annotated[float | None, typer.Option(help="Solve for the clients, or the epsilon, that reach this.")] = None,
+    target_central: Annotated[
+        float | None, typer.Option(help="Central epsilon: solve for the clients, or the epsilon, that reach it.")
+    ] = None,
     regime: Annotated[
         str | None,
         typer.Option(help="shuffled, local, records, records-summed or clients-summed; with --target, --clients."),
     ] = None,
     target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
-    persons: Annotated[bool, typer.Option("--persons", help="--records counts persons, who may have several, and protects them.")] = False,
+    persons: Annotated[
+        bool, typer.Option("--persons", help="--records counts persons, who may have several records, and protects them.")
+    ] = False,
     evaluation_epsilon: Annotated[
         float,
-        typer.Option(min=0.0, help="Of the target, what clients spend on measuring the model; not in the regime local."),
+        typer.Option(min=0.0, help="Part of the target that clients spend on measuring the model; not in the regime local."),
     ] = 0.0,
-    group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
+    group: Annotated[
+        int, typer.Option(min=1, help="Size of the groups of coordinates of which a client sends one, for the regime shuffled.")
+    ] = 1,
     linked: Annotated[
         int,
         typer.Option(min=1, help="How many coordinates stay together, for the regime shuffled and for --cost."),
     ] = 1,
-    cost: Annotated[bool, typer.Option("--cost", help="What a round over relays, or a sum, takes: bytes, processor time, memory.")] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Print the cost of a round over relays, or as a sum: bytes, processor time, memory.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compute the privacy and cost of a planned federation.
 
-    With --target-central and without --clients (or --epsilon), it solves for the one that is missing. With --regime and --target, it
-    says which noise keeps the target, and what that does to a mean.
+    With --target-central and without --clients (or --epsilon), it solves for the missing one. With --regime and --target, it prints
+    the noise that keeps the target, and the error of a mean with this noise.
     """
     if regime is not None or target is not None:
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]

@@ -18,7 +18,7 @@ _OWNERS_PAGE, _PUBLIC_PAGE = "report.html", "report-public.html"
 def report(
     what: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of runs, of one that goes on as far as it has come; a sweep's; or a plan's JSON."),
+        typer.Argument(metavar="RUN...", help="Folders of runs, finished or not; the folder of a sweep; or a plan's JSON."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="File to write.", show_default=f"{_OWNERS_PAGE} in the folder, or here; {_PUBLIC_PAGE} for --public")

@@ -51,7 +51,7 @@ def run(
     adapter: AdapterOption = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     evaluation_epsilon: Annotated[
-        float | None, typer.Option(help="Epsilon, of that, by which clients measure the model on records that they hold back.")
+        float | None, typer.Option(help="Part of the target epsilon by which clients measure the model on records that they hold back.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it there.")] = False,
     more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
