@@ -316,7 +316,7 @@ def test_what_derives_from_a_release_of_bits_is_not_solved_for(halved: Setting, 
         pass
 
     monkeypatch.setattr(Setting, "release", Correlated("halved", 0.5, 1))
-    with pytest.raises(ConfigError, match="halved does not send such: leave the target and the plot out"):
+    with pytest.raises(ConfigError, match="which halved does not send: leave the target and the plot out"):
         solve(halved, 0.5, clients=True, epsilon=False)
 
 
