@@ -167,7 +167,10 @@ def test_what_is_no_config_is_told_what_one_is(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("seed: 1")
     for what, said in (
-        (Path("quickstart"), "there is no config file quickstart: to run the recipe of this name, give the text 'quickstart' instead of a path"),
+        (
+            Path("quickstart"),
+            "there is no config file quickstart: to run the recipe of this name, give the text 'quickstart' instead of a path",
+        ),
         (str(tmp_path), f"{tmp_path} is a folder: expected the name of a recipe, or a config file (*.toml)"),
         (
             "run.yaml",
