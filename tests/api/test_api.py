@@ -106,7 +106,7 @@ def test_what_a_caller_mistypes_is_named(tiny_data: Path, tmp_path: Path) -> Non
         ldpfl.load_run(tmp_path)
     with pytest.raises(ConfigError, match="no argument 'client': did you mean 'clients'"):
         ldpfl.plan(epsilon=1.0, client=10, weights=5, rounds=1)
-    with pytest.raises(ConfigError, match="plan lacks the arguments clients, rounds"):
+    with pytest.raises(ConfigError, match="plan needs a value for clients, rounds"):
         ldpfl.plan(epsilon=1.0, weights=5)
 
 

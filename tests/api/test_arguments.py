@@ -82,10 +82,10 @@ def test_a_section_leaves_what_it_does_not_name_and_may_choose_the_mechanism() -
         ({"clients.cuont": 5}, "unknown setting 'clients.cuont' in recipe quickstart: did you mean 'clients.count'?"),
         (
             {"settings": [("clients.count", 5)]},
-            "settings are a dict of keys and values, or texts such as 'clients.count=5', got one of the kind tuple",
+            "settings has an item of the type tuple, expected a dict of keys and values, or texts such as 'clients.count=5'",
         ),
         ({"settings": ["clients"]}, "setting 'clients' is not of the form key=value"),
-        ({"settings": ["seed=1", "seed.more=1"]}, "setting 'seed.more': 'seed' is a value, not a section"),
+        ({"settings": ["seed=1", "seed.more=1"]}, "setting 'seed.more': 'seed' is a setting with a value, not a section"),
     ],
 )
 def test_advice_can_be_followed(overrides: dict[str, Any], said: str) -> None:
@@ -109,12 +109,12 @@ ROWS = pd.DataFrame({"secret": [123456]})
     ("call", "said"),
     [
         (lambda: any_of.configure(None), "configure: what is None, expected str | Path | RunConfig"),
-        (lambda: any_of.configure({}), "configure: what is of the kind dict, expected str | Path | RunConfig"),
+        (lambda: any_of.configure({}), "configure: what is of the type dict, expected str | Path | RunConfig"),
         (lambda: any_of.run(5), "run: what is 5, expected str | Path | RunConfig | None"),
-        (lambda: any_of.run(ROWS), "run: what is of the kind DataFrame, expected str | Path | RunConfig | None: give it as data=..."),
+        (lambda: any_of.run(ROWS), "run: what is of the type DataFrame, expected str | Path | RunConfig | None: give it as data=..."),
         (
             lambda: any_of.check(nn.Linear(3, 2)),
-            "check: what is of the kind Linear, expected str | Path | RunConfig | None: give it as model=...",
+            "check: what is of the type Linear, expected str | Path | RunConfig | None: give it as model=...",
         ),
         (
             lambda: any_of.run(data=None, model=nn.Linear(3, 2)),
@@ -167,7 +167,10 @@ def test_what_is_no_config_is_told_what_one_is(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("seed: 1")
     for what, said in (
-        (Path("quickstart"), "config file quickstart cannot be read: there is none; the recipe of this name is a text, 'quickstart'"),
+        (
+            Path("quickstart"),
+            "there is no config file quickstart: to run the recipe of this name, give the text 'quickstart' instead of a path",
+        ),
         (str(tmp_path), f"{tmp_path} is a folder: expected the name of a recipe, or a config file (*.toml)"),
         (
             "run.yaml",

@@ -22,7 +22,7 @@ from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy.statement import account
 from ldpfl.report.page import page
-from ldpfl.report.scores import shown
+from ldpfl.report.scores import format_score
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +155,7 @@ def test_a_page_that_is_handed_on_leaves_out_what_is_not_covered(run: Path, ldpf
     assert result is not None
     assert ldpfl("report", run, "--public", "--out", "public.html").code == 0
     public = Path("public.html").read_text()
-    scores = {shown(result["metric"], score) for score in (*result["score_per_round"], *result["noise_free_score_per_round"])}
+    scores = {format_score(result["metric"], score) for score in (*result["score_per_round"], *result["noise_free_score_per_round"])}
     long = {score for score in scores if len(score) > 4}  # a short one, as 0.5, is said of other things too
     for said in (*long, "without noise", "records clipped", "s of training", "rows.csv"):
         assert said in whole, said

@@ -211,7 +211,7 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
         ({"axes": {"clients.fraction": [0.5, 1.0]}}, "clients.fraction is 0.5"),
         ({"axes": {"mechanism.name": ["duchi", "dp-sgd"]}}, "set mechanism.name to 'dp-sgd'"),
         ({"axes": {"shuffling.channel": ["ideal-shuffler", "direct"]}}, "set it to 'secure-sum' or 'direct'"),
-        ({"axes": {"mechanism.noise_multiplier": [1.0, 2.0]}}, "it was set as well"),
+        ({"axes": {"mechanism.noise_multiplier": [1.0, 2.0]}}, "mechanism.noise_multiplier was set, but it is computed from"),
         ({"evaluation_epsilon": 5.9}, "a trial has epsilon 5.127"),
         ({"target_epsilon": -1.0}, "set a positive number"),
         ({"trials": 0.5}, "mean number of trials is 0.5"),

@@ -134,7 +134,7 @@ def test_runs_that_do_not_belong_in_one_table_are_refused_before_anything_is_mad
     shared = made(tmp_path / "shared", config_file, tiny_data, "data.private_label=none")
     rest: list[str | Path] = ["--steps", "1", "--data-dir", tiny_data]
     data = [*rest, "--out", "all"]
-    assert "need --out" in ldpfl.refused("attack", "gan", first, second, *rest)
+    assert "--out is missing" in ldpfl.refused("attack", "gan", first, second, *rest)
     assert "the same label, got 2: 4; 5" in ldpfl.refused("attack", "gan", first, other, *data)
     assert "--label" in ldpfl.refused("attack", "gan", first, shared, *data)
     assert "same run" in ldpfl.refused("attack", "gan", first, second, first, *data)

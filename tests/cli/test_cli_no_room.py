@@ -33,7 +33,7 @@ def test_what_cannot_be_printed_names_standard_output() -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run([sys.executable, "-m", "ldpfl", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("ldpfl: what is printed cannot be written to standard output: No space left on device")
+    assert ended.stderr.startswith("ldpfl: the output cannot be written to standard output: No space left on device")
 
 
 def reproduced(folder: Path) -> dict[str, bytes]:

@@ -216,7 +216,7 @@ def test_a_file_that_is_no_ledger_gets_one_line(name: str, ldpfl: CommandLine) -
         (["a.json", "--delta", "x"], "--delta"),
         (["a.json", "--colluding", "100"], "colluding must lie between 0 and 99"),
         (["a.json", "--colluding", "-1"], "--colluding"),
-        (["a.json", "--set", "seed=1"], "are only for a recipe"),
+        (["a.json", "--set", "seed=1"], "change only a recipe"),
         (["ldp-fl/mnist", "--set", "seeed=1"], "seeed"),
         (["a.json", "--collude", "1"], "--collude"),
         ([], "RUN|RECIPE"),
@@ -235,7 +235,7 @@ def test_a_ledger_that_is_not_there_is_not_taken_for_a_recipe(ldpfl: CommandLine
 def test_a_run_that_released_nothing_yet_says_so(ldpfl: CommandLine) -> None:
     RunFolder(Path("new")).open(parse_config(TINY_TOML, [], origin="test"), resume=False)
     assert "released nothing yet" in ldpfl.refused("ledger", "new")
-    assert "are only for a recipe" in ldpfl.refused("ledger", "new", "--set", "seed=1")
+    assert "change only a recipe" in ldpfl.refused("ledger", "new", "--set", "seed=1")
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------

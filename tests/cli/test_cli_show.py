@@ -111,7 +111,7 @@ def test_the_config_of_an_own_app_names_no_data_and_model_but_its_own(tmp_path: 
 def test_a_run_on_flower_goes_on_there_and_not_in_the_simulator(kind: Kind | None, ldpfl: CommandLine, tmp_path: Path) -> None:
     folder = flower_folder(tmp_path / "run", kind)
     before = content(folder.path)
-    with pytest.raises(ConfigError, match="simulation cannot go on with it"):
+    with pytest.raises(ConfigError, match="simulation cannot resume it"):
         folder.open(own_config(), resume=True, kind=Kind.SIMULATION)
     folder.open(own_config(), resume=True)  # by a strategy that does not say what it is
     assert content(folder.path) == before
@@ -142,7 +142,7 @@ def test_a_simulation_does_not_go_on_on_flower(ldpfl: CommandLine, config_file: 
 
 def test_what_an_own_app_measures_is_a_score_and_may_be_anything(ldpfl: CommandLine, tmp_path: Path) -> None:
     folder = flower_folder(tmp_path / "own", Kind.OWN_APP, score=0.25)
-    assert "1 round done (2 in its config); its data and model are known to the app alone, score 0.25\n" in ldpfl("show", folder.path).out
+    assert "1 round done (2 in its config); only the app knows its data and model, score 0.25\n" in ldpfl("show", folder.path).out
     assert figures_so_far(folder, folder.config())["metric"] == "score"
 
 

@@ -91,7 +91,7 @@ def test_codes_with_leading_zeros_are_words_and_a_slip_makes_no_code() -> None:
     [
         (["03/04/2020", "13/04/2020", "x"], "day and month"),
         (["3.4.20", "1.1.1999"], "day and month"),
-        (["13.02.2020", "28.12.2020"], "dates that are not written as YEAR-MONTH-DAY: write them so, since the order of day and month"),
+        (["13.02.2020", "28.12.2020"], "dates that are not written as YEAR-MONTH-DAY: write them in this form, because"),
         (["03-04-2020 08:30"], "day and month"),
         (["1,5", "2,75", "3"], "a comma"),
         (["1.234,5"], "a comma"),

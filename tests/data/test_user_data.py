@@ -400,11 +400,11 @@ def test_code_of_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     assert refused.code == 3
     assert "BatchNorm1d" in refused.out
     assert "--set model.mend=true" in refused.out
-    assert "the data ask for: inputs 2, outputs 2, shape (2,)" in refused.out
+    assert "the data need a model with: inputs 2, outputs 2, shape (2,)" in refused.out
     assert json.loads(ldpfl("check", "nets.py:Net", *arguments, "--json").out)["sizes"] == {"inputs": 2, "outputs": 2, "shape": [2]}
     narrow = ldpfl("check", "torch.nn:Linear", *arguments, "--set", "model.options={in_features = 3, out_features = 2}")
     assert narrow.code == 3
-    assert "even so" not in narrow.out  # for nothing was changed
+    assert "with these changes" not in narrow.out  # for nothing was changed
     short = ["--set", "training.rounds=2", "--no-baseline", "--json"]
     assert "batch normalisation" in ldpfl("run", "--model", "nets.py:Net", *arguments, *short).err
     done = ldpfl("run", "--model", "nets:Net", "--set", "model.mend=true", "--set", "model.options.wide=8", *arguments, *short)
@@ -526,7 +526,7 @@ def test_no_target_is_promised_where_clients_decide_in_secret(table: Path) -> No
     """Who takes part in such a run on one's own data follows from the data as well: a target would be solved for other rounds."""
     settings = {"mechanism.name": "duchi", "mechanism.perturbed": "update", "clients.self_sampling": "plain"}
     settings["data.bounds"] = {"age": [0, 100], "marker": [0, 100]}  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="known in the run alone"):
+    with pytest.raises(ConfigError, match="only the run itself decides which of your clients take part"):
         api.run(data=table, target="outcome", settings={**settings, "clients.count": 4}, target_epsilon=4.0, progress=False)
 
 
@@ -548,7 +548,7 @@ def test_a_finished_run_goes_on_for_more_rounds(table: Path, ldpfl: CommandLine,
     assert [event.round for event in longer.ledger.events] == list(range(1, 10))
     assert longer.config.mechanism == first.config.mechanism
     assert more["privacy"]["local"] > first.to_dict()["privacy"]["local"]
-    with pytest.raises(ConfigError, match="at least one round"):
+    with pytest.raises(ConfigError, match="more_rounds is -1, expected at least 1"):
         api.run(folder=folder, resume=True, more_rounds=-1)
     assert "more_rounds cannot change a run's settings" in ldpfl.refused(
         "run", "--resume", "--more-rounds", "2", "--out", folder, "--set", "training.server_momentum=0.1"
@@ -1356,7 +1356,7 @@ def test_the_noise_of_own_data_follows_from_a_secret_that_is_drawn_for_each_run(
     told = [api.run(**usual, seed=3).module().state_dict() for _ in range(2)]
     assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])
     assert (api.configure("quickstart").seed, api.configure("quickstart").secret_noise) == (0, False)
-    with pytest.raises(ConfigError, match=r"secret_noise is for your own data, which .* is not"):
+    with pytest.raises(ConfigError, match=r"secret_noise is only for your own data, and .* is built in"):
         api.run("quickstart", settings={"secret_noise": True}, progress=False)
 
 

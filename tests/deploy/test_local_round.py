@@ -447,7 +447,7 @@ def test_a_ready_app_of_a_table_is_tried_from_the_command_line(ldpfl: CommandLin
     table.write_text("\n".join([rows[0], *("1" + row for row in rows[1:])]) + "\n", encoding="utf-8")
     assert "the column 'age' has 60 of 60 values outside its data.bounds" in ldpfl("deploy", "check-node", "--app", "ready", "--try").out
     assert "name the app's folder with --app" in ldpfl.refused("deploy", "check-node", "--try")
-    assert "--train-config takes KEY=VALUE" in ldpfl.refused("deploy", "check-node", "--app", "ready", "--try", "--train-config", "epochs")
+    assert "--train-config is 'epochs'" in ldpfl.refused("deploy", "check-node", "--app", "ready", "--try", "--train-config", "epochs")
 
 
 @pytest.mark.slow

@@ -121,10 +121,10 @@ def test_a_direct_channel_hides_no_order(tiny_task: Dataset) -> None:
 
 @pytest.mark.parametrize(("case", "setting"), [("records", "mechanism.noise_multiplier=9.0"), ("signs", "mechanism.epsilon=0.5")])
 def test_noise_that_is_set_is_not_replaced_by_what_a_target_takes(case: str, setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"is found for privacy\.target_epsilon = 2.*'off'"):
+    with pytest.raises(ConfigError, match=r"is computed from privacy\.target_epsilon = 2.*'off'"):
         config_of(case, setting, "privacy.target_epsilon=2.0")
     text = config_of(case, "privacy.target_epsilon=2.0").to_toml()
-    with pytest.raises(ConfigError, match="is found for"):
+    with pytest.raises(ConfigError, match="is computed from"):
         parse_config(text, [setting], origin="test")
     name, _, value = setting.removeprefix("mechanism.").partition("=")
     own = parse_config(text, [setting, "privacy.target_epsilon='off'"], origin="test")

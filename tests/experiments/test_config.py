@@ -310,7 +310,7 @@ def test_rounds_are_bounded_by_what_can_be_read_again() -> None:
         ("data.columns=age,sex", """a list has brackets, and texts in it quotes: --set 'data.columns=["age", "sex"]'"""),
         ("data.cut_points=1,2.5", "--set 'data.cut_points=[1, 2.5]'"),
         ("data.classes=low", """--set 'data.classes=["low"]'"""),
-        ("data.columns=[age, sex]", "'[age, sex]' begins like a list or a table, and is none: texts in it stand in quotes"),
+        ("data.columns=[age, sex]", "'[age, sex]' begins like a list or a table, but cannot be read as one: put its texts in quotes"),
         ("data.target=[days,died]", "'[days,died]' begins like a list or a table"),
         ("data.categories={sex=[f,m]}", "begins like a list or a table"),
         ("data.bounds=age=0,120", "a table has braces, and texts in it quotes, as in {age = [0, 120]}"),
@@ -323,5 +323,5 @@ def test_a_list_without_its_brackets_or_quotes_is_answered_with_how_it_is_writte
 
 
 def test_a_file_with_a_list_of_words_without_quotes_is_answered_too() -> None:
-    with pytest.raises(ConfigError, match=r"is not valid TOML: .*texts stand in quotes, in lists too"):
+    with pytest.raises(ConfigError, match=r"is not valid TOML: .*put texts in quotes, also in lists"):
         parse_config("[data]\ncolumns = [age, sex]\n", origin="config.toml")

@@ -258,13 +258,13 @@ def test_entries_are_bounded_whatever_a_model_says() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mechanism.name": "dp-fedavg", "shuffling.channel": "ideal-shuffler"}, "hides only beside other bits"),
+        ({"mechanism.name": "dp-fedavg", "shuffling.channel": "ideal-shuffler"}, "hides only among other bits"),
         ({"mechanism.name": "privunit-g", "shuffling.channel": "ideal-shuffler"}, "set mechanism.name to 'rotated-sign'"),
-        ({"mechanism.name": "none", "mechanism.perturbed": "update", "shuffling.channel": "direct"}, "protects nobody"),
+        ({"mechanism.name": "none", "mechanism.perturbed": "update", "shuffling.channel": "direct"}, "adds no noise that would protect"),
         ({**REGIMES["signs, shuffled"], "clients.once": True}, "leave clients.self_sampling and clients.once out"),
         ({**REGIMES["signs, shuffled"], "evaluation.share": 0.04}, "no client holds any back"),
-        ({**REGIMES["signs, shuffled"], "data.partition": "quantity", "evaluation.share": 0.1}, "some client holds none back"),
-        ({**REGIMES["signs, shuffled"], "privacy.target_epsilon": 0.5}, "set evaluation.epsilon lower than that"),
+        ({**REGIMES["signs, shuffled"], "data.partition": "quantity", "evaluation.share": 0.1}, "some client holds back no record"),
+        ({**REGIMES["signs, shuffled"], "privacy.target_epsilon": 0.5}, "set evaluation.epsilon below it"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_to_do(settings: Mapping[str, Any], said: str) -> None:

@@ -220,7 +220,7 @@ def test_the_forecast_is_the_ledger_that_the_run_leaves(
 @pytest.mark.parametrize("name", ["nbafl", "sensitive-dp"])
 def test_what_depends_on_data_or_training_is_not_forecast(name: str) -> None:
     """NbAFL's mu needs the smallest client's data set size, which only the data tell."""
-    with pytest.raises(ConfigError, match=f"'{name}' guarantees depends on the data.*see its ledger"):
+    with pytest.raises(ConfigError, match=f"mechanism '{name}' depends on the data.*ldpfl ledger"):
         planned_ledger(config_of(name))
 
 

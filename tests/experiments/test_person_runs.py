@@ -242,7 +242,7 @@ def test_ledgers_of_runs_that_protect_different_persons_are_not_added_up(tmp_pat
         settings = ["data.target=outcome", f"data.person={person}", "data.client=hospital", "training.rounds=1", *BOUNDED]
         ldpfl.run(data=with_doctors(), settings=settings, folder=tmp_path / person, target_epsilon=2, progress=False)
         assert ldpfl.account(tmp_path / person).protected == "person"
-    with pytest.raises(ConfigError, match=r"protect different persons: .* 'patient' at 'hospital'; 'doctor' at 'hospital'"):
+    with pytest.raises(ConfigError, match=r"protect different persons, .* 'patient' at 'hospital'; 'doctor' at 'hospital'"):
         ldpfl.account(tmp_path / "patient", tmp_path / "doctor")
     with pytest.raises(ConfigError, match="protect different persons"):
         ldpfl.account(tmp_path / "patient" / "ledger.json", tmp_path / "doctor" / "ledger.json")

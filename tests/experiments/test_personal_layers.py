@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused_before_a_run_starts(tmp_path: Path, settin
 
 
 def test_a_cluster_gets_no_layers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Ray's tasks are on others"):
+    with pytest.raises(ConfigError, match="Ray trains on others"):
         run(tmp_path / "run", workers="ray")
 
 

@@ -86,5 +86,5 @@ def test_what_is_unknown_is_refused_by_name(override: str, named: str) -> None:
 
 def test_a_crowd_that_nobody_has_is_not_forecast() -> None:
     """An app's settings may name any number: to find that out must not take the machine's memory."""
-    with pytest.raises(ConfigError, match="more than is planned"):
+    with pytest.raises(ConfigError, match="more than the 200,000,000 that can be planned"):
         planned_ledger(parse_config("", ["clients.count=1000000000"], origin="test"))

@@ -17,7 +17,7 @@ from ldpfl.data.holding_out import TEST_SHARE, held_out
 from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.page import page
-from ldpfl.report.scores import event_of
+from ldpfl.report.scores import event_sentence
 
 RARE = 0.06
 
@@ -97,8 +97,8 @@ def test_how_to_turn_the_event_round_is_said_where_it_is_the_commoner_class() ->
     """As of the words ja and nein, which are in alphabetical order where the settings name none."""
     figures: dict[str, Any] = {"event": "nein", "classes": ["ja", "nein"], "test_rows": 100, "scores": {"observed share": 0.97}}
     said = "If the rarer 'ja' is the event that you mean, name it second: --set 'data.classes=[\"nein\", \"ja\"]'."
-    assert event_of(figures).endswith(said)
-    assert "rarer" not in event_of({**figures, "scores": {"observed share": 0.03}})
+    assert event_sentence(figures).endswith(said)
+    assert "rarer" not in event_sentence({**figures, "scores": {"observed share": 0.03}})
 
 
 @pytest.mark.slow

@@ -268,7 +268,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> N
         ({**SQUARES, "training.rounds": 3}, "set training.rounds to 1"),
         ({**SQUARES, "mechanism.sample_rate": 0.5}, "set it to 1"),
         ({**SQUARES, "clients.once": True}, "clients.once out"),
-        ({**STEPS, "evaluation.epsilon": 3.0, "privacy.target_epsilon": 2.0}, "set evaluation.epsilon lower than that"),
+        ({**STEPS, "evaluation.epsilon": 3.0, "privacy.target_epsilon": 2.0}, "set evaluation.epsilon below it"),
         ({**STEPS, "evaluation.epsilon": 1.0, "evaluation.share": 0.0}, "set evaluation.share"),
         ({**STEPS, "evaluation.epsilon": 1.0, "evaluation.share": 0.001}, "no client holds any back"),
     ],

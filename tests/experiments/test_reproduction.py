@@ -16,7 +16,7 @@ from rich.console import Console
 
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, DataError, api
-from ldpfl.api.reproducing import Attacks
+from ldpfl.api.reproducing import AttackTitles
 from ldpfl.experiments import read_config
 from ldpfl.experiments.reproduction import Published, ReproducedRow, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
@@ -124,7 +124,7 @@ def test_runs_go_on_at_once_and_the_paper_stands_beside_them(
 def test_attacks_say_how_long_the_others_will_take(own: str, tmp_path: Path) -> None:
     console, seconds = Console(file=io.StringIO(), width=120), iter([0.0, 90.0, 180.0])
     (cell, *_) = cells(load_sweep(str(tmp_path / "sweep.toml")), [], resolve=False)
-    attacks = Attacks(ProgressDisplay(console, lines=False), lambda: next(seconds))
+    attacks = AttackTitles(ProgressDisplay(console, lines=False), lambda: next(seconds))
     for number in (1, 2, 3):
         attacks.begins(number, 3, cell)
     said = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

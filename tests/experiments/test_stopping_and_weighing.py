@@ -129,8 +129,8 @@ def test_a_client_with_few_records_counts_for_less(perturbed: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (['mechanism.name="dp-sgd"'], "every record counts the same already"),
-        (['mechanism.name="duchi"', 'mechanism.perturbed="weights"'], "scales the change"),
+        (['mechanism.name="dp-sgd"'], "where all records count the same"),
+        (['mechanism.name="duchi"', 'mechanism.perturbed="weights"'], "clients.full_weight scales updates"),
     ],
 )
 def test_only_changes_are_scaled(settings: list[str], said: str) -> None:

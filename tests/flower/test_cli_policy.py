@@ -133,7 +133,7 @@ def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
     ("arguments", "named"),
     [
         (("quickstar",), "did you mean 'quickstart'?"),
-        (("app", "--layers", "12.5"), "--layers takes sizes, as in 500,10"),
+        (("app", "--layers", "12.5"), "--layers is '12.5', expected sizes, as in 500,10"),
         (("quickstart", "--config", "x.toml"), "--config works only with a Flower app"),
         (("quickstart", "--out", "there.toml"), "there.toml already exists and is not overwritten"),
         (("none.toml",), "protects nothing"),

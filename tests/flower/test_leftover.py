@@ -99,7 +99,7 @@ def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
     outcome = ldpfl("deploy", "left-open", folder.path)
     assert outcome.code == 0
     assert outcome.out.rstrip().endswith("2 of 2 rounds finished")
-    assert "its reports go over no relay: there is nothing to cancel" in ldpfl("deploy", "left-open", folder.path, "--cancel").out
+    assert "the run's reports go over no relay, so there is nothing to cancel" in ldpfl("deploy", "left-open", folder.path, "--cancel").out
     with folder.locked():
         said = ldpfl.refused("deploy", "left-open", folder.path)
         assert "a ServerApp still works in run" in said

@@ -166,7 +166,7 @@ def test_images_are_for_an_app_of_one_s_own(tmp_path: Path, ldpfl: CommandLine) 
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").touch()
     said = ldpfl.refused("init", "--flower", tmp_path / "app", "--data", tmp_path / "images")
-    assert "contains images, but ready apps on nodes read only tables" in said
+    assert "contains images, but an app that ldpfl init writes reads only tables" in said
     assert "RecordTask, see docs/flower.md" in said
 
 

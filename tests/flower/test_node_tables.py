@@ -217,13 +217,13 @@ def test_an_operator_sees_whether_the_table_fits(tables: Path, ldpfl: CommandLin
     (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("cardio", "cardiology", 1))
     (tables / "policy.toml").unlink()
     said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())
-    assert "30 rows can be trained on, some without all values. The first: " in said
+    assert "30 rows can be trained on, some with missing values. The first: " in said
     assert "the value in the column 'ward' is not in data.categories.ward" in said
     assert "cardiology" not in said
     (tables / "0.csv").write_text((tables / "0.csv").read_text().replace("died", "gone", 1))
     (tables / "policy.toml").unlink()
     said = " ".join(ldpfl("policy", "init", asked, "--data", tables / "0.csv", *files).out.split())
-    assert "1 of the 30 rows teach nothing. The first: " in said
+    assert "1 of the 30 rows cannot be trained on. The first: " in said
 
 
 RULES: dict[str, list[dict[str, Any]]] = {

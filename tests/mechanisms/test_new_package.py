@@ -88,7 +88,7 @@ def test_the_command_writes_it_and_an_audit_takes_the_name_for_the_mechanism(
     Path("duchi").mkdir()
     outcome = ldpfl("audit", "duchi", "--trials", "1000", "--seed", "1")
     assert outcome.code == 0
-    assert "for a run in it, give ./duchi" in " ".join(outcome.err.split())
+    assert "to audit the run in the folder, give ./duchi" in " ".join(outcome.err.split())
     assert "duchi" in ldpfl.refused("audit", "./duchi")
 
 

@@ -184,7 +184,7 @@ def test_a_plan_for_persons_counts_them_as_records(regime: Regime) -> None:
 
 
 def test_a_plan_for_persons_is_one_of_records() -> None:
-    with pytest.raises(ConfigError, match="persons are protected in the regimes records and records-summed, not in local"):
+    with pytest.raises(ConfigError, match="persons are protected only in the regimes records and records-summed, not in local"):
         plan_regime("local", 2.0, clients=100, weights=200, rounds=15, part="person")
 
 

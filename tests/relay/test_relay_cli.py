@@ -140,7 +140,7 @@ def test_rounds_are_listed_by_what_the_relay_s_operator_may_see_and_cancelled(sq
     assert 4400 < still_open["seconds_left"] <= 4500
     assert -500 < waiting["seconds_left"] <= -400
     assert "round 2 of run-1 is cancelled" in call("cancel", RUN, "2", *place)
-    assert "was gone already" in call("cancel", RUN, "2", *place)
+    assert "was deleted before" in call("cancel", RUN, "2", *place)
     assert b"upload-of-alice" not in on_disk(tmp_path / "relay.db")
     assert [one["round"] for one in json.loads(call("rounds", "--json", *place))] == [1]
     with pytest.raises(Unknown, match="ldpfl relay rounds lists"):

@@ -72,7 +72,7 @@ def test_the_caption_says_what_a_shuffler_and_fixed_inputs_are() -> None:
     text = printed(guarantee_table(statement().to_dict()))
     assert "epsilon at delta 1e-05" in text
     assert "the other 99 clients are honest" in " ".join(text.split())
-    assert "fixed inputs: proved if no input depends on earlier rounds" in " ".join(text.split())
+    assert "fixed inputs: valid only if no input depends on earlier rounds" in " ".join(text.split())
     local = Statement(1e-5, statement().rows[1:4])
     assert "shuffler" not in printed(guarantee_table(local.to_dict()))
 

@@ -79,7 +79,7 @@ def test_a_long_sweep_is_foretold_once_by_its_first_rounds() -> None:
     with ProgressDisplay(console, lines=False, clock=lambda: now[0]) as display:
         for number in range(10):
             now[0] += 100.0 if number == 1 else 8.0  # of which the first is not like the others
-            display.several(number, 90, number // 10, 9)
+            display.runs_progress(number, 90, number // 10, 9)
     assert console.file.getvalue().splitlines() == ["about 12 minutes: 9 runs of some 78 s, by the first rounds"]  # type: ignore[attr-defined]
 
 
@@ -90,7 +90,7 @@ def test_what_goes_on_is_foretold_by_what_is_left_and_a_short_sweep_not_at_all(r
     with ProgressDisplay(console, lines=False, clock=lambda: now[0]) as display:
         for number in range(20):
             now[0] += 1.0
-            display.several(10 + number, 10 + rounds, 1, 3)
+            display.runs_progress(10 + number, 10 + rounds, 1, 3)
     assert console.file.getvalue().splitlines() == said  # type: ignore[attr-defined]
 
 
@@ -99,9 +99,9 @@ def test_the_bar_of_all_runs_stays_below_those_of_each() -> None:
     with ProgressDisplay(console) as display:
         for number in (1, 2):
             display.next_run(f"{number}/2: bits")
-            display.several(2 * (number - 1), 4, number - 1, 2)
+            display.runs_progress(2 * (number - 1), 4, number - 1, 2)
             run_in(display)
-        display.several(4, 4, 2, 2)
+        display.runs_progress(4, 4, 2, 2)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2/2 runs" in shown.split("2/2: bits")[1]
     assert "1/2 runs" not in shown.split("2/2: bits")[0]

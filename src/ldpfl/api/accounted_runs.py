@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ldpfl.api.arguments import Settings
-from ldpfl.api.configuring import configured, listed
+from ldpfl.api.configuring import config_from, setting_texts
 from ldpfl.api.results import RunResult
 from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.calibration import resolve_settings
@@ -21,7 +21,7 @@ from ldpfl.privacy import Ledger
 from ldpfl.util.user_code import is_code
 
 
-def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
+def ledger_and_delta_of(what: RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
     """Return the ledger of a run, or the ledger that a recipe or config would lead to, and the configured delta.
 
     Raises:
@@ -30,74 +30,78 @@ def released_by(what: RunResult | RunConfig | str | Path, settings: Settings) ->
     if isinstance(what, RunResult):
         return what.ledger, what.config.privacy.delta
     if isinstance(what, RunConfig) or not Path(what).is_dir():
-        changes = listed(settings)
-        config = configured(what, changes)
+        changes = setting_texts(settings)
+        config = config_from(what, changes)
         if not isinstance(what, RunConfig):
             _check_code(what, config, changes)
         check_persons_named(config.data)
         return planned_ledger(resolve_settings(config)), config.privacy.delta
     if settings:
-        raise ConfigError("settings (--set) are only for a recipe, and this is a finished run: leave them out")
+        raise ConfigError(f"{what} is a run, and settings (--set) change only a recipe: leave them out")
     folder = RunFolder(Path(what))
     delta = folder.config().privacy.delta  # first, because its error names the missing or damaged file
     return folder.ledger(), delta
 
 
 def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> None:
-    """Raise if accounting would run code that only the config file names, and not the user's ``changes``.
+    """Raise if accounting would run code that the config ``file`` names and that the user's ``changes`` do not name as well.
+
+    The file may be somebody else's, and nobody expects accounting to run a program.
 
     Raises:
-        ConfigError: only the file names such code. Files to be accounted come from others, and nobody expects accounting to run a program.
+        ConfigError: only the file names code.
     """
     data = config.data
-    named = {
+    names_by_key = {
         "model.name": config.model.name,
         "data.name": data.name,
         "data.features": data.features,
         "data.partition": data.partition,
         "task.name": config.task.name,
     }
-    changed = {change.partition("=")[0].strip() for change in changes}
-    for key, name in named.items():
-        if is_code(name) and key not in changed:
+    changed_keys = {change.partition("=")[0].strip() for change in changes}
+    for key, name in names_by_key.items():
+        if is_code(name) and key not in changed_keys:
             raise ConfigError(
                 f"{file} names code, {key} = {printable(name)}, but ldpfl does not run code that only a file names: if you trust it, "
                 f"repeat the name with --set {key}={printable(name)}"
             )
 
 
-def warnings_of(runs: Sequence[RunResult | RunConfig | str | Path]) -> list[str]:
-    """Return a warning for each assumption, in the way that ``runs`` were made, on which their joint guarantee rests.
+def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> list[str]:
+    """Return a warning for each assumption about how ``runs`` were made on which their joint guarantee rests.
 
     Raises:
-        ConfigError: they protect different persons, see :func:`check_same_persons`.
+        ConfigError: the runs protect different persons, see :func:`check_same_persons`.
     """
-    runs_made = [made for run_or_recipe in runs if (made := _config_if_run(run_or_recipe)) is not None]
-    planned = [configured(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
+    runs_made = [made for run_or_recipe in runs if (made := _config_and_simulated(run_or_recipe)) is not None]
+    planned = [config_from(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
     check_same_persons([*(config for config, _ in runs_made), *planned])
     warnings = [line for config, _ in runs_made for line in extension_caveats(config)]
-    warnings += [TRIAL for run in runs if (folder := _folder_of(run)) is not None and folder.is_trial]
-    return warnings + list(shared_seed_warnings(config for config, simulated in runs_made if simulated))
+    warnings += [TRIAL for run in runs if (folder := _run_folder(run)) is not None and folder.is_trial]
+    return warnings + list(shared_seed_warnings(config for config, is_simulated in runs_made if is_simulated))
 
 
-def _config_if_run(what: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
-    """Return the config of a run, and whether it was simulated; None if ``what`` is no run."""
-    if isinstance(what, RunResult):
-        return what.config, True
-    folder = _folder_of(what)
+def _config_and_simulated(run: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:
+    """Return the config of a run that has begun, and whether it was simulated; None if ``run`` is only planned, or a ledger alone."""
+    if isinstance(run, RunResult):
+        return run.config, True
+    folder = _run_folder(run)
     return None if folder is None else (folder.config(), not folder.kind().on_flower)
 
 
 def _is_config(path: str | Path) -> bool:
-    """Whether ``path`` is the file of a config, such as that of a run which is only planned."""
+    """Whether ``path`` is a config file: then the run is only planned."""
     return Path(path).suffix == ".toml" and Path(path).is_file()
 
 
-def _folder_of(what: RunResult | RunConfig | str | Path) -> RunFolder | None:
-    """Return the folder of a run, also if ``what`` is the ledger in it; None if there is none."""
-    path = None if isinstance(what, RunConfig) else what.folder if isinstance(what, RunResult) else Path(what)
+def _run_folder(run: RunResult | RunConfig | str | Path) -> RunFolder | None:
+    """Return the folder of ``run``, also if ``run`` is the ledger file in it; None if there is no such folder."""
+    if isinstance(run, RunConfig):
+        return None
+    path = run.folder if isinstance(run, RunResult) else Path(run)
     if path is None:
         return None
     folder = RunFolder(path.parent if path.is_file() else path)
-    is_of_run = path.is_dir() or path.name == folder.ledger_path.name
-    return folder if is_of_run and folder.config_path.exists() else None
+    is_folder_or_ledger = path.is_dir() or path.name == folder.ledger_path.name
+    return folder if is_folder_or_ledger and folder.config_path.exists() else None

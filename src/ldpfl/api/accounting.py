@@ -46,14 +46,14 @@ def account(
     return warned(account_together(ledgers, default_delta if delta is None else delta, colluding), (what, *others))
 
 
-def warned(statement: Statement, of: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
-    """Return the joint ``statement`` of runs and ledgers, with a warning for each assumption about how they were run."""
-    runs = [run for run in of if not isinstance(run, Ledger) and (not _is_ledger_file(run) or _lies_in_run_folder(run))]
+def warned(statement: Statement, accounted: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
+    """Return the joint ``statement`` of the ``accounted`` runs and ledgers, with a warning for each assumption about how they were run."""
+    runs = [run for run in accounted if not isinstance(run, Ledger) and (not _is_ledger_file(run) or _lies_in_run_folder(run))]
     if not runs:
         return statement
-    from ldpfl.api.accounted_runs import warnings_of  # it loads PyTorch, as all that reads configs
+    from ldpfl.api.accounted_runs import assumption_warnings  # imported late: it loads PyTorch
 
-    return replace(statement, warnings=(*statement.warnings, *warnings_of(runs)))
+    return replace(statement, warnings=(*statement.warnings, *assumption_warnings(runs)))
 
 
 def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings = ()) -> tuple[Ledger, float]:
@@ -75,15 +75,15 @@ def _ledger_and_delta(what: Ledger | RunResult | RunConfig | str | Path, setting
         return what, DELTA
     if _is_ledger_file(what):
         if settings:
-            raise ConfigError("settings (--set) are only for a recipe, and this is a finished run: leave them out")
+            raise ConfigError(f"{what} is a ledger, and settings (--set) change only a recipe: leave them out")
         return Ledger.load(Path(what)), DELTA
-    from ldpfl.api.accounted_runs import released_by  # as above
+    from ldpfl.api.accounted_runs import ledger_and_delta_of  # imported late: it loads PyTorch
 
-    return released_by(what, settings)
+    return ledger_and_delta_of(what, settings)
 
 
 def _is_ledger_file(what: RunResult | RunConfig | str | Path) -> TypeGuard[str | Path]:
-    """Whether ``what`` is the path of a ledger: of a file that is no config."""
+    """Whether ``what`` is the path of a ledger: a ``.json`` file, which may be missing, or an existing file that is no ``.toml`` config."""
     if not isinstance(what, str | Path):
         return False
     path = Path(what)
@@ -91,5 +91,5 @@ def _is_ledger_file(what: RunResult | RunConfig | str | Path) -> TypeGuard[str |
 
 
 def _lies_in_run_folder(ledger: str | Path) -> bool:
-    """Whether the file ``ledger`` is that of a run's folder. The names are those of ``RunFolder``, which would load PyTorch."""
+    """Whether the file ``ledger`` lies in a run's folder. ``RunFolder`` defines these names, but importing it would load PyTorch."""
     return Path(ledger).name == "ledger.json" and Path(ledger).with_name("config.toml").exists()

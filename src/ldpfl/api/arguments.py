@@ -49,16 +49,17 @@ def _checked_value(function: Callable[..., object], parameter: inspect.Parameter
     """Return ``value``, with NumPy's numbers as Python's, or raise a :class:`ConfigError` if it does not fit its annotation."""
     argument = f"{function.__name__}: {parameter.name}"
     python_value = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
-    kind = eval(parameter.annotation, {}, _Names(function.__globals__))
+    # Annotations are texts, and may name classes that the module imports for type checkers alone.
+    expected_type = eval(parameter.annotation, {}, _Names(function.__globals__))
     if isinstance(python_value, str | Path) and "\0" in str(python_value):
         raise ConfigError(f"{argument} contains a null character: remove it")
-    if _fits(python_value, kind):
+    if _fits(python_value, expected_type):
         return python_value
     if isinstance(python_value, type):
         raise ConfigError(f"{argument} is the class {python_value.__name__}: give an instance, {python_value.__name__}(...)")
     # Only the type is named, because the value may hold private data, such as a data frame in the wrong place.
-    received = shown(python_value) if isinstance(python_value, str | Path | Real | None) else f"of the kind {type(python_value).__name__}"
-    expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(kind))
+    received = shown(python_value) if isinstance(python_value, str | Path | Real | None) else f"of the type {type(python_value).__name__}"
+    expected = re.sub(r"(?:\w+\.)+", "", inspect.formatannotation(expected_type))  # without the modules of classes
     raise ConfigError(f"{argument} is {received}, expected {expected}{_argument_hint(function, parameter, python_value)}")
 
 
@@ -69,6 +70,7 @@ class _NotImported(type):
     """
 
     def __getattr__(cls, name: str) -> Any:
+        """Return a stand-in for the class ``name`` of a package that is not imported."""
         if name.startswith("__"):
             raise AttributeError(name)
         return _NotImported(name, (), {})
@@ -81,7 +83,7 @@ class _Names(dict[str, Any]):
     """A module's names, to evaluate its annotations."""
 
     def __missing__(self, name: str) -> Any:
-        if name.startswith("__"):  # debuggers ask for such
+        if name.startswith("__"):  # debuggers look up special names, which must not seem to exist
             raise KeyError(name)
         return getattr(builtins, name) if hasattr(builtins, name) else _NotImported(name, (), {})
 
@@ -94,15 +96,15 @@ def _argument_hint(function: Callable[..., object], parameter: inspect.Parameter
     return f": give it as {right_argument}=..."
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of the annotated type ``kind``. Containers are checked without their content."""
-    origin = get_origin(kind)
-    if kind is Any:
+def _fits(value: Any, annotated: Any) -> bool:
+    """Whether ``value`` is of the ``annotated`` type. Containers are checked without their content."""
+    origin = get_origin(annotated)
+    if annotated is Any:
         return True
     if origin in (Union, UnionType):
-        return any(_fits(value, member) for member in get_args(kind))
-    if origin is Literal:  # the function that takes the word checks it, and lists the allowed ones
+        return any(_fits(value, member) for member in get_args(annotated))
+    if origin is Literal:  # the called function checks the word itself, and lists the allowed words in its error
         return isinstance(value, str)
-    if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    return value is None if kind in (None, type(None)) else isinstance(value, origin or kind)
+    if annotated in (int, float):
+        return isinstance(value, Integral if annotated is int else Real) and not isinstance(value, bool)
+    return value is None if annotated in (None, type(None)) else isinstance(value, origin or annotated)

@@ -32,7 +32,7 @@ SIDE_BY_SIDE, COMPARISON = "side-by-side.png", "comparison.json"
 FIGURES, PLOT = "linkage.json", "linkage.svg"
 """Files of an attack on arrival times."""
 
-_SHOWN = 64
+_MAX_PANEL_IMAGES = 64
 """Maximum number of images in a panel."""
 
 
@@ -82,13 +82,13 @@ def attack_runs(
         ConfigError: a run is not finished, or was on other data; the runs cannot be compared; or there are several runs and no ``out``.
         DataError: the data cannot be read, or hold too few images of the class.
     """
-    attacker = _Attacks(plan, watch, data_dir, device)
+    attacker = _RunAttacker(plan, watch, data_dir, device)
     folders = [RunFolder(run) for run in runs]
     if len(folders) == 1:
         target = out or attack_folder(folders[0], plan.label)
         return AttackResult(attacker.attack(folders[0], target)[0], target)
     if out is None:
-        raise ConfigError("several runs need --out, the folder of their comparison")
+        raise ConfigError(f"{len(folders)} runs are to be compared, but --out is missing: name the folder of their comparison with --out")
     check_runs(folders, plan)
     make_folder(out)
     attacked: list[AttackedRun] = []
@@ -126,8 +126,8 @@ def attack_linkage(
 
 
 @dataclass(frozen=True)
-class _Attacks:
-    """Attacks one run after another."""
+class _RunAttacker:
+    """Attacks runs, one after another, by the same plan."""
 
     plan: AttackPlan
     watch: Callable[[], AbstractContextManager[Watching]]
@@ -135,7 +135,7 @@ class _Attacks:
     device: str
 
     def attack(self, folder: RunFolder, target: Path) -> tuple[RunAttack, AttackImages]:
-        """Attack one run and draw its pictures into ``target``."""
+        """Attack the run in ``folder``, draw its pictures into the folder ``target``, and return figures and pictures."""
         with self.watch() as watching:
             result, pictures = Attacker(self.data_dir, choose_device(self.device), watching, watching.phase).run(folder, self.plan, target)
         _draw(target, pictures, result)
@@ -144,23 +144,26 @@ class _Attacks:
 
 def _for_panel(pictures: AttackImages) -> AttackImages:
     """Return only as many images as a panel shows, to save memory with many runs."""
-    protected = None if pictures.protected is None else pictures.protected[:_SHOWN].clone()
-    return AttackImages(pictures.real[:_SHOWN].clone(), protected, pictures.unprotected[:_SHOWN].clone())
+    protected = None if pictures.protected is None else pictures.protected[:_MAX_PANEL_IMAGES].clone()
+    return AttackImages(pictures.real[:_MAX_PANEL_IMAGES].clone(), protected, pictures.unprotected[:_MAX_PANEL_IMAGES].clone())
 
 
 def _panels(comparison: Comparison, pictures: dict[Path, AttackImages]) -> list[tuple[str, Tensor]]:
-    """Return real images, then for each line of attacks those of its first run; the unprotected models come before the others."""
-    attacks = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
-    first_runs = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacks]
+    """Return the heading and images of each panel: real images, then those of the first run of each attacked line, unprotected ones first.
+
+    Lines without an accuracy are references, such as the floor, and not attacks.
+    """
+    attacked_lines = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
+    first_runs = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacked_lines]
     panels = [(name, run_images.unprotected if kind == "unprotected" else run_images.protected) for name, run_images, kind in first_runs]
     return [(f"real, label {comparison.label}", first_runs[0][1].real), *((name, images) for name, images in panels if images is not None)]
 
 
 def _draw(out: Path, pictures: AttackImages, result: RunAttack) -> None:
-    """Draw the images of an attack on one run, each set by itself and side by side."""
+    """Draw the images of an attack on one run: each set in a file of its own, and all sets side by side."""
     panels = [(f"real, label {result.label}", "real", pictures.real), ("unprotected", "unprotected", pictures.unprotected)]
     if pictures.protected is not None:
         panels.append((f"protected, {result.mechanism}", "protected", pictures.protected))
-    for _, name, images in panels:
-        draw_image_grid(out / f"{name}.png", images)
+    for _, file_stem, images in panels:
+        draw_image_grid(out / f"{file_stem}.png", images)
     draw_side_by_side(out / SIDE_BY_SIDE, [(heading, images) for heading, _, images in panels])

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from ldpfl.api.configuring import configure, configured
+from ldpfl.api.configuring import config_from, configure
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.settings_listed import commented_toml
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.util.files import write_text
 
 _REPLY_S = 60.0
-"""Seconds after which clients reply, whatever they trained on; a person changes it to what nodes need."""
+"""Seconds after which clients reply, however long they trained. The app's owner changes this number to the time that nodes need."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def begin_config(file: Path, recipe: str, changes: Sequence[str]) -> None:
         ConfigError: ``file`` exists, or a change does not fit.
     """
     if file.exists():
-        raise ConfigError(f"{file} exists: give another name")
-    write_text(file, commented_toml(configured(recipe, list(changes))))
+        raise ConfigError(f"{file} already exists and is not overwritten: give another file")
+    write_text(file, commented_toml(config_from(recipe, list(changes))))
 
 
 def begin_app(
@@ -106,7 +106,7 @@ def begin_app(
     if data is not None:
         if Path(data).exists() and holds_images(Path(data)):
             raise ConfigError(
-                f"{data} contains images, but ready apps on nodes read only tables: write a custom app with a RecordTask, see "
+                f"{data} contains images, but an app that ldpfl init writes reads only tables: write your own app with a RecordTask, see "
                 "docs/flower.md"
             )
         if not (named_target := target or config.data.target):
@@ -121,7 +121,7 @@ def begin_app(
     open_bounds = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
     check_code(config)
     is_sized = not names_not_loaded(config)
-    if not open_bounds:  # nothing is written for which there is no policy
+    if not open_bounds:  # an app that no policy fits is refused before anything is written
         offer = offer_of_settings(settings)
         if is_sized:
             fitting_policy(offer, ranges_for(offer, ()))

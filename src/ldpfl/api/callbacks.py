@@ -18,14 +18,14 @@ OnRound = Callable[[RoundMetrics], None]
 
 @runtime_checkable
 class Callback(Protocol):
-    """Receiver of a run's events. Inherit from it and write the methods that you need; an exception in a method ends the run.
+    """Receiver of a run's events. Inherit from this class and write the methods that you need. An exception in a method ends the run.
 
-    A callback gets everything that the run's owner may see, and not only public figures: on your own data the score of each round is an
-    exact figure of test rows, and the guarantee does not cover it. The noise-free baseline is trained without callbacks.
+    A callback gets everything that the run's owner may see, and not only public figures. On your own data, the score of each round is an
+    exact figure of test rows, which the guarantee does not cover. The noise-free baseline is trained without callbacks.
     """
 
     def on_run_start(self, config: RunConfig, metric: str, history: Sequence[RoundMetrics]) -> None:
-        """Begin: the data are read and checked. ``metric`` names the score; ``history`` has the rounds of a run that goes on."""
+        """Begin, after the data were read and checked. ``metric`` names the score; ``history`` has the earlier rounds of a resumed run."""
         return
 
     def on_round_end(self, metrics: RoundMetrics) -> None:
@@ -38,7 +38,7 @@ class Callback(Protocol):
 
 
 class Announcer:
-    """Observer of a run that passes everything to a display, and the rounds of the private training to callbacks."""
+    """Observer of a run. It passes all events to a display, and those of the private training to callbacks."""
 
     def __init__(self, display: ProgressDisplay, config: RunConfig, callbacks: Sequence[Callback], on_round: OnRound | None) -> None:
         for place, callback in enumerate(callbacks):
@@ -49,15 +49,15 @@ class Announcer:
         self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
-        """Note that a training begins: first the private one, of which callbacks are told, then the baseline."""
+        """Announce a training. The private training comes first and is announced to callbacks; the baseline comes second."""
         self._phases += 1
         self._display.started(label, rounds, done, metric)
         if self._phases == 1:
-            self._begin(metric, done)
+            self._tell_start(metric, done)
 
     def round_done(self, metrics: RoundMetrics) -> None:
         self._display.round_done(metrics)
-        if self._phases > 1:  # the noise-free baseline
+        if self._phases > 1:  # the round is of the noise-free baseline
             return
         if self._on_round is not None:
             self._on_round(metrics)
@@ -65,13 +65,13 @@ class Announcer:
             callback.on_round_end(metrics)
 
     def finished(self, result: RunResult) -> None:
-        """Tell all callbacks that the run is finished. A run that was finished before begins only now for them."""
+        """Tell all callbacks that the run is finished. If it was finished before this call, tell them first that it began."""
         if self._phases == 0:
-            self._begin(result.metric, result.history)
+            self._tell_start(result.metric, result.history)
         for callback in self._callbacks:
             callback.on_run_end(result)
 
-    def _begin(self, metric: str, history: Sequence[RoundMetrics]) -> None:
+    def _tell_start(self, metric: str, history: Sequence[RoundMetrics]) -> None:
         """Tell all callbacks that the run begins."""
         for callback in self._callbacks:
             callback.on_run_start(self._config, metric, history)

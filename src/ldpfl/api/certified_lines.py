@@ -16,7 +16,7 @@ from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl_verify import certificate_file
 
-_KINDS: Mapping[type[Release], str] = {
+_KIND_NAMES: Mapping[type[Release], str] = {
     BinaryRelease: "binary",
     PureRelease: "pure",
     GaussianRelease: "gaussian",
@@ -29,7 +29,7 @@ def certified(
 ) -> certificate_file.Statement:
     """Return the statement of a certificate about the ledger in ``text``.
 
-    Its guarantees are those over the whole run that are proved, or that rest on the claim of a mechanism's author.
+    The statement holds the guarantees over the whole run that are proved, or that rest on the claim of a mechanism's author.
 
     Args:
         name: name of the run.
@@ -60,10 +60,10 @@ def certified(
 
 def _stated_guarantee(row: Guarantee, groups: Sequence[RoundGroup]) -> certificate_file.StatedGuarantee:
     """Return a guarantee over the whole run as the certificate states it, with the accountant that computed it."""
-    local = accountant((group.release, group.rounds) for group in groups)
-    used_accountant = local if row.trust_model == "local" else behind_shuffler(groups)
+    local_accountant = accountant((group.release, group.rounds) for group in groups)
+    used_accountant = local_accountant if row.trust_model == "local" else behind_shuffler(groups)
     return certificate_file.StatedGuarantee(
-        protects=row.unit,  # type: ignore[arg-type]  # a line over a run is about what is protected
+        protects=row.unit,  # type: ignore[arg-type]  # a guarantee over a run is about a client, a person or a record
         adjacency=row.adjacency,  # type: ignore[arg-type]  # one of three, over a run
         trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
         epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITY,  # type: ignore[arg-type]
@@ -90,10 +90,11 @@ def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
 
 def _released(release: Release) -> certificate_file.ClientRelease:
     """Return one client's release in a round as the certificate states it."""
-    kind = _KINDS.get(type(release))
+    kind = _KIND_NAMES.get(type(release))
     if kind is None:
         raise ConfigError(
-            f"the ledger has a {type(release).__name__}, which no certificate can describe, so none is made: use ldpfl ledger instead"
+            f"the ledger has a release of the type {type(release).__name__}, which no certificate can describe: compute the guarantee with "
+            "ldpfl ledger instead"
         )
     unprotected = isinstance(release, UnprotectedRelease)
     return certificate_file.ClientRelease(

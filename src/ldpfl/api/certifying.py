@@ -60,7 +60,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     run_versions = {str(name): str(version) for name, version in result.get("versions", {}).items()}
     versions = {"ldpfl": ldpfl.__version__, **run_versions, **mechanism_versions}
     name = str(result.get("name", path.name))
-    caveats = [] if folder is None else _caveats_of(folder, result, len(ledger.events))
+    caveats = [] if folder is None else _run_caveats(folder, result, len(ledger.events))
     statement = certified(text, name, default_delta if delta is None else delta, versions, caveats, str(file))
     certificate = signed(statement, None if key is None else _signing_key(Path(key)))
     if out is not None:
@@ -76,8 +76,8 @@ def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:
     return Certificate(statement, signature)
 
 
-def _caveats_of(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
-    """Return the run's own reservations about its figures, such as that it has not finished."""
+def _run_caveats(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
+    """Return the run's own reservations about its figures, such as that it is unfinished. ``events`` is the number of its releases."""
     config = folder.config()
     if result:
         return public_caveats(config, [str(caveat) for caveat in result.get("caveats", ())])
@@ -89,4 +89,4 @@ def _signing_key(path: Path) -> Ed25519PrivateKey:
     """Return the private key in the file ``path``, which is made first if there is none."""
     if not path.exists():
         save_key(Ed25519PrivateKey.generate(), path)
-    return load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # it is one that is made elsewhere
+    return load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # only compared with the loaded key's class

@@ -22,7 +22,7 @@ from ldpfl.experiments.shipped import DEFAULT
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import GIVEN, named_model
 
-_SEED_BITS = 63
+_SEED_BITS = 63  # a drawn seed fits the signed 64-bit integers of TOML
 
 
 @checked
@@ -32,40 +32,41 @@ def configure(what: str | Path | RunConfig = DEFAULT, settings: Settings = (), *
     Raises:
         ConfigError: no such recipe or setting, or a value that does not fit.
     """
-    return configured_for(configure, what, settings, overrides)
+    return config_for_call(configure, what, settings, overrides)
 
 
-def configured_for(
+def config_for_call(
     function: Callable[..., object],
     what: str | Path | RunConfig,
     settings: Settings,
     overrides: Mapping[str, Any],
-    begun: RunConfig | None = None,
+    resumed: RunConfig | None = None,
 ) -> RunConfig:
-    """Return the config as :func:`configure` does. Errors speak of ``function``: they suggest its arguments in place of an unknown one.
+    """Return the config as :func:`configure` does, for the public ``function`` that was called.
 
     Args:
-        begun: config of the run to resume. Unless a seed is given, its seed is taken if its noise follows from a secret. The caller then
-            compares all other settings, so that no other run can have this seed and secret.
+        function: its arguments are suggested in place of an unknown argument.
+        resumed: config of the run to resume. If no seed is given, and its noise follows from a secret, its seed is used again. The caller
+            then compares all other settings, so that no other run can have this seed and secret.
     """
-    changes = [*listed(settings), *listed(by_key(function, overrides, what))]
-    config = configured(what, changes)
+    changes = [*setting_texts(settings), *setting_texts(overrides_by_key(function, overrides, what))]
+    config = config_from(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
     stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
     given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
     if not config.data.brought or "seed" in given_keys:
         return config
-    if begun is not None and begun.secret_noise:
-        seed = begun.seed
+    if resumed is not None and resumed.secret_noise:
+        seed = resumed.seed
     else:  # a config that this function returned keeps the seed that was drawn for it
         seed = (isinstance(what, RunConfig) and what.seed) or secrets.randbits(_SEED_BITS)
-    drawn = config.model_copy(update={"seed": seed, "secret_noise": True})
-    drawn.model_fields_set.discard("seed")  # nobody gave it: see `given_keys`
-    return drawn
+    with_seed = config.model_copy(update={"seed": seed, "secret_noise": True})
+    with_seed.model_fields_set.discard("seed")  # a drawn seed must not count as given by the user: see `given_keys`
+    return with_seed
 
 
-def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], CallerObjects]:
-    """Return the settings that name the caller's data and model, and the objects that no setting can name."""
+def settings_and_objects(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], CallerObjects]:
+    """Return the settings that name the caller's data and model, and the data and model that are objects, which no setting can name."""
     settings: dict[str, Any] = {}
     if isinstance(data, str | Path):
         settings |= named_data(data)
@@ -78,10 +79,13 @@ def brought(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any]
 
 
 def named_data(data: str | Path) -> dict[str, Any]:
-    """Return the setting that names ``data``: a file or folder of tables, or a data set. A ``Path`` is always a file or folder."""
+    """Return the setting that names ``data``: ``data.path`` for a file or folder, else ``data.name`` for a data set.
+
+    A ``Path`` is always a file or folder. So is a text that looks like a path, even if no such file exists: a later error then names it.
+    """
     path = Path(data)
-    by_name = path.suffix.lower() in (*SUFFIXES, ".txt", ".xlsx", ".xls", ".json") or str(data).startswith((".", "/", "~"))
-    is_path = isinstance(data, Path) or by_name or path.exists()
+    looks_like_path = path.suffix.lower() in (*SUFFIXES, ".txt", ".xlsx", ".xls", ".json") or str(data).startswith((".", "/", "~"))
+    is_path = isinstance(data, Path) or looks_like_path or path.exists()
     if not is_path:
         return {"data.name": data}
     try:
@@ -112,7 +116,9 @@ def overrides_of(
     if target is not None and can_parse(float, target):
         raise ConfigError(f"--target is {target}, but it must name a column of your data: for the epsilon give --target-epsilon {target}")
     if not (target is None and client is None and person is None) and data is None and recipe is None:
-        raise ConfigError("--target, --client and --person name columns of your data, but --data is missing: add --data, or leave them out")
+        raise ConfigError(
+            "--target, --client and --person name columns of your data, but --data is missing: give a table with --data, or leave them out"
+        )
     flags = {
         **{"data.target": target, "data.client": client, "data.person": person, "data.text": text, "task.name": task},
         **{"model.name": None if model is None else named_model(model), "model.adapter": adapter},
@@ -126,15 +132,15 @@ def overrides_of(
     ]
 
 
-def configured(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
-    """Return the config of ``what`` with ``overrides``, without drawing a seed."""
+def config_from(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
+    """Return the config that ``what`` names, or is, with ``overrides``. No seed is drawn."""
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
     return recipe_or_file(what, overrides)
 
 
-def listed(settings: Settings) -> list[str]:
-    """Return changes of a config as ``key=value``. Nested changes, such as ``{"clients": {"count": 5}}``, are flattened.
+def setting_texts(settings: Settings) -> list[str]:
+    """Return changes of a config as texts ``key=value``. Nested changes, such as ``{"clients": {"count": 5}}``, are flattened.
 
     Raises:
         ConfigError: ``settings`` is neither a mapping nor texts.
@@ -144,7 +150,8 @@ def listed(settings: Settings) -> list[str]:
     texts = [settings] if isinstance(settings, str) else list(settings or ())
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ConfigError(
-            f"settings are a dict of keys and values, or texts such as 'clients.count=5', got one of the kind {type(wrong[0]).__name__}"
+            f"settings has an item of the type {type(wrong[0]).__name__}, expected a dict of keys and values, or texts such as "
+            "'clients.count=5'"
         )
     return texts
 
@@ -153,8 +160,8 @@ def _flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``settings`` with the dict of each section replaced by its keys, as ``section.key``."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        inner = value if key in _SECTIONS and isinstance(value, Mapping) else None
-        flat |= {key: value} if inner is None else {f"{key}.{name}": inner_value for name, inner_value in inner.items()}
+        section = value if key in _SECTIONS and isinstance(value, Mapping) else None
+        flat |= {key: value} if section is None else {f"{key}.{name}": inner_value for name, inner_value in section.items()}
     return flat
 
 
@@ -162,28 +169,32 @@ _SECTIONS = frozenset(key.partition(".")[0] for key in known_keys() if "." in ke
 
 
 _SECTIONS_IN_NAMES = ("evaluation", "clipping")
-"""Sections that stand before their settings' names, such as ``evaluation_epsilon``. ``epsilon`` must not be taken for that of an
-evaluation, not even where the mechanism has none, and ``learning_rate`` is the clients'."""
+"""Sections whose settings have the section in their argument's name, such as ``evaluation_epsilon``. A plain ``epsilon`` must not mean
+``evaluation.epsilon``, not even if the mechanism has no epsilon; and a plain ``learning_rate`` is that of the clients."""
 
 
-def by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
-    """Return ``overrides`` by their dotted keys."""
+def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
+    """Return ``overrides`` by their dotted keys. Each may be named by its dotted key, by the key's last word, or by its section's name.
+
+    Raises:
+        ConfigError: no setting, or more than one, has such a name. The error names ``function``.
+    """
     if not overrides:
         return {}
     values_by_key = _flattened(overrides)
-    name = str(values_by_key.get("mechanism.name", values_by_key.get("mechanism")) or configured(what, []).mechanism.name)
-    known = known_keys(name)
+    mechanism = str(values_by_key.get("mechanism.name", values_by_key.get("mechanism")) or config_from(what, []).mechanism.name)
+    known = known_keys(mechanism)
     by_name: dict[str, list[str]] = {}
     for key in known:
-        section, _, leaf = key.rpartition(".")
+        section, _, last_word = key.rpartition(".")
         if section in _SECTIONS_IN_NAMES:
-            leaf = f"{section}_{leaf}"
-        by_name.setdefault(section if leaf == "name" and section else leaf, []).append(key)
+            last_word = f"{section}_{last_word}"
+        by_name.setdefault(section if last_word == "name" and section else last_word, []).append(key)
     by_dotted_key = {}
     for argument, value in values_by_key.items():
         keys = [argument] if "." in argument or argument in known else by_name.get(argument, [])
         if len(keys) != 1:
-            raise ConfigError(f"{function.__name__} has no argument {argument!r}{_advice(function, argument, name, by_name)}")
+            raise ConfigError(f"{function.__name__} has no argument {argument!r}{_advice(function, argument, mechanism, by_name)}")
         by_dotted_key[keys[0]] = value
     return by_dotted_key
 
@@ -199,8 +210,8 @@ def _advice(function: Callable[..., object], argument: str, mechanism: str, by_n
         return f": several settings have this name, {', '.join(by_name[argument])}: give one of them in settings"
     if argument in _SECTIONS:
         return f": it is a section of settings, so give a dict of them, such as {{{_example_key(argument)!r}: ...}}"
-    others = (other for other in mechanisms.names() if mechanisms.is_built_in(other))
-    has_other = any(argument in mechanisms.settings_of(other).model_fields for other in others)
-    only_elsewhere = f" with the mechanism {mechanism}" if has_other else ""
-    parameters = [name for name, argument in signature(function).parameters.items() if argument.kind is argument.KEYWORD_ONLY]
-    return f"{only_elsewhere}: {did_you_mean(argument, [*parameters, *(name for name, keys in by_name.items() if len(keys) == 1)])}"
+    built_in = (name for name in mechanisms.names() if mechanisms.is_built_in(name))
+    is_of_other_mechanism = any(argument in mechanisms.settings_of(name).model_fields for name in built_in)
+    with_mechanism = f" with the mechanism {mechanism}" if is_of_other_mechanism else ""
+    parameters = [name for name, parameter in signature(function).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    return f"{with_mechanism}: {did_you_mean(argument, [*parameters, *(name for name, keys in by_name.items() if len(keys) == 1)])}"

@@ -33,6 +33,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     @property
     def feature_names_in_(self) -> NDArray[np.object_]:
+        """Names of the columns. A model of texts has only the column of texts."""
         data = self.encoder.data
         return np.array([data.text] if data.text else data.columns, dtype=object)
 
@@ -41,14 +42,14 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         return len(self.feature_names_in_)
 
     def fit(self, rows: Rows, targets: object = None) -> Self:
-        """Return the estimator as it is. It was trained by the run, and any other training would not be private."""
+        """Return the estimator unchanged. The run has trained it, and any further training would not be private."""
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
     def __sklearn_clone__(self) -> Self:
-        """Return the estimator itself: a clone that is not fitted could not be fitted."""
+        """Return the estimator itself. An unfitted clone would be useless, because :meth:`fit` trains nothing."""
         return self
 
     def _answers(self, rows: Rows) -> pandas.DataFrame:
@@ -65,8 +66,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             return pandas.DataFrame.from_records(rows)
         values = np.asarray(rows, dtype=object)
         if values.ndim != 2 or values.shape[1] != self.n_features_in_:
-            expected = f"{self.n_features_in_} columns: {', '.join(self.feature_names_in_)}"
-            raise DataError(f"rows have the shape {values.shape}, expected {expected}: give a data frame, records, or an array of these")
+            expected = f"{self.n_features_in_} columns ({', '.join(self.feature_names_in_)})"
+            raise DataError(
+                f"rows have the shape {values.shape}, expected {expected}: give these columns as a data frame, records or an array"
+            )
         return pandas.DataFrame(values, columns=list(self.feature_names_in_)).infer_objects()
 
 
@@ -74,8 +77,8 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Classifier of rows of a table.
 
     Attributes:
-        classes_: the classes in the order of :meth:`predict_proba`; integers if the names of all are.
-        threshold: of two classes, probability of the second one from which on it is predicted, instead of 0.5.
+        classes_: the classes in the order of :meth:`predict_proba`; integers if all names are whole numbers.
+        threshold: for two classes, the probability of the second class from which it is predicted, instead of 0.5.
     """
 
     @property
@@ -130,12 +133,12 @@ def estimator(encoder: Encoder | None, module: nn.Module, threshold: float | Non
     """Return the estimator of a trained ``module``.
 
     Raises:
-        ConfigError: the model is not one of rows of a table, scikit-learn has no kind of estimator for its target, or ``threshold`` is
-            given for another model than one of two classes.
+        ConfigError: the model does not predict rows of a table, scikit-learn has no kind of estimator for its target, or ``threshold`` is
+            given although the model does not have two classes.
     """
     if encoder is None or encoder.targets not in _KINDS:
         kind = "on data other than a table" if encoder is None else f"for the target {encoder.targets!r}"
-        raise ConfigError(f"the model was trained {kind}, for which scikit-learn has no estimator: use the result's module or predict")
+        raise ConfigError(f"the model was trained {kind}, for which scikit-learn has no estimator: use module() or predict() of the result")
     encoder.check_threshold(threshold)
     return _KINDS[encoder.targets](encoder, module.eval(), threshold)
 

@@ -12,7 +12,7 @@ import ldpfl
 from ldpfl.api.arguments import checked
 from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.other_folders import GUARANTEE
 from ldpfl.experiments.run_folder import RunFolder
@@ -46,31 +46,31 @@ def export(
         folder: a new or empty folder.
         key: file of the private key that signs the certificate, see :func:`ldpfl.certify`.
         onnx, pt2: also write the model for other programs, as ``model.onnx`` or as ``model.pt2``, a program of ``torch.export``. Both take
-            what the module takes, for a table the encoded columns, and any number of rows.
-        model: for these, the module or its name where the model is code and ``run`` a folder, as for :func:`ldpfl.predict`.
+            the inputs of the module (for a table, the encoded columns) and any number of rows.
+        model: the module or its name, if ``onnx`` or ``pt2`` is set, the model is code and ``run`` is a folder; see :func:`ldpfl.predict`.
 
     Raises:
         ConfigError: the run is not finished, has no folder or protects nothing of a user's own data; or ``folder`` is not empty.
         DataError: a file of the run is damaged.
         WriteError: the folder cannot be written.
     """
-    place = run.folder if isinstance(run, RunResult) else Path(run)
-    if place is None:
+    run_path = run.folder if isinstance(run, RunResult) else Path(run)
+    if run_path is None:
         raise ConfigError("this run was not saved, so it cannot be exported: run it again with ldpfl.run(..., folder=...)")
-    run_folder, out = RunFolder(place), Path(folder)
+    run_folder, out = RunFolder(run_path), Path(folder)
     config, result = run_folder.config(), run_folder.result()
     if result is None:
-        raise ConfigError(f"{place} contains a run that is not finished: finish it with ldpfl run --resume, then export it")
+        raise ConfigError(f"{run_path} contains a run that is not finished: finish it with ldpfl run --resume, then export it")
     described = run_folder.model_file().without_local_folders()
     check_no_personal_layers(described.personal)
     encoder = run_folder.encoder().handed_on() if run_folder.encoding_path.exists() else None
     if config.data.brought and not config.mechanism.protects:
         raise ConfigError(
-            f"{place} was trained on your data without noise, so its model may reveal any row, and it is not exported: train it with a "
-            "mechanism other than 'none'"
+            f"{run_path} was trained on your data without noise, so its model may reveal any row: train it with a mechanism other than "
+            "'none' before you export it"
         )
     suffixes = [suffix for suffix, wanted in ((".onnx", onnx), (".pt2", pt2)) if wanted]
-    certificate = certify(place, key=key)
+    certificate = certify(run_path, key=key)
     statement = account(run_folder.ledger(), config.privacy.delta)
     methods_text = methods(config, result, run_folder.ledger(), statement, run_folder.kind())
     model_files = [f"model{suffix}" for suffix in suffixes]
@@ -79,9 +79,9 @@ def export(
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is published with the model")
     given_model = run.module() if isinstance(run, RunResult) and model is None else model
-    exchanged = dict(_exchange_files(run_folder, described, suffixes, given_model))
+    content_by_name = dict(_exchange_files(run_folder, described, suffixes, given_model))
     write_model(run_folder, out)
-    for name, content in exchanged.items():
+    for name, content in content_by_name.items():
         with replace_atomically(out / name) as temporary:
             temporary.write_bytes(content)
     write_text(out / GUARANTEE, to_json(statement.to_dict(), indent=2) + "\n")
@@ -93,7 +93,7 @@ def export(
 def _exchange_files(
     source: RunFolder, described: ModelFile, suffixes: list[str], model: str | nn.Module | None
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the file for each suffix.
+    """Yield name and content of the model's file in each exchange format, which its suffix names: ONNX or ``.pt2``.
 
     Raises:
         ConfigError: the model is pretrained or takes several tensors, or it cannot be written in this format.
@@ -103,7 +103,10 @@ def _exchange_files(
     from ldpfl.models.exchange_formats import file_bytes
 
     if described.shape is None or is_pretrained(described.name):
-        raise ConfigError("ONNX and .pt2 do not support pretrained models, or models of several tensors: leave out --onnx and --pt2")
+        raise ConfigError(
+            f"the model {printable(described.name)} is pretrained or takes several tensors, and cannot be written as ONNX or .pt2: leave "
+            "out --onnx and --pt2"
+        )
     example = torch.zeros(1, *described.shape, dtype=torch.float32 if described.vocabulary is None else torch.int64)
     module = source.model_file().module(source.model_path, named_model(model) if isinstance(model, str) else model)
     for suffix in suffixes:
@@ -123,7 +126,7 @@ def write_model(run_folder: RunFolder, out: Path) -> None:
 
 
 def _copy_adapter(folder: Path, out: Path) -> None:
-    """Copy the files of an adapter, if ``folder`` holds one."""
+    """Copy the files of an adapter (trained parameters beside a pretrained model) to ``out``, if ``folder`` holds one."""
     for name in ADAPTER_FILES if folder.exists() else ():
         check_regular(folder / name)
         with replace_atomically(out / name) as temporary:

@@ -40,12 +40,13 @@ def sweeps() -> tuple[Shipped, ...]:
 
 def reproductions() -> tuple[Shipped, ...]:
     """Return the papers' tables and figures that can be made again, by name."""
-    from ldpfl.experiments.reproduction import load_reproduction  # it loads PyTorch, as all that reads configs
+    from ldpfl.experiments.reproduction import load_reproduction  # imported late: it loads PyTorch
 
-    loaded = ((name, load_reproduction(name)) for name in sorted(reproduction_files()))
+    by_name = {name: load_reproduction(name) for name in sorted(reproduction_files())}
+    sizes_by_name = {name: {"desk": reproduction.desk, "paper": reproduction.paper} for name, reproduction in by_name.items()}
     return tuple(
-        Shipped(name, f"{one.source}: {one.title}", tuple(size for size, made in (("desk", one.desk), ("paper", one.paper)) if made))
-        for name, one in loaded
+        Shipped(name, f"{reproduction.source}: {reproduction.title}", tuple(size for size, run in sizes_by_name[name].items() if run))
+        for name, reproduction in by_name.items()
     )
 
 
@@ -55,7 +56,7 @@ def list_settings(of: str | None = None) -> dict[str, tuple[ListedSetting, ...]]
     Raises:
         ConfigError: neither a section nor a mechanism has this name.
     """
-    from ldpfl.experiments.settings_listed import sections, settings  # as above
+    from ldpfl.experiments.settings_listed import sections, settings  # imported late: it loads PyTorch
 
     return {name: settings(name) for name in (sections() if of is None else (of,))}
 

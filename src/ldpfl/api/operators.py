@@ -42,7 +42,7 @@ class ListedToken:
         role: ``client`` or ``aggregator``.
         name: name of its owner.
         signs_as: the 16 digits by which messages name the client's signing key for sums; None without a key.
-        older: whether it is the older of two tokens of one name.
+        older: whether the name has two tokens, and this is the older one.
     """
 
     role: str
@@ -91,7 +91,7 @@ def serve_relay(
     Args:
         store: SQLite file, or the URL of a PostgreSQL database.
         tls_cert, tls_key: certificate chain and its private key, PEM.
-        connections_per_address: connections at once from one address; 0 is no bound.
+        connections_per_address: maximum number of simultaneous connections from one address; 0 for no maximum.
 
     Raises:
         ConfigError: the address needs TLS, or one of certificate and key is missing.
@@ -107,7 +107,7 @@ def serve_relay(
 
 
 def add_token(store: str, name: str, role: str, signing_key: str | None = None) -> str:
-    """Make a token for ``name`` and return it: the only time that it can be read.
+    """Make a token for ``name`` and return it. It cannot be read again: the relay does not store the token itself.
 
     Args:
         signing_key: a client's line for sums, as ``ldpfl deploy node-key`` prints it.
@@ -115,7 +115,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
     Raises:
         ConfigError: the role is unknown, ``name`` has a token already, or ``signing_key`` is not a key's line.
     """
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         from ldpfl.relay.tokens import Role
 
         if role not in {known.value for known in Role}:
@@ -125,7 +125,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
 
 def list_tokens(store: str) -> tuple[ListedToken, ...]:
     """Return the tokens of the relay, without the tokens' secrets."""
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         from ldpfl.transport.sums import signer_of
 
         return tuple(
@@ -140,7 +140,7 @@ def renew_token(store: str, name: str, signing_key: str | None = None) -> str:
     Raises:
         ConfigError: ``name`` has no token, or two already, or ``signing_key`` is not a key's line.
     """
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         return tokens.renew(name, _public_key(signing_key))
 
 
@@ -150,13 +150,13 @@ def revoke_token(store: str, name: str, *, older: bool = False) -> None:
     Raises:
         ConfigError: ``name`` has no such token.
     """
-    with _tokens(store) as tokens:
+    with _open_tokens(store) as tokens:
         tokens.revoke(name, older=older)
 
 
 def list_rounds(store: str) -> list[ListedRound]:
     """Return the rounds that the relay holds. Nothing in them names a client."""
-    with _opened(store) as opened:
+    with _open_store(store) as opened:
         from ldpfl.relay import rounds_listed
 
         return rounds_listed.list_rounds(opened)
@@ -168,7 +168,7 @@ def cancel_round(store: str, run: str, number: int) -> bool:
     Raises:
         Unknown: the relay never held such a round.
     """
-    with _opened(store) as opened:
+    with _open_store(store) as opened:
         from ldpfl.relay import rounds_listed
 
         return rounds_listed.cancel_round(opened, run, number)
@@ -185,7 +185,7 @@ def aggregator_key(file: Path, *, make: bool = True) -> str:
     from ldpfl.util.key_files import save_key
 
     if make:
-        _refuse_present(file)
+        _refuse_existing(file)
         save_key(generate_key(), file)
     return public_text(load_key(file))
 
@@ -200,7 +200,7 @@ def node_key(file: Path, *, make: bool = True) -> str:
     from ldpfl.transport.sums.node_keys import line_of, load_key, make_key
 
     if make:
-        _refuse_present(file)
+        _refuse_existing(file)
         make_key(file)
     return line_of(load_key(file))
 
@@ -225,7 +225,7 @@ def check_node(node: NodeSetUp, trial: Trial | None = None) -> Iterator[Finding]
     """Check a node's set-up as its SuperNode would, and yield each finding. No data is sent.
 
     Args:
-        trial: settings of one round's local work, which is done by the app's code and thrown away; without one nothing is tried.
+        trial: settings of one round's local work. The app's code does it, and its report is thrown away. None: no round is tried.
 
     Raises:
         ConfigError: packages of a deployment are missing.
@@ -252,12 +252,12 @@ def demo(
 
     Args:
         folder: new or empty folder for all files.
-        watch: called with the number of rounds. Returns a context with the observer of each step, and with a function that waits so many
-            seconds and may raise to end the demo.
+        watch: called with the number of rounds. It returns a context that yields the observer of each step, and a function that waits a
+            number of seconds and may raise to end the demo.
         settings: changes of the quickstart, as ``key=value``.
         reply_s: seconds after which each node replies, trained or not.
         by_sum: whether reports are added up, so that no server sees one of them.
-        keep: whether keys, tokens, certificates and what relay and Flower stored stay in ``folder``.
+        keep: whether ``folder`` keeps keys, tokens, certificates, and the files that the relay and Flower stored.
 
     Raises:
         ConfigError: packages are missing, a setting does not fit, or ``folder`` is not empty.
@@ -265,7 +265,7 @@ def demo(
     """
     need_deployment()
     if sys.platform == "win32":
-        raise ConfigError("the demo works only on Linux and macOS")
+        raise ConfigError("the demo does not work on Windows: run it on Linux or macOS")
     from ldpfl.deploy.demo import run_demo
     from ldpfl.deploy.site import Site
     from ldpfl.deploy.trial import trial_of
@@ -306,12 +306,12 @@ def left_open(
     yield from stopped_runs.progress_lines(stopped_run)
     if not stopped_run.over_relay:
         if cancel:
-            yield "its reports go over no relay: there is nothing to cancel"
+            yield "the run's reports go over no relay, so there is nothing to cancel"
         return
     if relay is None or token is None:
         raise ConfigError(
-            "its reports go over a relay, which may hold some: set LDPFL_RELAY to the relay's URL, and LDPFL_AGGREGATOR_TOKEN to the file "
-            "of the aggregator's token"
+            "the run's reports go over a relay, which may still hold some of them: set LDPFL_RELAY to the relay's URL, and "
+            "LDPFL_AGGREGATOR_TOKEN to the file of the aggregator's token"
         )
     with stopped_runs.operator_aggregator(relay, token, relay_ca) as aggregator:
         if cancel:
@@ -320,8 +320,8 @@ def left_open(
             yield from stopped_runs.relay_lines(aggregator, stopped_run, run)
 
 
-def _refuse_present(file: Path) -> None:
-    """Raise a :class:`ConfigError` if ``file`` exists: a key in it would be lost."""
+def _refuse_existing(file: Path) -> None:
+    """Raise a :class:`ConfigError` if ``file`` exists, because a key in it would be lost."""
     if file.exists():
         raise ConfigError(f"{file} already exists: to print its public key use --show; to make a new key give another file")
 
@@ -348,7 +348,7 @@ def _public_key(line: str | None) -> Ed25519PublicKey | None:
 
 
 @contextmanager
-def _opened(store: str) -> Iterator[Store]:
+def _open_store(store: str) -> Iterator[Store]:
     """Yield the relay's store, and close it at the end."""
     _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.database import open_engine
@@ -362,7 +362,7 @@ def _opened(store: str) -> Iterator[Store]:
 
 
 @contextmanager
-def _tokens(store: str) -> Iterator[Tokens]:
+def _open_tokens(store: str) -> Iterator[Tokens]:
     """Yield the relay's tokens, and close their database at the end."""
     _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.database import open_engine

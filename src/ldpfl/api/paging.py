@@ -42,7 +42,7 @@ def page(what: Sequence[Path], file: Path, *, public: bool = False) -> Page:
         public: leave out of a run's page what its guarantee does not cover.
 
     Raises:
-        ConfigError: a folder holds nothing of the kind, or these have no page together.
+        ConfigError: a path is neither a run, a sweep nor a plan, or there is no common page of these paths.
         DataError: a file is damaged.
         WriteError: ``file`` cannot be written.
     """

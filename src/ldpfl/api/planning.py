@@ -50,7 +50,7 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
     solvable = () if target_central is None else ("epsilon", "clients")
     missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solvable]
     if missing:
-        raise ConfigError(f"plan lacks the arguments {', '.join(missing)}: give them")
+        raise ConfigError(f"plan needs a value for {', '.join(missing)}: add {'this argument' if len(missing) == 1 else 'these arguments'}")
     if target_central is None:
         return plan_setting(Setting(**setting))
     solved_setting, solution = solve_missing_argument(target_central, **{"epsilon": None, "clients": None, **setting})
@@ -61,10 +61,10 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
     """Return the cost of a round of a plan, over relays that mix or as a sum: bytes, processor time and memory.
 
     Args:
-        linked: how many coordinates stay together over a relay that mixes.
+        linked: number of coordinates of one client that stay together over a relay that mixes.
 
     Raises:
-        ConfigError: the mechanism's reports are no numbers that a sum adds up.
+        ConfigError: the channel is a sum, and the mechanism's reports are no numbers that can be added up.
     """
     if not isinstance(planned, Plan):
         return sum_cost(planned.clients, planned.weights, 8 * planned.bytes_per_client // planned.weights)
@@ -74,7 +74,8 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
         return round_cost(mechanism, setting.ranges(), setting.cohort, linked)
     if not isinstance(mechanism, LatticeMechanism):
         raise ConfigError(
-            f"--cost: {mechanism.name!r} cannot be added up in a sum: give --mechanism dp-sgd or dp-fedavg, or another --channel"
+            f"--cost: reports of the mechanism {mechanism.name!r} cannot be added up in a sum: give --mechanism dp-sgd or dp-fedavg, or "
+            "another --channel"
         )
     return sum_cost(setting.cohort, setting.weights, mechanism.bits)
 
@@ -88,6 +89,7 @@ def check_plot(file: Path, **setting: Any) -> None:
     from ldpfl.report.plots import require_plot  # plots take seconds to import
 
     require_plot(file)
+    # One of epsilon and clients may be missing, because the plan solves for it. Any valid value does for this check.
     check_central_is_solvable(Setting(**{**setting, "epsilon": setting["epsilon"] or 1.0, "clients": setting["clients"] or MOST_CLIENTS}))
 
 
@@ -96,12 +98,12 @@ def draw_plan(planned: Plan, file: Path, target_central: float | None = None, ea
 
     Args:
         target_central: central epsilon that is marked in the picture.
-        each: wrapper of the list of client numbers, which shows the progress: each number takes a while.
+        each: function that iterates over the numbers of clients and shows the progress, because each number takes a while.
 
     Raises:
         WriteError: the file cannot be written.
     """
-    from ldpfl.report.plots import draw_epsilon_by_clients  # as above
+    from ldpfl.report.plots import draw_epsilon_by_clients  # plots take seconds to import
 
     points = [(count, *central_epsilon_bounds(planned.setting, count)) for count in each(client_counts_to_plot(planned.setting))]
     draw_epsilon_by_clients(file, planned.setting, points, target_central)

@@ -87,8 +87,8 @@ class Budget:
         books, by_record = self.books, self.books.protected == "record"
         counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)
         names = tuple(dict.fromkeys(release.mechanism for release in counts))
-        epsilon, pure = (filtered_epsilon(counts.items(), books.order, level) for level in (books.limit.delta, 0.0))
-        return RunCharges(run, names, len({charge.round for charge in charges}), len(charges), epsilon, pure)
+        epsilon, pure_sum = (filtered_epsilon(counts.items(), books.order, delta) for delta in (books.limit.delta, 0.0))
+        return RunCharges(run, names, len({charge.round for charge in charges}), len(charges), epsilon, pure_sum)
 
 
 def read_budget(file: Path) -> Budget:
@@ -101,7 +101,7 @@ def read_budget(file: Path) -> Budget:
 
 
 def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:
-    """Return the cost of all charges in ``file`` for each lifetime bound that ``policy`` sets.
+    """Return, for each lifetime bound that ``policy`` sets, how much of it the charges in ``file`` have spent.
 
     Raises:
         Declined: ``file`` is missing, or damaged.
@@ -140,8 +140,8 @@ class Rows:
 
     Attributes:
         count: rows of the table.
-        useless: rows that teach nothing.
-        misfit: the first value that does not fit; empty if all fit.
+        useless: number of rows that cannot be trained on.
+        misfit: message about the first value that does not fit; empty if all values fit.
     """
 
     count: int
@@ -154,11 +154,11 @@ class FittedPolicy:
     """The policy that was written for an app.
 
     Attributes:
-        policy: what it allows.
-        budget_was_there: whether the budget's file was there, and was left as it is.
+        policy: the policy.
+        budget_was_there: whether the budget's file existed before. It was then left unchanged.
         rows: whether the app can train on the node's table; None if no table was given.
-        code: files of the app that Flower runs where an error's text reaches the server.
-        claimed: mechanisms that are not part of ldpfl.
+        code: files of the app that Flower imports outside of the policy's control: an error's text in them reaches the server.
+        claimed: names of mechanisms that are not part of ldpfl.
     """
 
     policy: Policy
@@ -169,7 +169,7 @@ class FittedPolicy:
 
 
 def fit_policy(
-    of: str,
+    app: str,
     *,
     out: Path,
     budget: Path,
@@ -181,11 +181,11 @@ def fit_policy(
     """Write the policy, and the lifetime budget, that an app needs. Nothing of the app is run.
 
     Args:
-        of: folder of a Flower app; or a recipe, or a config file.
+        app: folder of a Flower app; or a recipe, or a config file.
         keys: public keys of aggregators.
-        config: config of a ServerApp of its own.
+        config: config of the app's own ServerApp, if it has one.
         data: this node's table, to see whether the app can train on it.
-        layers: values in each of the model's arrays, for a model of its own.
+        layers: number of values in each of the model's arrays, if the model is the app's own code.
 
     Raises:
         ConfigError: Flower is missing, ``out`` exists, a key is needed, or no policy fits.
@@ -195,18 +195,19 @@ def fit_policy(
     from ldpfl.flower.policy_init import check_table_fits, fitting_policy, offer_of, policy_text, ranges_for
     from ldpfl.mechanisms import is_built_in
 
-    offer = offer_of(of, config)
+    offer = offer_of(app, config)
     if offer.transport in OVER_RELAY and not keys:
         raise ConfigError(
-            "reports over a relay are encrypted for the aggregator: ask its operator for the public key, and give it with --key"
+            "the app sends reports over a relay, encrypted for the aggregator, but --key is missing: ask the aggregator's operator for the "
+            "public key, and give it with --key"
         )
     if out.exists():
         raise ConfigError(f"{out} already exists and is not overwritten: give another --out")
     policy = fitting_policy(offer, ranges_for(offer, layers), keys)
     rows = None if data is None else Rows(*check_table_fits(offer.config, data))
-    code = unwrapped_code(Path(of)) if (Path(of) / "pyproject.toml").is_file() else ()
-    printable_code = tuple(map(printable, code))  # names of the app's files
-    write_text(out, policy_text(policy, f"What {of} asks of a client. Judge it before you use it."))
+    code = unwrapped_code(Path(app)) if (Path(app) / "pyproject.toml").is_file() else ()
+    printable_code = tuple(map(printable, code))  # somebody else may have named the app's files
+    write_text(out, policy_text(policy, f"What {app} asks of a client. Judge it before you use it."))
     budget_was_there = budget.exists()
     if not budget_was_there:
         _set_limit(budget, policy.lifetime_epsilon, policy.delta)
@@ -214,5 +215,5 @@ def fit_policy(
 
 
 def leaves_over_relay(policy: Policy) -> bool:
-    """Return whether the policy allows reports over a relay, which are sealed to a key."""
+    """Whether the policy allows reports over a relay, which need a key of the aggregator."""
     return bool(set(OVER_RELAY) & set(policy.transports))

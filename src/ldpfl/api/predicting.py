@@ -51,8 +51,8 @@ def predict(
             unless it was trained on it.
 
     Raises:
-        ConfigError: there is no model that predicts rows; or its model was handed over, or is code and is not named; or ``threshold`` is
-            given for another model than one of two classes, or ``id_column`` for a model of something else than a table.
+        ConfigError: the folder has no model that predicts rows; or the model was a Python object or is code, and ``model`` is missing; or
+            ``threshold`` is given and the model does not have two classes; or ``id_column`` is given and the model is not of a table.
         DataError: a file is damaged; or a column is missing, or a value does not fit.
     """
     source = RunFolder(Path(folder))
@@ -65,7 +65,7 @@ def predict(
     encoder, model = source.encoder(), named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.with_tokenizer(model)
-    if described.data_description != _description_of(encoder) or described.targets != encoder.targets:
+    if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
         raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder")
@@ -81,10 +81,10 @@ def predict_csv(
     id_column: str | None = None,
     file: Path | None = None,
 ) -> str:
-    """Return the result of :func:`predict` as CSV, and write it to ``file`` if one is given. No word in it is a formula to a spreadsheet.
+    """Return the result of :func:`predict` as CSV, and write it to ``file`` if one is given.
 
-    The first column is the number of each row, from 1, in the order of the file, or of the files of a folder by their names. Images have
-    their file's name instead.
+    The first column is the number of each row, from 1, in the order of the file, or of a folder's files sorted by name. Images have
+    their file's name instead. A text that a spreadsheet would run as a formula is escaped.
 
     Raises:
         ConfigError, DataError: as for :func:`predict`.
@@ -93,9 +93,9 @@ def predict_csv(
     if file is not None:
         check_suffix(file, "a table in CSV", ".csv", ".txt")
     table = predict(folder, rows, model=model, threshold=threshold, id_column=id_column)
-    named_by_file = "file" in table and not RunFolder(Path(folder)).encoding_path.exists()
-    if not named_by_file:
-        table.insert(0, "row", range(1, len(table) + 1), allow_duplicates=True)  # a target may be called so too
+    rows_are_image_files = "file" in table and not RunFolder(Path(folder)).encoding_path.exists()
+    if not rows_are_image_files:
+        table.insert(0, "row", range(1, len(table) + 1), allow_duplicates=True)  # a target may be called "row", too
     text: str = without_formulas(table).to_csv(index=False)
     if file is not None:
         write_text(file, text)
@@ -103,17 +103,17 @@ def predict_csv(
 
 
 def without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a table in which no name of a column, and no word, is a formula to a spreadsheet that opens it."""
-    words = table.map(lambda cell: _escape_formula(cell) if isinstance(cell, str) else cell)
-    return words.rename(columns=_escape_formula)
+    """Return ``table`` with each text and column name escaped that a spreadsheet would run as a formula."""
+    escaped = table.map(lambda cell: _escape_formula(cell) if isinstance(cell, str) else cell)
+    return escaped.rename(columns=_escape_formula)
 
 
 def _escape_formula(text: str) -> str:
-    """Return ``text`` with an apostrophe before it if a spreadsheet would take it for a formula."""
-    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and not can_parse(float, text) else text
+    """Return ``text`` with an apostrophe before it if a spreadsheet would take it for a formula. A number such as -1 is no formula."""
+    return f"'{text}" if text.startswith(_FORMULA_PREFIXES) and not can_parse(float, text) else text
 
 
-_BEGIN_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 def predict_samples(
@@ -123,17 +123,17 @@ def predict_samples(
 
     Args:
         described: description of the model; None if it is no classifier.
-        module: function that returns the trained model. It is called once the samples are known to fit.
+        module: function that returns the trained model. It is called after the samples were read and fit, because loading takes time.
         owner: the folder or run that has the model, for messages.
 
     Raises:
-        ConfigError: the model is no classifier of samples, or ``threshold`` is given for another model than one of two classes.
+        ConfigError: the model is no classifier of samples, or ``threshold`` is given and the model does not have two classes.
         DataError: the samples cannot be read, or do not fit.
     """
     if described is None or described.targets != "class" or described.shape is None:
         raise ConfigError(
-            f"the model of {owner} does not classify images and does not read tables: load its module with ldpfl.load_model, and give it "
-            "inputs yourself"
+            f"the model of {owner} is neither a classifier of images nor a model of a table: load its module with ldpfl.load_model, and "
+            "call the module with your inputs"
         )
     if threshold is not None:
         check_threshold(threshold, described.outputs)
@@ -148,8 +148,8 @@ def predict_samples(
     return classify_samples(module(), samples, scale, classes, threshold)
 
 
-def _description_of(encoder: Encoder) -> Description:
-    """Return the inputs and outputs of a model that reads rows by ``encoder``."""
+def _expected_description(encoder: Encoder) -> Description:
+    """Return the description of inputs and outputs that a model of rows which ``encoder`` encodes must have."""
     if encoder.data.tokenizer:
         return Description(None, encoder.outputs)
     return Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
@@ -164,7 +164,7 @@ def load_model(folder: str | Path, *, model: str | nn.Module | None = None) -> n
         model: as for :func:`predict`.
 
     Raises:
-        ConfigError: there is no model; or it was handed over, or is code and is not named.
+        ConfigError: the folder has no model; or the model was a Python object or is code, and ``model`` is missing.
         DataError: a file is damaged.
     """
     run_folder = RunFolder(Path(folder))

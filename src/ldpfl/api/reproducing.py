@@ -14,7 +14,7 @@ import torch
 
 import ldpfl
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import listed
+from ldpfl.api.configuring import setting_texts
 from ldpfl.api.results import ReproductionResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import sweep
@@ -25,13 +25,13 @@ from ldpfl.errors import ConfigError
 from ldpfl.experiments.reproduction import ReproducedRow, SizeName, load_reproduction, reproduced_rows
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
-from ldpfl.report.progress import ProgressDisplay, lasting
+from ldpfl.report.progress import ProgressDisplay, format_duration
 from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
 from ldpfl.simulation.workers import cores
 from ldpfl.util.files import to_json, write_text
 
 TABLE, PLOT, ABOUT = "table.csv", "plot.svg", "about.json"
-"""What is written in its folder, beside the runs."""
+"""Files in the folder of a reproduced table or figure, beside its runs."""
 
 
 @checked
@@ -46,28 +46,28 @@ def reproduce(
     train: bool = True,
     progress: bool | ProgressDisplay = True,
 ) -> ReproductionResult:
-    """Run what a table or figure of a paper takes, and return it, the paper's figures and what really holds beside ours.
+    """Run the experiments of a paper's table or figure. Return our figures beside the paper's, and the proved bounds.
 
         ldpfl.reproduce("ldp-fl/fig5", folder="runs/fig5").to_dataframe()
 
     Args:
-        name: such as ``ldp-fl/table1``.
-        size: ``desk`` in minutes to hours on two cores; ``paper`` with as many data, clients and rounds as the paper has.
+        name: name of the table or figure, such as ``ldp-fl/table1``.
+        size: ``desk`` takes minutes to hours on two cores; ``paper`` has as many data, clients and rounds as the paper.
         settings: changes of every run, by dotted key.
-        folder: where to keep the runs, ``table.csv``, ``plot.svg`` and ``about.json``; what is finished there is not run again.
+        folder: folder for the runs, ``table.csv``, ``plot.svg`` and ``about.json``. Runs that are finished there are not run again.
         data_dir: as for :func:`run`.
-        jobs: how many runs go on at once; by default as many as there are cores.
-        train: whether to run anything; without it the table is of what is finished.
+        jobs: number of runs that train at once; by default the number of cores.
+        train: whether to run anything; if false, the table has only the runs that are finished.
         progress: as for :func:`run`.
 
     Raises:
         ConfigError: there is no such table or figure, it is not made at this size, or a setting does not fit.
         LdpflError: as for :func:`run`.
-        KeyboardInterrupt: passed on, once the files of what is finished are written.
+        KeyboardInterrupt: training was interrupted. The files about the finished runs are written before.
     """
-    reproduction = load_reproduction(name).model_copy(update={"changed": ", ".join(listed(settings))})
+    reproduction = load_reproduction(name).model_copy(update={"changed": ", ".join(setting_texts(settings))})
     at_size = reproduction.at_size(name, size)
-    config, overrides = load_sweep(at_size.sweep), [*at_size.settings, *listed(settings)]
+    config, overrides = load_sweep(at_size.sweep), [*at_size.settings, *setting_texts(settings)]
     plan = AttackPlan(images=at_size.images, gan=GanConfig(steps=at_size.steps)) if reproduction.shows == "distance" else None
     if folder is None:
         with TemporaryDirectory() as temporary:
@@ -76,7 +76,7 @@ def reproduce(
             )
             return ReproductionResult(name, size, reproduction, config, result.rows, None)
     if any(cell.config.data.brought for cell in cells(config, overrides, resolve=False)):
-        raise ConfigError("the data of a paper's table cannot be changed: for your own data use ldpfl.sweep")
+        raise ConfigError(f"the settings of {name} replace the paper's data, which must stay the same: for your own data use ldpfl.sweep")
     out = Path(folder)
     try:
         if train:
@@ -89,9 +89,10 @@ def reproduce(
             open_folder(config, overrides, out)
     finally:
         stored = stored_sweep(out)
-        if stored is not None and (stored[0].model_dump(), stored[1]) == (config.model_dump(), overrides):  # not in another sweep's folder
-            result = ReproductionResult(name, size, reproduction, config, tuple(_rows_reached(config, overrides, out, plan)), out)
-            _write(result, overrides, listed(settings))
+        # The folder may hold another sweep, in which nothing must be written.
+        if stored is not None and (stored[0].model_dump(), stored[1]) == (config.model_dump(), overrides):
+            result = ReproductionResult(name, size, reproduction, config, tuple(_finished_rows(config, overrides, out, plan)), out)
+            _write(result, overrides, setting_texts(settings))
     return result
 
 
@@ -101,26 +102,26 @@ def _attack(
     """Attack each finished run of the sweep that was not attacked yet."""
     runner = runner_for(data_dir, "cpu", display)
     attacker = Attacker(runner.data_dir, runner.device, display, display.phase)
-    attack_sweep(cells(config, overrides), out, attacker, plan, Attacks(display).begins)
+    attack_sweep(cells(config, overrides), out, attacker, plan, AttackTitles(display).begins)
 
 
-class Attacks:
-    """Titles of attacks, each with the time left by the mean duration of those before it."""
+class AttackTitles:
+    """Prints a title for each attack, with the time left. It is estimated by the mean duration of the earlier attacks."""
 
     def __init__(self, display: ProgressDisplay, clock: Callable[[], float] = time.monotonic) -> None:
         self._display, self._clock = display, clock
-        self._began: float | None = None
+        self._started_at: float | None = None
 
-    def begins(self, number: int, of: int, cell: Cell) -> None:
-        """Show that the attack with this ``number``, from 1, begins."""
+    def begins(self, number: int, total: int, cell: Cell) -> None:
+        """Show that the attack with this ``number``, from 1 to ``total``, begins."""
         now, done = self._clock(), number - 1
-        self._began = now if self._began is None else self._began
-        time_left = f", about {lasting((now - self._began) / done * (of - done))} left" if done else ""
-        self._display.next_run(f"attack {number}/{of}: {cell}{time_left}")
+        self._started_at = now if self._started_at is None else self._started_at
+        time_left = f", about {format_duration((now - self._started_at) / done * (total - done))} left" if done else ""
+        self._display.next_run(f"attack {number}/{total}: {cell}{time_left}")
 
 
-def _rows_reached(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[ReproducedRow]:
-    """Return the table's rows as far as the runs are finished, with the distances of attacks if there is a ``plan`` of them."""
+def _finished_rows(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[ReproducedRow]:
+    """Return the table's rows as far as their runs are finished, with the distances of attacks if the runs were attacked by a ``plan``."""
     if plan is None:
         return reproduced_rows(config, overrides, out)
     return reproduced_rows(config, overrides, out, lambda folder: distances_of(folder, plan) or ())
@@ -132,10 +133,10 @@ def _write(result: ReproductionResult, overrides: list[str], user_settings: list
     assert out is not None  # noqa: S101  # for mypy
     write_text(out / TABLE, to_csv(tidy(reproduction, result.sweep, result.rows)))
     draw_reproduction(out / PLOT, reproduction, result.sweep, result.rows)
-    write_text(out / ABOUT, to_json(_about(result, overrides, user_settings), indent=2) + "\n")
+    write_text(out / ABOUT, to_json(_about_json(result, overrides, user_settings), indent=2) + "\n")
 
 
-def _about(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> dict[str, Any]:
+def _about_json(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> dict[str, Any]:
     """Return the content of ``about.json``: the source, the command and the versions."""
     reproduction, config = result.reproduction, result.sweep
     changes = "".join(f" --set {shlex.quote(setting)}" for setting in user_settings)
@@ -157,7 +158,7 @@ def _about(result: ReproductionResult, overrides: list[str], user_settings: list
 def _commit() -> str | None:
     """Return the git commit of this code, with ``+`` if the code was changed since; None if it is not in a checkout."""
     here = str(Path(ldpfl.__file__).parent)
-    if not (Path(here).parents[1] / ".git").exists():  # installed, maybe within somebody else's checkout
+    if not (Path(here).parents[1] / ".git").exists():  # an installed package may lie within somebody else's checkout
         return None
     try:
         head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

@@ -52,12 +52,12 @@ class RunResult(Shown):
     """A finished run.
 
     Attributes:
-        config: what was run, defaults included.
+        config: config of the run, defaults included.
         history: figures of each round.
-        ledger: what each round released.
-        baseline: score of the same training without noise, after each round; None if it was not asked for.
-        folder: where its files are; None if there are none.
-        encoder: makes what :meth:`module` takes of rows of a table; None where the data were none.
+        ledger: releases of each round.
+        baseline: score of the same training without noise, after each round; None if no baseline was trained.
+        folder: folder with the run's files; None if nothing was written.
+        encoder: encoder that turns rows of a table into inputs of :meth:`module`; None if the data are no table.
     """
 
     config: RunConfig
@@ -75,25 +75,25 @@ class RunResult(Shown):
         """Return the result of a run whose files, if it has any, are in ``folder``."""
         last, baseline = finished.last, finished.figures["noise_free_score_per_round"]
         scores = None if baseline is None else tuple(baseline)
-        # The module alone, and not the task that made it: that holds everybody's samples, and a result may be pickled.
+        # The result keeps only the module. The task holds all clients' samples, and a result may be pickled.
         trained = finished.federation.task.module_with(last.state.model)
         encoder = finished.federation.encoder
         described = finished.model_file if finished.federation.task.task.targets == "class" and encoder is None else None
         return cls(finished.config, last.history, last.ledger, scores, folder, trained, finished.figures, encoder, described)
 
     def __repr__(self) -> str:
-        """Return one line without the config, which may hold a seed from which the noise on a user's own data follows."""
+        """Return one line, without the config: its seed may determine the noise on a user's own data."""
         return f"<RunResult {self.config.name!r}: {self.metric} {self.score:.4g} after {counted(len(self.history), 'round')}>"
 
     @cached_property
     def privacy(self) -> Statement:
-        """What the run guarantees to the client that took part most often."""
+        """Privacy guarantee of the run, for the client that took part most often."""
         return account(self.ledger, self.config.privacy.delta)
 
     @property
     def metric(self) -> str:
-        """Name of the figure by which models are judged: AUROC of two classes or of several labels, accuracy of more classes, R2,
-        perplexity, or a task's own."""
+        """Name of the figure by which models are judged: AUROC for two classes or several labels, accuracy for more classes, R2 for
+        numbers, perplexity for texts, or a figure that the task defines."""
         return str(self._figures["metric"])
 
     @property
@@ -134,7 +134,10 @@ class RunResult(Shown):
         return pandas.DataFrame(rows)
 
     def site_means_to_dataframe(self) -> pandas.DataFrame:
-        """Return a row a figure: its mean and deviation over clients, and over the worst tenth; empty for fewer than ten clients."""
+        """Return a table with one row for each figure: its mean and deviation over clients, and its mean over the worst tenth of them.
+
+        The table is empty for fewer than ten clients.
+        """
         import pandas
 
         return pandas.DataFrame.from_dict(site_means(self._sites), orient="index", columns=list(SiteMeans._fields)).rename_axis("figure")
@@ -146,7 +149,7 @@ class RunResult(Shown):
 
     @property
     def accuracy(self) -> float:
-        """Share of the evaluation samples that the final model classifies correctly; NaN of a model that is no classifier."""
+        """Share of the evaluation samples that the final model classifies correctly; NaN for a model that is no classifier."""
         accuracy = self.score if self.metric == ACCURACY else self.scores.get(ACCURACY)
         return nan if accuracy is None else accuracy
 
@@ -163,7 +166,7 @@ class RunResult(Shown):
         """Return the model's prediction for each of ``rows``: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
 
         Raises:
-            ConfigError: the model is no classifier of samples, and none of rows of a table; or ``threshold`` or ``id_column`` does not fit.
+            ConfigError: the model is neither a classifier of samples nor of a table; or ``threshold`` or ``id_column`` does not fit.
             DataError: a column is missing, or a value or an image does not fit.
         """
         check_no_personal_layers(self.config.model.personal)
@@ -180,8 +183,8 @@ class RunResult(Shown):
     def to_sklearn(self, *, threshold: float | None = None) -> Classifier | MultiLabelClassifier | Regressor:
         """Return the model of a table as a fitted estimator of scikit-learn, which takes the original columns and can be pickled.
 
-        ``fit`` trains nothing, and ``clone`` returns the same estimator. A cross-validation of it would measure rows that it was trained
-        on. ``threshold`` is that of :meth:`predict`.
+        ``fit`` trains nothing, and ``clone`` returns the same estimator. So a cross-validation would measure rows that the model was
+        trained on. ``threshold`` is that of :meth:`predict`.
 
         Raises:
             ConfigError: the model is not of a table, scikit-learn has no estimator for its target, or ``threshold`` does not fit.
@@ -214,7 +217,7 @@ class RunResult(Shown):
 
 
 def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
-    """Return the ``figures`` of a run with its privacy figures computed from the ledger: those in a stored file may be wrong."""
+    """Return the ``figures`` of a run with its privacy figures computed from the ledger, because a stored file may have been changed."""
     return {**figures, **unit_epsilon_entries(ledger, privacy.delta), "privacy": privacy.to_dict()}
 
 
@@ -223,11 +226,11 @@ class SweepResult(Shown):
     """A finished sweep.
 
     Attributes:
-        config: what was run.
-        rows: a variant at one point of the axes each, over all seeds.
-        curves: how each row came about, round by round.
-        folder: where its files are; None if there are none.
-        together: what all runs over a user's own data cost together; None of built-in data.
+        config: config of the sweep.
+        rows: figures of each variant at each point of the axes, over all seeds.
+        curves: figures of each row after each round.
+        folder: folder with the sweep's files; None if nothing was kept.
+        together: joint guarantee of all runs on a user's own data; None for built-in data.
     """
 
     config: SweepConfig
@@ -238,7 +241,7 @@ class SweepResult(Shown):
 
     @property
     def frontier(self) -> tuple[Row, ...]:
-        """The rows that are worth their price in bytes and budget."""
+        """Rows on the Pareto frontier of score, bytes and privacy budget."""
         return tuple(frontier(self.rows))
 
     def plot(self) -> Picture:
@@ -246,7 +249,7 @@ class SweepResult(Shown):
         return _picture(lambda path: draw_sweep(path, self.config, self.rows))
 
     def plot_noise(self) -> Picture | None:
-        """Return budget as the papers count it, noise and score by round; None where no mechanism has a noise schedule."""
+        """Return a picture of budget as the papers count it, noise and score by round; None if no mechanism has a noise schedule."""
         return _picture(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
 
     def to_dataframe(self, *, by_seed: bool = False) -> pandas.DataFrame:
@@ -258,7 +261,7 @@ class SweepResult(Shown):
 
         if not by_seed:
             return pandas.json_normalize([{**row.to_dict(), "budget": row.budget} for row in self.rows])
-        return pandas.DataFrame([run for row in self.rows for run in _runs_of(row)])
+        return pandas.DataFrame([run for row in self.rows for run in _finished_runs(row)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the name, the ``rows`` as ``rows.json`` of the sweep's folder holds them, and what they cost ``together``."""
@@ -271,11 +274,11 @@ class SweepResult(Shown):
         return Group(sweep_table(self.config, self.rows), *noise, *map(Text, sentences))
 
 
-def _runs_of(row: Row) -> Iterator[dict[str, Any]]:
+def _finished_runs(row: Row) -> Iterator[dict[str, Any]]:
     """Yield each finished run of a row of a sweep, with all its figures."""
-    for place, score in enumerate(row.score):
-        figures = {name: values[place] for name, values in row.scores.items()}
-        yield {"variant": row.variant, **dict(row.point), "run": place + 1, row.metric: score, **figures, "budget": row.budget}
+    for index, score in enumerate(row.score):
+        figures = {name: values[index] for name, values in row.scores.items()}
+        yield {"variant": row.variant, **dict(row.point), "run": index + 1, row.metric: score, **figures, "budget": row.budget}
 
 
 @dataclass(frozen=True)
@@ -303,15 +306,15 @@ class ReproductionResult(Shown):
         return all(row.seeds == row.wanted for row in self.rows)
 
     def plot(self) -> Picture:
-        """Return ours and the paper's as a picture."""
+        """Return a picture of our figures and the paper's."""
         return _picture(lambda path: draw_reproduction(path, self.reproduction, self.sweep, self.rows))
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return a line for each setting: ours, the paper's, what is claimed and what holds."""
+        """Return a line for each setting: our figure, the paper's, the claimed epsilon and the proved one."""
         return tidy(self.reproduction, self.sweep, self.rows)
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return the same as a table."""
+        """Return the lines of :meth:`to_dict` as a table."""
         import pandas
 
         return pandas.DataFrame(self.to_dict())

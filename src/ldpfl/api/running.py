@@ -12,9 +12,9 @@ from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
 from ldpfl.api.callbacks import Announcer, Callback, OnRound
-from ldpfl.api.configuring import brought, configured_for, listed
+from ldpfl.api.configuring import config_for_call, setting_texts, settings_and_objects
 from ldpfl.api.results import RunResult
-from ldpfl.api.tracking import tracked
+from ldpfl.api.tracking import tracker_callbacks
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build, choose_device, with_torch_defaults
 from ldpfl.experiments.calibration import resolve_settings
@@ -31,7 +31,7 @@ from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.terminal import terminal
 from ldpfl.simulation.workers import Count, checked_count, cores
 
-_OF_COLUMNS = frozenset(f"{section}{key}" for section in ("", "data.") for key in ("target", "client", "person"))
+_COLUMN_SETTINGS = frozenset(f"{section}{key}" for section in ("", "data.") for key in ("target", "client", "person"))
 """Settings that name columns of a user's data."""
 
 
@@ -63,35 +63,35 @@ def run(
         ldpfl.run(data=frame, target="outcome", client="hospital", target_epsilon=4.0).scores
 
     Args:
-        what: a recipe's name, a config file (``*.toml``), or a config; by default the quickstart, or the recipe ``own`` for one's own
-            ``data``, or the config in ``folder``.
+        what: a recipe's name, a config file (``*.toml``), or a config. By default it is the quickstart, or the recipe ``own`` if ``data``
+            is given, or the config in ``folder`` if a run is resumed.
         settings: changes by dotted key, as ``{"ranges.radius": 0.1}``.
-        overrides: the same by the last word of the key, where only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. The
-            name of a section stands for its ``name``, ``mechanism="harmony"``, or takes a dict: ``clients={"count": 5}``.
-            ``target_epsilon`` sets the mechanism's noise by the epsilon of the whole run; ``evaluation_epsilon`` is a part of it, by which
+        overrides: changes by the last word of the key, if only one setting has it: ``epsilon``, ``rounds``, ``count``, ``seed``. A
+            section's name sets its ``name``, as in ``mechanism="harmony"``, or takes a dict, as in ``clients={"count": 5}``.
+            ``target_epsilon`` sets the mechanism's noise by the epsilon of the whole run. ``evaluation_epsilon`` is the part of it by which
             clients measure the model.
-        folder: where to keep config, checkpoints, ledger, model and figures; without one nothing is
-            written but what the cache keeps for later runs, the noise-free baseline, unless the data are one's own.
-        resume: go on with the run in ``folder``, under the seed that was drawn for it unless another one is given. With ``what`` or
+        folder: folder for config, checkpoints, ledger, model and figures. Without it, nothing is written except, for built-in data, the
+            noise-free baseline, which the cache keeps for later runs.
+        resume: continue the run in ``folder``, with the seed that was drawn for it unless another seed is given. With ``what`` or
             ``data``, a new or empty folder starts a new run, so the same call can be repeated until the run is finished.
-        more_rounds: go on with a finished run in ``folder`` for so many more rounds, which are charged on top.
-        baseline: whether to train without noise as well, to compare; if left out, as the run in ``folder`` was begun, and else it is done.
-        data_dir: folder with data sets; else ``LDPFL_DATA_DIR``, or the hub.
-        device: auto, cpu or cuda, or one of PyTorch.
-        workers: how many processes train, of one thread each; ``auto`` takes one a core for a run that takes long enough; ``ray`` or
-            ``ray://HOST:PORT`` takes a Ray cluster. Results are the same, bit by bit.
-        progress: whether to draw a bar, in a terminal or a notebook; or what draws it.
-        on_round: called with the figures of each private round when it is done; what it raises ends the run.
-        callbacks: called at the start, after each private round and at the end; see :class:`ldpfl.Callback`, which says what they get.
-        track: ``mlflow``, ``wandb`` or ``tensorboard``, or several: they get the figures that may be handed on, round by round, and at the
-            end the files of :func:`ldpfl.export`. It needs ``folder``; TensorBoard's files stay in that folder and have all figures.
-        data: one's own: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of
-            such pairs, an :class:`ldpfl.data.Dataset`; or the name of a built-in data set, or of one on the hub.
-        model: one's own module, whose weights are public and where training begins; or its name or import path.
+        more_rounds: continue a finished run in ``folder`` for this number of further rounds, which are charged in addition.
+        baseline: whether to train without noise as well, to compare. By default a resumed run does what it was begun with; others do.
+        data_dir: folder with data sets; by default ``LDPFL_DATA_DIR``, or the hub.
+        device: auto, cpu or cuda, or a device of PyTorch.
+        workers: number of processes that train, with one thread each. ``auto`` takes one for each core if the run is long enough. ``ray``
+            or ``ray://HOST:PORT`` takes a Ray cluster. Results are the same, bit by bit.
+        progress: whether to draw a bar, in a terminal or a notebook; or the display that draws it.
+        on_round: called with the figures of each private round when it is done. An exception in it ends the run.
+        callbacks: called at the start, after each private round and at the end; see :class:`ldpfl.Callback`.
+        track: ``mlflow``, ``wandb`` or ``tensorboard``, or several. They get the public figures of each round, and at the end the files of
+            :func:`ldpfl.export`. It needs ``folder``. TensorBoard's files stay in that folder and have all figures.
+        data: your data: a file or folder of tables, a data frame, a pair of inputs and targets (tensors or arrays), a PyTorch data set of
+            such pairs, an :class:`ldpfl.data.Dataset`; or the name of a built-in data set, or of a data set on the hub.
+        model: your module, whose weights are public and where training begins; or its name or import path.
 
     Raises:
-        ConfigError: no such recipe or setting, or one that does not fit.
-        LdpflError: the data or the model does not fit; or a client's values must not leave.
+        ConfigError: there is no such recipe or setting, or a setting does not fit.
+        LdpflError: the data or the model does not fit; or a client refuses to send its values.
         WriteError: the folder cannot be written; finished rounds are kept.
     """
     if resume and folder is None:
@@ -99,23 +99,25 @@ def run(
     path = None if folder is None else Path(folder)
     if more_rounds:
         if path is None or what is not None or not resume:
-            raise ConfigError("more_rounds extends a finished run: give its folder and resume=True, and leave out what to run")
+            raise ConfigError(
+                f"more_rounds is {more_rounds}, which extends a finished run: give the run's folder and resume=True, but no recipe"
+            )
         what = extended_run = config_with_more_rounds(RunFolder(path), more_rounds)
-    begun = None
+    resumed_config = None
     if resume and path is not None:
-        begun = _begun(RunFolder(path), is_described=what is not None or data is not None)
-        what = RunFolder(path).config_path if begun is not None and what is None else what
-    data_settings, given = brought(data, model)
-    _check_data_given(what, data, model, [*listed(settings), *overrides])
+        resumed_config = _config_to_resume(RunFolder(path), is_described=what is not None or data is not None)
+        what = RunFolder(path).config_path if resumed_config is not None and what is None else what
+    data_settings, caller_objects = settings_and_objects(data, model)
+    _check_data_given(what, data, model, [*setting_texts(settings), *overrides])
     default = OWN if data is not None else DEFAULT
-    changes = [*listed(settings), *listed(data_settings)]
-    config = resolve_settings(configured_for(run, default if what is None else what, changes, overrides, begun), given)
+    changes = [*setting_texts(settings), *setting_texts(data_settings)]
+    config = resolve_settings(config_for_call(run, default if what is None else what, changes, overrides, resumed_config), caller_objects)
     if more_rounds and (differences := extended_run.differences(config)):
         raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(differences)}")
     names = [track] if isinstance(track, str) else track
-    with displayed(progress) as display, tracked(names, path, display.warn) as trackers:
+    with displayed(progress) as display, tracker_callbacks(names, path, display.warn) as trackers:
         announcer = Announcer(display, config, [*callbacks, *trackers], on_round)
-        runner = runner_for(data_dir, device, announcer, given, workers)
+        runner = runner_for(data_dir, device, announcer, caller_objects, workers)
         if path is None:
             finished = runner.in_memory(config, baseline=baseline is not False)
         else:
@@ -125,15 +127,16 @@ def run(
         return result
 
 
-def _begun(folder: RunFolder, *, is_described: bool) -> RunConfig | None:
+def _config_to_resume(folder: RunFolder, *, is_described: bool) -> RunConfig | None:
     """Return the config of the run to resume in ``folder``; None if a new run starts there.
 
-    A run that is not described (by a recipe or by data) is not started: the folder's name may be mistyped.
+    A new run starts only if the caller described it, by a recipe or by data. Otherwise the folder's name may be mistyped.
 
     Raises:
         ConfigError: the folder holds no run and none may start in it, or its config is damaged.
     """
-    return None if is_described and not folder.config_path.exists() and folder.is_vacant else folder.config()
+    starts_new_run = is_described and not folder.config_path.exists() and folder.is_vacant
+    return None if starts_new_run else folder.config()
 
 
 def prepare(device: str) -> None:
@@ -162,15 +165,15 @@ def check(
     Raises:
         LdpflError: the data cannot be read, or the model cannot be made.
     """
-    data_settings, given = brought(data, model)
-    _check_data_given(what, data, model, [*listed(settings), *overrides])
+    data_settings, caller_objects = settings_and_objects(data, model)
+    _check_data_given(what, data, model, [*setting_texts(settings), *overrides])
     default = OWN if data is not None else DEFAULT
-    config = configured_for(check, default if what is None else what, [*listed(settings), *listed(data_settings)], overrides)
-    return look_over(config, None if data_dir is None else Path(data_dir), given)
+    config = config_for_call(check, default if what is None else what, [*setting_texts(settings), *setting_texts(data_settings)], overrides)
+    return look_over(config, None if data_dir is None else Path(data_dir), caller_objects)
 
 
 def _check_data_given(what: object, data: object, model: str | nn.Module | None, given_keys: list[str]) -> None:
-    """Raise if a module or columns are given without data: ``data=None`` may be a mistake, and would mean built-in images.
+    """Raise if a module or columns are given without data: the caller's data may be None by mistake, and built-in images would be used.
 
     Raises:
         ConfigError: ``data`` is missing.
@@ -179,7 +182,7 @@ def _check_data_given(what: object, data: object, model: str | nn.Module | None,
         raise ConfigError(
             f"model is given, but data is None: give data=... (yours, or the name of a built-in data set), or name a recipe ({DEFAULT!r})"
         )
-    columns = [key for key in given_keys if key in _OF_COLUMNS]
+    columns = [key for key in given_keys if key in _COLUMN_SETTINGS]
     if columns and what is None and data is None and not any(key.startswith("data.path") for key in given_keys):
         raise ConfigError(f"{columns[0]} names a column of your data, but data is None: give data=..., a file, a folder or a data frame")
 
@@ -187,7 +190,7 @@ def _check_data_given(what: object, data: object, model: str | nn.Module | None,
 @with_torch_defaults()
 @checked
 def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:
-    """Return the finished run in ``folder``; ``data`` and ``model`` are what was handed over to it.
+    """Return the finished run in ``folder``; ``data`` and ``model`` are the Python objects that the run was given, if any.
 
     Raises:
         ConfigError: ``folder`` holds no run, or the run is not finished.
@@ -197,14 +200,12 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     config, last, figures = run_folder.config(), run_folder.checkpoint(), run_folder.result()
     if last is None or figures is None:
         raise ConfigError(f"{folder} contains a run that is not finished: finish it with run(..., folder=..., resume=True)")
-    given = CallerObjects(data, model)
-    task = load_dataset(config, None if data_dir is None else Path(data_dir), caller_objects=given)
+    caller_objects = CallerObjects(data, model)
+    task = load_dataset(config, None if data_dir is None else Path(data_dir), caller_objects=caller_objects)
     federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured_encoder())
     given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if given_origin != stored_origin and data is not None:
-        raise ConfigError(
-            f"the run in {folder} used {stored_origin}, but now you gave {given_origin}: give the same, or use another folder"
-        )
+        raise ConfigError(f"the run in {folder} used {stored_origin}, but you gave {given_origin}: give the run's data, or another folder")
     return RunResult.of(Finished(config, federation, last, figures, task), Path(folder))
 
 
@@ -212,18 +213,18 @@ def runner_for(
     data_dir: str | Path | None,
     device: str | torch.device | None,
     display: ProgressDisplay | Announcer,
-    given: CallerObjects = NO_CALLER_OBJECTS,
+    caller_objects: CallerObjects = NO_CALLER_OBJECTS,
     workers: Count = "auto",
 ) -> Runner:
     """Return the runner of configs, with the caller's data folder, device, display and processes."""
     folder = None if data_dir is None else Path(data_dir)
-    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, given, checked_count(workers))
+    return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, caller_objects, checked_count(workers))
 
 
 @contextmanager
 def displayed(progress: bool | ProgressDisplay) -> Iterator[ProgressDisplay]:
     """Yield the caller's own display, or a new one that lasts as long as the block."""
-    if isinstance(progress, ProgressDisplay):  # its owner's
+    if isinstance(progress, ProgressDisplay):  # the caller opens and closes it
         yield progress
         return
     with ProgressDisplay(terminal(stderr=True, quiet=not progress), lines=False) as display:

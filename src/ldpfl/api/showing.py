@@ -28,9 +28,9 @@ class FinishedRun:
 
     Attributes:
         folder: the run's folder.
-        result: what ``result.json`` holds, its figures of privacy computed from the ledger.
+        result: content of ``result.json``, with privacy figures computed from the ledger.
         flower: kind of the run on Flower, in words; empty for a simulation.
-        methods: a paragraph for a paper or an ethics board; empty for a trial of a tuning, whose guarantee is not the whole one.
+        methods: a paragraph for a paper or an ethics board. Empty for a trial of a tuning, because the tuning costs more than one trial.
     """
 
     folder: Path
@@ -46,16 +46,16 @@ class UnfinishedRun:
     Attributes:
         folder: the run's folder.
         name: its name.
-        kind: whether it is a simulation, or which kind of app on Flower.
+        kind: kind of the run, in words: a simulation, or a kind of app on Flower.
         on_flower: whether it runs on Flower.
-        own_app: whether its app is a user's own: then the app alone knows whether it is finished.
-        done, rounds: rounds that are done, and those of its config.
-        stopped: why the run was given up; None if it was not.
-        score: the figure after the last round, as metric and value; None before a round was measured.
+        own_app: whether a user wrote its app. Then only the app knows whether the run is finished.
+        done, rounds: number of finished rounds, and number of rounds in its config.
+        stopped: reason why the run was given up; None if it was not.
+        score: name and value of the score after the last round; None if no round was measured.
         released: whether there is a ledger.
-        device: device that it was begun on, where that is not the one that would be chosen now; else ``auto``.
-        handed_over: whether its data were handed over in Python, and have no name.
-        looked_up: name of the data, where these are looked for on the hub unless their folder is given; else None.
+        device: device that the run began on, if another one would be chosen now; else ``auto``.
+        handed_over: whether its data were Python objects, which have no name.
+        looked_up: name of the data set if it is looked for on the hub unless a data folder is given; else None.
     """
 
     folder: Path
@@ -80,9 +80,9 @@ class StoredSweep:
     Attributes:
         folder: the sweep's folder.
         name: its name.
-        runs: runs that it has in all.
-        done, stopped: runs that are finished, and that were given up.
-        first: folder of one of its runs; None before there is one.
+        runs: total number of runs.
+        done, stopped: number of runs that are finished, and number that were given up.
+        first: folder of its first run; None if no run has begun.
     """
 
     folder: Path
@@ -94,7 +94,9 @@ class StoredSweep:
 
 
 def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
-    """Return the result or the progress of a run or a sweep. No code or file that the folder names is opened: it may be somebody else's.
+    """Return the result or the progress of a run or a sweep.
+
+    Code and files that the folder names are neither run nor opened, because the folder may be somebody else's.
 
     Raises:
         ConfigError: the folder holds neither a run nor a sweep.
@@ -112,7 +114,7 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     run_folder = RunFolder(path)
     run_config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is None:
-        return _unfinished(run_folder, run_config, kind)
+        return _unfinished_run(run_folder, run_config, kind)
     ledger = run_folder.ledger()
     statement = account(ledger, run_config.privacy.delta)
     if run_folder.is_trial:
@@ -123,16 +125,16 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
 
 
 def resume_sweep_command(folder: Path) -> str:
-    """Return the command that resumes the sweep in ``folder``. It is printable, since the folder may have been named by somebody else."""
+    """Return the command that resumes the sweep in ``folder``, made printable because somebody else may have named the folder."""
     return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
 
 
-def _unfinished(run_folder: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
-    """Return how far a run without a result has come."""
+def _unfinished_run(run_folder: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
+    """Return the progress of a run without a result."""
     stopped, last = run_folder.stopped(), run_folder.checkpoint()
-    measured = last is not None and last.history and isfinite(last.history[-1].score)
-    begun_on = last.origin.rpartition(" on ")[2] if last else ""
-    by_name = not (config.data.brought or is_bundled(config.data.name))
+    has_score = last is not None and last.history and isfinite(last.history[-1].score)
+    first_device = last.origin.rpartition(" on ")[2] if last else ""
+    is_from_hub = not (config.data.brought or is_bundled(config.data.name))
     return UnfinishedRun(
         run_folder.path,
         config.name,
@@ -142,9 +144,9 @@ def _unfinished(run_folder: RunFolder, config: RunConfig, kind: Kind) -> Unfinis
         last.state.round if last else 0,
         config.training.rounds,
         stopped,
-        (metric_before_data(config, kind), last.history[-1].score) if last is not None and measured else None,
+        (metric_before_data(config, kind), last.history[-1].score) if last is not None and has_score else None,
         run_folder.ledger_path.exists(),
-        begun_on if begun_on in ("cpu", "cuda") and begun_on != choose_device("auto").type else "auto",
+        first_device if first_device in ("cpu", "cuda") and first_device != choose_device("auto").type else "auto",
         config.data.name == GIVEN and not config.data.path,
-        config.data.name if by_name else None,
+        config.data.name if is_from_hub else None,
     )

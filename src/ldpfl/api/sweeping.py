@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import brought, by_key, listed
+from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_objects
 from ldpfl.api.results import SweepResult
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.errors import ConfigError, WriteError, error_without_data
@@ -49,28 +49,28 @@ def sweep(
     name: str | None = None,
     **overrides: Any,
 ) -> SweepResult:
-    """Run a recipe's variants over settings and seeds, and return a row for each; what is finished in ``folder`` is not run again.
+    """Run a recipe's variants over settings and seeds, and return a row for each. Runs that are finished in ``folder`` are not repeated.
 
         ldpfl.sweep(data=frame, target="outcome", client="hospital", axes={"privacy.target_epsilon": [1, 2, 4]}, seeds=3)
 
     Args:
-        what: a sweep's name, a file (``*.toml``), or a sweep; none with ``data``, which are swept by the recipe ``all_changes``.
+        what: a sweep's name, a file (``*.toml``), or a sweep; None with ``data``, which are swept by the recipe ``own``.
         settings: changes of every run, by dotted key.
-        folder: where to keep the runs, ``rows.json`` and plots; without one nothing stays.
-        resume: go on with the sweep in ``folder``; data and a model that are objects have to be given again.
+        folder: folder for the runs, ``rows.json`` and plots; without it, nothing is kept.
+        resume: continue the sweep in ``folder``. Data and a model that are objects have to be given again.
         data_dir: as for :func:`run`.
         device: as for :func:`run`.
-        jobs: how many runs go on at once, each in a process of its own on one thread; on a CPU.
+        jobs: number of runs that train at once, each in its own process on one thread; on a CPU.
         progress: as for :func:`run`.
-        data: one's own, as for :func:`run`.
-        model: one's own, as for :func:`run`.
-        axes: with ``data``: by dotted key, the values of each setting that is compared; every combination is run.
-        seeds: with ``data``: how many runs each combination gets, whose noise is secret; or the seed of each.
-        name: with ``data``: what the sweep is called; by default after the data and the settings that are compared.
+        data: your data, as for :func:`run`.
+        model: your model, as for :func:`run`.
+        axes: with ``data``: by dotted key, the values of each setting that is compared. Every combination is run.
+        seeds: with ``data``: number of runs of each combination, whose noise is secret; or the seed of each run.
+        name: with ``data``: name of the sweep; by default it is made of the data and the compared settings.
         overrides: with ``data``: changes of every run by the last word of the key, as for :func:`run`, such as ``target``.
 
     Raises:
-        ConfigError: no such sweep or setting, or one that does not fit; found before anything is trained.
+        ConfigError: there is no such sweep or setting, or a setting does not fit. Nothing was trained.
         LdpflError: as for :func:`run`.
     """
     if (what is not None) + (data is not None and not resume) + resume != 1:
@@ -78,45 +78,48 @@ def sweep(
     if resume and isinstance(data, str | Path):
         raise ConfigError("data is given with resume, but the sweep reads its data from the file that it began with: leave data out")
     model_given = model is not None and not (resume and isinstance(model, nn.Module))
-    if (axes or seeds is not None or name is not None or model_given or overrides) and (what is not None or resume):
+    is_given = {"axes": bool(axes), "seeds": seeds is not None, "name": name is not None, "model": model_given}
+    only_with_data = [argument for argument in is_given if is_given[argument]] + list(overrides)
+    if only_with_data and (what is not None or resume):
         raise ConfigError(
-            "a named sweep sets its axes, seeds and model itself: leave out axes, seeds, name, model and settings, or give data"
+            f"{', '.join(only_with_data)} works only with data, because a named or resumed sweep sets its axes, seeds and model itself: "
+            "leave this out, or give data instead of a sweep"
         )
-    data_settings, given = brought(data, model)
-    changes = listed(settings)
+    data_settings, caller_objects = settings_and_objects(data, model)
+    changes = setting_texts(settings)
     if resume:
-        config, changes = _stored(folder, changes)
+        config, changes = _sweep_to_resume(folder, changes)
         seeds_given = True  # the stored settings have secret_noise=true if it was needed
     elif what is None:
-        all_changes = [*listed(data_settings), *listed(by_key(sweep, overrides, OWN)), *changes]
+        all_changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(sweep, overrides, OWN)), *changes]
         config, changes = sweep_of(OWN, all_changes, axes or {}, 1 if seeds is None else seeds, name), []
         seeds_given = not isinstance(config.seeds, int)
     else:
         config = what if isinstance(what, SweepConfig) else load_sweep(str(what))
-        shipped = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
-        seeds_given = not isinstance(config.seeds, int) and not shipped
+        is_built_in = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
+        seeds_given = not isinstance(config.seeds, int) and not is_built_in  # everybody knows the seeds of a built-in sweep
     config = _with_secret_noise(config, changes, seeds_given=seeds_given)
-    if jobs > 1 and (given.data is not None or given.module is not None):
+    if jobs > 1 and (caller_objects.data is not None or caller_objects.module is not None):
         raise ConfigError(f"jobs is {jobs}, but parallel runs read data and model from files: give files instead of objects, or jobs=1")
     with displayed(progress) as display:
-        runner = runner_for(data_dir, device, display, given)
+        runner = runner_for(data_dir, device, display, caller_objects)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several runs at once work only on a CPU, not on {device}: set jobs to 1")
         if folder is not None:
-            return _sweep(config, changes, Path(folder), runner, jobs, display)
+            return _run_and_draw(config, changes, Path(folder), runner, jobs, display)
         with TemporaryDirectory() as temporary:
-            return replace(_sweep(config, changes, Path(temporary), runner, jobs, display), folder=None)
+            return replace(_run_and_draw(config, changes, Path(temporary), runner, jobs, display), folder=None)
 
 
 def sweep_config(
     name: str | None = None, *, changes: Sequence[str] = (), axes: Sequence[str] = (), seeds: int = 1, called: str | None = None
 ) -> SweepConfig:
-    """Return the sweep called ``name``, or that over one's own data with ``changes`` by the recipe ``own``.
+    """Return the sweep called ``name``. Without a name, return a sweep over the user's data, by the recipe ``own`` with ``changes``.
 
     Args:
         axes: settings that are compared, as ``key=value,value``.
-        seeds: runs of each combination.
-        called: what a sweep over one's own data is called.
+        seeds: number of runs of each combination.
+        called: name of the sweep over the user's data.
 
     Raises:
         ConfigError: there is no such sweep, a change does not fit, or an axis is named twice.
@@ -129,7 +132,7 @@ def sweep_config(
     return sweep_of(OWN, changes, dict(axis_values), seeds, called)
 
 
-def _stored(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:
+def _sweep_to_resume(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:
     """Return the sweep that was begun in ``folder``, and its overrides."""
     if folder is None:
         raise ConfigError("resume is set, but folder is missing: give the folder of the sweep to resume")
@@ -141,8 +144,8 @@ def _stored(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepCon
     return sweep
 
 
-def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
-    """Run the sweep in ``out`` and draw its plots; a plot that fails is only warned of."""
+def _run_and_draw(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
+    """Run the sweep in the folder ``out`` and draw its plots. If a plot fails, only warn."""
     watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"{number}/{of}: {cell}")
     rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, watched.begins, watched.planned)
     watched.ended()
@@ -151,47 +154,47 @@ def _sweep(config: SweepConfig, overrides: list[str], out: Path, runner: Runner,
             draw(out / name, config)
         except WriteError:
             raise
-        except Exception as error:  # the rows are worth more than a picture of them
-            display.warn(f"no {name}: {error_without_data(error)}")
+        except Exception as error:  # a failed plot must not lose the rows, which took long to train
+            display.warn(f"the plot {name} was not drawn: {error_without_data(error)}")
     return SweepResult(config, tuple(rows), tuple(curves), out, together)
 
 
 class WatchedRuns:
-    """An observer that shows the progress of each run, and of all runs of a sweep or a tuning. It starts several at once if asked to.
+    """An observer that shows the progress of each run, and of all runs of a sweep or a tuning. With several jobs, it also starts the runs.
 
     Args:
-        jobs: how many runs go on at once.
-        named: function from a run's number, the number of runs and its cell to the text that announces the run.
+        jobs: number of runs that train at once.
+        title_of: function from a run's number, the number of runs and its cell to the text that announces the run.
     """
 
-    def __init__(self, display: ProgressDisplay, data_dir: Path | None, jobs: int, named: Callable[[int, int, Cell], str]) -> None:
-        self._display, self._data_dir, self._jobs, self._named = display, data_dir, jobs, named
+    def __init__(self, display: ProgressDisplay, data_dir: Path | None, jobs: int, title_of: Callable[[int, int, Cell], str]) -> None:
+        self._display, self._data_dir, self._jobs, self._title_of = display, data_dir, jobs, title_of
         self.clients_done, self.warn = display.clients_done, display.warn
-        self._rounds: dict[str, int] = {}
-        self._reached: dict[str, int] = {}
-        self._over: set[str] = set()
-        self._cell: str | None = None
+        self._rounds: dict[str, int] = {}  # by the run's folder name: its number of rounds
+        self._rounds_done: dict[str, int] = {}
+        self._finished: set[str] = set()
+        self._current: str | None = None
 
     def planned(self, planned_cells: Sequence[Cell], out: Path) -> None:
-        """Note the runs that are to be made. With several ``jobs``, make them now."""
+        """Note the planned runs and their progress in earlier calls. With several ``jobs``, run them now, in parallel."""
         if self._jobs > 1:
-            run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.several)
+            run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.runs_progress)
         self._rounds = {cell.folder_name: cell.config.training.rounds for cell in planned_cells}
-        self._reached = {cell.folder_name: rounds_done(cell, out) for cell in planned_cells}
-        self._over = {cell.folder_name for cell in planned_cells if cell.folder(out).is_over}
+        self._rounds_done = {cell.folder_name: rounds_done(cell, out) for cell in planned_cells}
+        self._finished = {cell.folder_name for cell in planned_cells if cell.folder(out).is_over}
 
     def begins(self, number: int, total: int, cell: Cell) -> None:
         """Show that the run of ``cell`` begins, the ``number``-th of ``total``."""
         if self._jobs == 1:
-            self._display.next_run(self._named(number, total, cell))
+            self._display.next_run(self._title_of(number, total, cell))
         self.ended()
-        self._cell = cell.folder_name
+        self._current = cell.folder_name
 
     def ended(self) -> None:
         """Count the run that began last as finished, with all its rounds, even if it stopped earlier."""
-        if self._cell is not None:
-            self._reached[self._cell] = self._rounds[self._cell]
-            self._over.add(self._cell)
+        if self._current is not None:
+            self._rounds_done[self._current] = self._rounds[self._current]
+            self._finished.add(self._current)
         self._show()
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
@@ -200,17 +203,20 @@ class WatchedRuns:
     def round_done(self, metrics: RoundMetrics) -> None:
         """Show a finished round, also in the count of all runs' rounds."""
         self._display.round_done(metrics)
-        if self._cell is not None:
-            self._reached[self._cell] = metrics.round
+        if self._current is not None:
+            self._rounds_done[self._current] = metrics.round
         self._show()
 
     def _show(self) -> None:
-        """Show the rounds and the runs that are finished, of all."""
-        self._display.several(sum(self._reached.values()), sum(self._rounds.values()), len(self._over), len(self._rounds))
+        """Show how many of all rounds and of all runs are finished."""
+        self._display.runs_progress(sum(self._rounds_done.values()), sum(self._rounds.values()), len(self._finished), len(self._rounds))
 
 
 def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, seeds_given: bool) -> SweepConfig:
-    """Return the sweep with noise that does not follow from its seeds, if it is over a user's own data and the user gave no seeds."""
+    """Return the sweep with secret noise if its data are the user's own and the user gave no seeds.
+
+    Otherwise a seed that the sweep chose would determine the noise, and whoever knows it could remove the noise.
+    """
     if (
         seeds_given
         or "secret_noise=true" in config.settings

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ldpfl.privacy.guarantee import Statement
 
 
-class Tracked(Callback):
-    """Hands a run to one tracker: public figures alone, unless all figures stay in the run's folder.
+class TrackerCallback(Callback):
+    """Callback that hands a run to one tracker. A tracker gets only public figures, unless all its files stay in the run's folder.
 
-    A tracker that fails later than at the start does not end the run: a warning says so, and it gets no further figures.
+    If the tracker fails after the start, the run continues: a warning is printed, and the tracker gets no further figures.
     """
 
     def __init__(self, name: str, tracker: Tracker, folder: Path, warn: Callable[[str], None]) -> None:
@@ -41,9 +41,9 @@ class Tracked(Callback):
         try:
             self._tracker.begin(config.name, public_settings(config))
         except Exception as error:
-            why = f"{type(error).__name__}: {first_line(error)}"
+            reason = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError(
-                f"{self._name} cannot track the run: {why}. Correct its settings, and resume the run with or without --track"
+                f"{self._name} cannot track the run: {reason}. Correct {self._name}'s settings, and resume the run with or without --track"
             ) from error
         for metrics in history:
             self.on_round_end(metrics)
@@ -52,39 +52,43 @@ class Tracked(Callback):
         """Hand over the figures of a round, unless they are private."""
         allowed = metrics if self._tracker.is_local else public_round(self._config, metrics)
         if allowed is not None:
-            self._or_warn(lambda: self._tracker.log(round_figures(self._metric, allowed), metrics.round))
+            self._call_or_warn(lambda: self._tracker.log(round_figures(self._metric, allowed), metrics.round))
 
     def on_run_end(self, result: RunResult) -> None:
         """Hand over the final figures, the guarantee, and the files that may be handed on."""
         figures, rounds = result.to_dict(), len(result.history)
-        shown = figures if self._tracker.is_local else without_private_figures(self._config, figures)
-        numbers = {shown["metric"]: shown["score"], **shown["scores"]} | {f"epsilon/{n}": v for n, v in _epsilons(result.privacy).items()}
+        allowed = figures if self._tracker.is_local else without_private_figures(self._config, figures)
+        epsilons = {f"epsilon/{name}": value for name, value in _epsilons(result.privacy).items()}
+        numbers = {allowed["metric"]: allowed["score"], **allowed["scores"]} | epsilons
         finite = {name: float(value) for name, value in numbers.items() if isinstance(value, int | float) and isfinite(value)}
         with TemporaryDirectory() as temporary:
             files = None if self._tracker.is_local else self._write_files(Path(temporary) / "run")
-            self._or_warn(lambda: self._tracker.conclude(finite, _texts(result.privacy), rounds, files))
+            self._call_or_warn(lambda: self._tracker.conclude(finite, _texts(result.privacy), rounds, files))
 
     def close(self, *, failed: bool) -> None:
-        """End the tracker's own run. ``failed`` says whether an error ended the training."""
+        """End the tracker's own run. ``failed`` is true if an error ended the training."""
         try:
             self._tracker.close(failed=failed or self._is_lost)
         except Exception as error:
             self._warn(f"{self._name} was not told that the run is finished: {type(error).__name__}: {first_line(error)}")
 
-    def _write_files(self, place: Path) -> Path | None:
-        """Write the files that may be handed on to ``place``: the export and the public page. None if the run may not be exported."""
+    def _write_files(self, target: Path) -> Path | None:
+        """Write the files that may be handed on to the folder ``target``: the export and the public page.
+
+        Return the folder; warn and return None if the run may not be exported.
+        """
         from ldpfl.api.exporting import export
         from ldpfl.api.paging import page
 
         try:
-            export(self._folder, place)
-            page([self._folder], place / "report-public.html", public=True)
+            export(self._folder, target)
+            page([self._folder], target / "report-public.html", public=True)
         except LdpflError as error:
             self._warn(f"{self._name} gets no files of the run: {error}")
             return None
-        return place
+        return target
 
-    def _or_warn(self, call: Callable[[], object]) -> None:
+    def _call_or_warn(self, call: Callable[[], object]) -> None:
         """Run ``call`` for the tracker. If it fails, warn, and give the tracker no further figures."""
         if self._is_lost:
             return
@@ -92,12 +96,12 @@ class Tracked(Callback):
             call()
         except Exception as error:  # a service that is away for a while must not end the training
             self._is_lost = True
-            again = f"hand the finished run over by: ldpfl run --resume --out {quote(str(self._folder))} --track {self._name}"
-            self._warn(f"{self._name} gets no further figures, {type(error).__name__}: {first_line(error)}; {again}")
+            next_step = f"hand the finished run over by: ldpfl run --resume --out {quote(str(self._folder))} --track {self._name}"
+            self._warn(f"{self._name} gets no further figures, {type(error).__name__}: {first_line(error)}; {next_step}")
 
 
 def _epsilons(privacy: Statement) -> dict[str, Any]:
-    """Return the figures of the guarantee that trackers get: all but delta."""
+    """Return the epsilons of the guarantee by name."""
     return {name: value for name, value in privacy.figures().items() if name != "delta"}
 
 
@@ -110,7 +114,7 @@ def _texts(privacy: Statement) -> dict[str, str]:
 
 
 @contextmanager
-def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], None]) -> Iterator[list[Tracked]]:
+def tracker_callbacks(names: Sequence[str], folder: Path | None, warn: Callable[[str], None]) -> Iterator[list[TrackerCallback]]:
     """Yield a callback for each tracker in ``names``. When the block ends, end the trackers' runs.
 
     Raises:
@@ -123,7 +127,7 @@ def tracked(names: Sequence[str], folder: Path | None, warn: Callable[[str], Non
         raise ConfigError("track is set, but folder is missing: give ldpfl.run a folder=..., because a tracker reads the run's files there")
     if folder is not None and not all(TRACKERS[name].is_local for name in names):
         RunFolder(folder).check_may_be_handed_on()
-    callbacks = [Tracked(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
+    callbacks = [TrackerCallback(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
     failed = True
     try:
         yield callbacks

@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import nn
 
 from ldpfl.api.arguments import Settings, checked
-from ldpfl.api.configuring import brought, by_key, listed
+from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_objects
 from ldpfl.api.exporting import write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
@@ -27,7 +27,7 @@ from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
 from ldpfl.report.privacy import guarantee_table
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.scores import shown
+from ldpfl.report.scores import format_score
 from ldpfl.simulation.evaluating import LOSS
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.displays import Shown
@@ -35,20 +35,20 @@ from ldpfl.util.files import from_toml, read_text, to_json, write_text
 from ldpfl.util.number_format import number
 
 RELEASE = "release"
-"""Folder within that of a tuning with all that may be handed on."""
+"""Name of the subfolder of a tuning that may be handed on."""
 
 
 @dataclass(frozen=True, eq=False)
 class TuneResult(Shown):
-    """The release of a tuning. It holds nothing of the other trials.
+    """The release of a tuning: the chosen trial. It holds nothing of the other trials.
 
     Attributes:
         setting: the chosen variant, if there are several, and the value of each tuned setting, as text.
         values: value of each tuned setting, by dotted key.
         metric: name of the score.
-        score: noisy score of the chosen trial. It is the best of several, and so a little too high.
-        interval: 95 % interval of the score, as if it were not the best of several.
-        settings: names of all settings that were to choose from.
+        score: noisy score of the chosen trial. As the best of several noisy scores, it is a little too high on average.
+        interval: 95 % interval of the score. It does not account for the choice of the best.
+        settings: names of all settings among which the tuning chose.
         guarantee: the guarantee of the release, and that of all trials.
         sentences: meaning of the guarantee in plain words.
         folder: folder with the model, for :func:`ldpfl.load_model` and :func:`ldpfl.predict`.
@@ -73,19 +73,19 @@ class TuneResult(Shown):
             "score": self.score,
             "interval": list(self.interval),
             "settings": list(self.settings),
-            "privacy": {key: value for key, value in self.guarantee.statement.to_dict().items() if key in _STATED},
+            "privacy": {key: value for key, value in self.guarantee.statement.to_dict().items() if key in _PRIVACY_KEYS},
             "sentences": list(self.sentences),
         }
 
     def __rich__(self) -> Group:
-        low, high = (shown(self.metric, end) for end in self.interval)
-        score = f"{self.metric} {shown(self.metric, self.score)} ({low} to {high})"
+        low, high = (format_score(self.metric, end) for end in self.interval)
+        score = f"{self.metric} {format_score(self.metric, self.score)} ({low} to {high})"
         chosen = f"chosen: {self.setting}; {score}, measured at clients with noise, which may lift it beyond what is possible"
         return Group(Text(chosen), guarantee_table(self.guarantee.statement.to_dict()), *map(Text, self.sentences))
 
 
-_STATED = ("delta", "protected", "status", "guarantees", "warnings")
-"""Parts of a statement's dictionary that mean the same for a tuning. Its figures and verdict know no trusted server."""
+_PRIVACY_KEYS = ("delta", "protected", "status", "guarantees", "warnings")
+"""Keys of a statement's dictionary that a tuning keeps. The others assume that no server is trusted, which a tuning needs."""
 
 
 @checked
@@ -113,7 +113,7 @@ def tune(
 
         ldpfl.tune("sum/records-mnist", axes={"training.server_learning_rate": [32, 64, 128]}, trials=10, target_epsilon=2, folder="tuned")
 
-    The guarantee holds for whoever sees only the release, if whoever runs the trials is trusted. The same call goes on where it stopped.
+    The guarantee holds against whoever sees only the release, if whoever runs the trials is trusted. The same call resumes the tuning.
 
     Args:
         what: a recipe, a config file, a sweep's name or file; by default the quickstart, or the recipe ``own`` with ``data``.
@@ -121,34 +121,35 @@ def tune(
         target_epsilon: epsilon of the release: training, scores and choice together.
         folder: folder of the tuning. Its subfolder ``release`` may be handed on, and ``private`` must not.
         settings: changes of every trial, by dotted key.
-        axes: values of each setting that is tuned, by dotted key; every combination may be chosen.
-        evaluation_epsilon: epsilon of a trial's score, a part of the trial's epsilon; 0.3 of it by default.
-        max_trials: maximum number of trials; four times ``trials`` by default.
-        law: law of the number of trials: ``poisson``, or ``geometric`` or ``logarithmic``, which vary more and cost less for many trials.
-        seed: seed from which everything follows. The guarantee then holds only while the seed is secret.
+        axes: values of each setting that is tuned, by dotted key. Every combination may be chosen.
+        evaluation_epsilon: epsilon of a trial's score, a part of the trial's epsilon; by default 0.3 of it.
+        max_trials: maximum number of trials; by default four times ``trials``.
+        law: distribution of the number of trials: ``poisson``, or ``geometric`` or ``logarithmic``, which vary more and cost less for
+            many trials.
+        seed: seed that determines all randomness. The guarantee then holds only while the seed is secret.
         data_dir: as for :func:`run`.
         device: as for :func:`run`.
-        jobs: how many trials go on at once, each in a process of its own on one thread; on a CPU.
+        jobs: number of trials that train at once, each in its own process on one thread; on a CPU.
         progress: as for :func:`run`. It shows the number of trials, so it is for whoever runs them.
         data: as for :func:`run`.
         model: as for :func:`run`.
         overrides: changes of every trial by the last word of the key, as for :func:`run`.
 
     Raises:
-        ConfigError: no such recipe or setting, or one that does not fit; found before anything is trained.
+        ConfigError: there is no such recipe or setting, or a setting does not fit. Nothing was trained.
         LdpflError: as for :func:`run`.
     """
-    data_settings, given = brought(data, model)
-    space = _space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
-    changes = [*listed(data_settings), *listed(by_key(tune, overrides, space.recipe)), *listed(settings)]
+    data_settings, caller_objects = settings_and_objects(data, model)
+    space = _search_space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
+    changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(tune, overrides, space.recipe)), *setting_texts(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
     if not (isfinite(target_epsilon) and target_epsilon > 0):
         raise ConfigError(f"target_epsilon is {target_epsilon:g}: set a positive number, such as 2")
-    if jobs > 1 and (given.data is not None or given.module is not None):
+    if jobs > 1 and (caller_objects.data is not None or caller_objects.module is not None):
         raise ConfigError(f"jobs is {jobs}, but parallel trials read data and model from files: give files instead of objects, or jobs=1")
     out = Path(folder)
     with displayed(progress) as display:
-        runner = runner_for(data_dir, device, display, given)
+        runner = runner_for(data_dir, device, display, caller_objects)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several trials at once work only on a CPU, not on {device}: set jobs to 1")
         watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {setting_label(cell)}")
@@ -176,27 +177,29 @@ def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]
     return fixed, axes
 
 
-def _space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> SweepConfig:
-    """Return the sweep whose settings a tuning chooses from."""
+def _search_space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> SweepConfig:
+    """Return the sweep from whose settings a tuning chooses: ``what`` itself, or the recipe ``what`` over ``axes``."""
     if isinstance(what, SweepConfig) or str(what) in sweep_names() or _is_sweep_file(Path(what)):
         if axes:
+            name = what.name if isinstance(what, SweepConfig) else what
             raise ConfigError(
-                "a sweep already names the values to compare: leave out axes (--set with several values), or name a recipe instead"
+                f"{name} is a sweep, which already names the values to compare: leave out axes (--set with several values), or "
+                "name a recipe instead"
             )
         return what if isinstance(what, SweepConfig) else load_sweep(str(what))
     return sweep_of(str(what), [], axes, 1, Path(what).stem if str(what).endswith(".toml") else str(what))
 
 
 def _is_sweep_file(path: Path) -> bool:
-    """Whether the file defines a sweep rather than a run: it names a recipe."""
+    """Whether the file defines a sweep rather than a run. Only a sweep names a recipe."""
     try:
         return path.suffix == ".toml" and "recipe" in from_toml(read_text(path))
     except (OSError, ValueError):
-        return False  # reading it as a config says what is wrong
+        return False  # the error comes later, when the file is read as a config
 
 
 def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
-    """Write the release of a tuning, and return it."""
+    """Write the release of a tuning into a subfolder of ``out``, and return it."""
     release, figure = out / RELEASE, chosen.figure
     result = TuneResult(
         setting=setting_label(chosen.cell),
@@ -206,7 +209,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
         interval=(figure["low"], figure["high"]),
         settings=chosen.labels,
         guarantee=chosen.guarantee,
-        sentences=(*_note_on_noise(chosen), *_sentences(tuning, chosen.guarantee, len(chosen.labels))),
+        sentences=(*_note_on_noise(chosen), *_guarantee_sentences(tuning, chosen.guarantee, len(chosen.labels))),
         folder=release,
     )
     write_model(chosen.folder, release)
@@ -217,21 +220,21 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
 def _note_on_noise(chosen: Chosen) -> tuple[str, ...]:
     """Return a sentence if the score's interval is so wide that it does not tell settings apart; else an empty tuple."""
     low, high, is_loss = chosen.figure["low"], chosen.figure["high"], chosen.metric == LOSS
-    widest = abs(chosen.figure["value"]) * _WIDEST_OF_LOSS if is_loss else _WIDEST_OF_SHARE
-    if high - low <= widest and not (chosen.metric == AUROC and low <= 0.5):
+    max_width = abs(chosen.figure["value"]) * _MAX_LOSS_WIDTH if is_loss else _MAX_SHARE_WIDTH
+    if high - low <= max_width and not (chosen.metric == AUROC and low <= 0.5):  # an AUROC of 0.5 is chance
         return ()
     return (
-        f"the trials could not be told apart: the {chosen.metric} of the chosen one is known only from {shown(chosen.metric, low)} "
-        f"to {shown(chosen.metric, high)}, so the choice of the setting says little. More rows, a larger evaluation epsilon "
+        f"the trials could not be told apart: the {chosen.metric} of the chosen one is known only from {format_score(chosen.metric, low)} "
+        f"to {format_score(chosen.metric, high)}, so the choice of the setting says little. More rows, a larger evaluation epsilon "
         "(--evaluation-epsilon), or fewer trials or settings help",
     )
 
 
-_WIDEST_OF_LOSS, _WIDEST_OF_SHARE = 0.5, 0.2
-"""Widest intervals that tell settings apart: of a loss as a multiple of it, and of an AUROC or accuracy."""
+_MAX_LOSS_WIDTH, _MAX_SHARE_WIDTH = 0.5, 0.2
+"""Maximum width of an interval that can tell settings apart: for a loss as a multiple of it, and for an AUROC or accuracy."""
 
 
-def _sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tuple[str, ...]:
+def _guarantee_sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tuple[str, ...]:
     """Return sentences on the meaning of a tuning's guarantee, and on what it does not cover."""
     release, count = guarantee.release, tuning.count
     epsilons = ", ".join(f"{number(row.epsilon)} {IF_TRUSTED[row.trust_model]}" for row in guarantee.trials)

@@ -41,34 +41,34 @@ def main() -> None:
         _stop(str(error))
     except OSError as error:
         stdout_is_full = error.filename is None and error.errno in NO_ROOM
-        _stop(f"what is printed cannot be written to standard output: {error.strerror}; make room there" if stdout_is_full else str(error))
+        _stop(f"the output cannot be written to standard output: {error.strerror}; make room there" if stdout_is_full else str(error))
     except (KeyboardInterrupt, click.Abort):
         print("ldpfl: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise
-        _stop(f"{error_without_data(error)}; set {DEBUG_VARIABLE}=1 to see all of it", code=1)
+        _stop(f"{error_without_data(error)}; set {DEBUG_VARIABLE}=1 to see the full traceback", code=1)
 
 
 def _typed_command(context: click.Context | None) -> str:
-    """Return the command that a mistake was made in, as it is typed."""
+    """Return the command with the mistake as a user types it, such as ``ldpfl budget show``."""
     return "ldpfl" if context is None else " ".join(["ldpfl", *context.command_path.split()[1:]])
 
 
 def _stop(message: str, code: int = 2) -> NoReturn:
     """Print ``message`` as one line on stderr, and exit with ``code``."""
     line = " ".join(message.split())
-    # A file's content may be part of the message: nothing of it may steer the terminal.
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line)
-    print(f"ldpfl: {shown}", file=sys.stderr)
+    # The message may quote a file of somebody else, whose control characters must not reach the terminal.
+    printed = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line)
+    print(f"ldpfl: {printed}", file=sys.stderr)
     sys.exit(code)
 
 
-def _version(wanted: bool) -> None:
-    """Print the version and exit, if the option is given."""
-    if wanted:
-        from ldpfl import __version__  # slow to find out
+def _print_version(is_given: bool) -> None:
+    """Print the version and exit, if the option ``--version`` is given."""
+    if is_given:
+        from ldpfl import __version__  # looking up the version is slow
 
         print(f"ldpfl {__version__}")
         raise typer.Exit
@@ -76,6 +76,6 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Federated learning under local differential privacy."""

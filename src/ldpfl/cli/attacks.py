@@ -60,11 +60,11 @@ def gan(
     plan = AttackPlan(label, images, tuple(range(seed, seed + seeds)), GanConfig(steps=steps))
     errors = terminal(stderr=True)
 
-    def begins(number: int, run: Path) -> None:
+    def print_title(number: int, run: Path) -> None:
         errors.print(Text(f"{number}/{len(runs)}: {run}"), soft_wrap=True)
 
     watch = partial(_watched, errors, lines=not as_json)
-    result = attack_runs(runs, plan, watch=watch, begins=begins, out=out, data_dir=data_dir, device=device)
+    result = attack_runs(runs, plan, watch=watch, begins=print_title, out=out, data_dir=data_dir, device=device)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2))
         return
@@ -86,7 +86,7 @@ def _watched(console: Console, *, lines: bool) -> Iterator[_Bars]:
 
 
 class _Bars:
-    """A bar for each phase of an attack; where output is no terminal, a line when a phase is over, or nothing."""
+    """Progress of an attack: in a terminal a bar for each phase, elsewhere a line at the end of each phase, or nothing."""
 
     def __init__(self, console: Console, interrupts: Interrupts, *, lines: bool) -> None:
         self._console, self._interrupts = console, interrupts

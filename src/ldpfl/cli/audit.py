@@ -35,11 +35,13 @@ def audit(
     if not api.is_mechanism(what):
         unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
         if unused:
-            raise ConfigError(f"{' and '.join(unused)} works only with a mechanism, and a run is audited by its config: leave it out")
+            raise ConfigError(
+                f"{' and '.join(unused)} works only with a mechanism, but {what} is a run, audited by its config: leave it out"
+            )
         _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
         return
     if Path(what).is_dir():
-        warning = f"{what} is a mechanism, which is audited, and a folder here as well: for a run in it, give ./{what}"
+        warning = f"{what} is a mechanism and also a folder here; the mechanism is audited: to audit the run in the folder, give ./{what}"
         terminal(stderr=True).print(Text(warning, style="yellow"), soft_wrap=True)
     rate = ERROR_RATE if error_rate is None else error_rate
     result = api.audit(what, epsilon=1.0 if epsilon is None else epsilon, trials=trials, error_rate=rate, seed=seed)

@@ -29,9 +29,10 @@ _HOLDS = (
 
 _REPLACED = {
     "client": "all its data",
-    "person": "all records of any one person, which says little of the client",
-    "record": "any one of its records, which says little of the client",
+    "person": "all records of any one person, which promises little to the client as a whole",
+    "record": "any one of its records, which promises little to the client as a whole",
 }
+"""For each protected unit, the data whose replacement the epsilon hides."""
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A client's lifetime budget: its limit, and how much is spent.")
 
@@ -61,13 +62,13 @@ def show(
 ) -> None:
     """Print what was spent, what is left, and why something was refused last."""
     budget, console = read_budget(file), terminal()
-    books, bounds = budget.books, None if policy is None else policies.read_policy(policy)
-    spends = () if bounds is None else policies.spent_of_policy(file, bounds)
-    left = policies.rounds_left(file, bounds)
+    books, client_policy = budget.books, None if policy is None else policies.read_policy(policy)
+    spends = () if client_policy is None else policies.spent_of_policy(file, client_policy)
+    rounds_left = policies.rounds_left(file, client_policy)
     if as_json:
-        print_json(_budget_as_json(books, budget.charges, bounds, spends, left))
+        print_json(_budget_as_json(books, budget.charges, client_policy, spends, rounds_left))
         return
-    console.print(_summary(file, budget, bounds, spends, left))
+    console.print(_summary(file, budget, client_policy, spends, rounds_left))
     if budget.charges:
         console.print(_runs_table(budget))
     if books.refusals is not None:
@@ -79,7 +80,7 @@ def show(
 @app.command(name="set")
 def set_(
     file: File,
-    epsilon: Annotated[float, typer.Option(help="Largest epsilon of all that this client ever sends, trusting nobody.")],
+    epsilon: Annotated[float, typer.Option(help="Maximum epsilon of all that this client ever sends, trusting nobody.")],
     delta: Annotated[float | None, typer.Option(help="Failure probability; 0 counts pure sums.", show_default="as it was, or 1e-5")] = None,
 ) -> None:
     """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
@@ -89,20 +90,20 @@ def set_(
     protected_unit = "" if books.protected == "client" else f" for a {books.protected}"
     terminal().print(Text(f"budget: {_limit_text(books, -1)}{before}; spent: {number(spent)}{protected_unit}"), soft_wrap=True)
     is_raised = len(books.granted) > 1 and books.limit.epsilon > books.granted[-2].limit.epsilon
-    if books.charges and is_raised and isfinite(books.order):  # pure sums count the same for any limit
+    if books.charges and is_raised and isfinite(books.order):  # an infinite order means pure sums, which count the same for any limit
         note = (
-            f"reports are still counted as for the first budget, {_limit_text(books, 0)}, which for a far larger one is more than they "
-            "cost by a ledger (docs/budget.md): ldpfl budget show says how many rounds are left"
+            f"reports are still counted by a bound that is tight near the first budget, {_limit_text(books, 0)}. Under a far larger budget "
+            "it exceeds the epsilon that ldpfl ledger computes (docs/budget.md). ldpfl budget show prints how many rounds are left"
         )
         terminal().print(Text(note), soft_wrap=True)
 
 
 @app.command()
-def move(file: File, to: Annotated[Path, typer.Option(help="New file, which alone counts from now on.", show_default=False)]) -> None:
+def move(file: File, to: Annotated[Path, typer.Option(help="New file. From now on, only this file counts.", show_default=False)]) -> None:
     """Move the budget, with all that was charged, to a new file, as to another machine. The old file allows nothing any more."""
     books = move_budget(file, to)
-    holds = f"{to} holds the budget: {_limit_text(books, -1)}, {counted(books.charges, 'report')} charged"
-    message = f"{holds}. {file} is 0 from now on, and may be removed"
+    new_budget = f"{to} holds the budget: {_limit_text(books, -1)}, {counted(books.charges, 'report')} charged"
+    message = f"{new_budget}. The budget in {file} is 0 from now on, and the file may be removed"
     terminal().print(Text(message), soft_wrap=True)
 
 
@@ -131,7 +132,7 @@ def export(
 
 
 def _budget_as_json(
-    books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend], left: int | None
+    books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend], rounds_left: int | None
 ) -> dict[str, Any]:
     """Return what ``ldpfl budget show --json`` prints: what was spent, what is left and the last refusal."""
     limit, last = books.limit, charges[-1] if charges else None
@@ -143,7 +144,7 @@ def _budget_as_json(
         "spent": json_number(books.spent(limit.delta)),
         "reports": books.charges,
         "last_charge": None if last is None else {"at": printable(last.at), "run": printable(last.run), "round": last.round},
-        "rounds_left": left,
+        "rounds_left": rounds_left,
         "refusals": 0 if refused is None else refused.times,
         "last_refusal": None if refused is None else {"at": printable(refused.at), "reason": printable(refused.reason)},
         "policy": None if policy is None else _policy_as_json(policy, spends),
@@ -156,8 +157,8 @@ def _policy_as_json(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, 
     return {"delta": policy.delta, "rounds": policy.rounds, **bounds}
 
 
-def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend], left: int | None) -> Table:
-    """Return the table of what was spent and what is left; ``left`` is how many rounds like the last one are still allowed."""
+def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend], rounds_left: int | None) -> Table:
+    """Return the table of what was spent and what is left; ``rounds_left`` is how many rounds like the last one are still allowed."""
     books, charges = budget.books, budget.charges
     limit = books.limit
     spent = books.spent(limit.delta)
@@ -177,39 +178,40 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         last = charges[-1].release
         table.add_row(
             Text(f"rounds left like the last ({_release_text(last)})"),
-            _rounds_left_text(left, books.rounds_left(last) if last.protected else 0),
+            _rounds_left_text(rounds_left, books.rounds_left(last) if last.protected else 0),
         )
     if budget.claims:
-        text = f"what these say of themselves is counted, and their code is not ldpfl's: {', '.join(budget.claims)}"
+        text = f"counted by what their authors claim, which ldpfl has not proved: {', '.join(budget.claims)}"
         table.add_row("author's claim", Text(printable(text), style="yellow"))
-    protected = f"replacing {_REPLACED[books.protected]}" if charges else "and that is nothing so far: what it protects, the policy says"
+    replaced = f"for replacing {_REPLACED[books.protected]}" if charges else "which is nothing so far; the policy says what is protected"
     hint = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
-    holds = (
-        ". The figure holds whatever rounds a server chooses, so it exceeds a ledger's until the budget is nearly used" if charges else ""
+    validity = (
+        ". The epsilon is valid for any rounds that a server chooses, so it exceeds a ledger's until the budget is nearly used"
+        if charges
+        else ""
     )
-    table.caption = f"for whoever keeps all that this client ever sent, {protected}{hint}{holds}{_two_bounds_note(spent, spends)}"
+    table.caption = f"against whoever keeps all that this client ever sent, {replaced}{hint}{validity}{_two_bounds_note(spent, spends)}"
     table.caption_justify = "left"
     return table
 
 
 def _two_bounds_note(spent: float, spends: Sequence[PolicySpend]) -> str:
-    """Return why ``spent`` of the budget is another figure than that of the policy's lifetime epsilon; empty if it is not."""
-    of_policy = next((spend.epsilon for spend in spends if spend.setting == "lifetime_epsilon"), spent)
-    if number(of_policy) == number(spent):
+    """Return a note on why the budget and the policy's ``lifetime_epsilon`` show different spent epsilons; empty if they show the same."""
+    spent_by_policy = next((spend.epsilon for spend in spends if spend.setting == "lifetime_epsilon"), spent)
+    if number(spent_by_policy) == number(spent):
         return ""
     return (
-        f". Both epsilon {number(spent)} and epsilon {number(of_policy)} are upper bounds for the same reports: each is computed to be "
-        "tight near its own limit, the budget or lifetime_epsilon (decision 0022). Both count, and a report leaves only if it keeps both "
-        "limits"
+        f". Both epsilon {number(spent)} and epsilon {number(spent_by_policy)} are upper bounds for the same reports: each is computed to "
+        "be tight near its own limit, the budget or lifetime_epsilon (decision 0022). A report leaves only if it keeps both limits"
     )
 
 
-def _rounds_left_text(left: int | None, left_by_budget: int) -> Text:
-    """Return how many more rounds are ``left``, and the number by the budget alone if the policy allows fewer."""
-    if left is None:
-        return Text("no epsilon bounds them: values leave without protection", style="red")
-    by_policy = f" by the policy; the budget alone would allow {left_by_budget:,}" if left < left_by_budget else ""
-    return Text(f"{left:,}{by_policy}") if left else Text(f"0{by_policy}" if by_policy else "0: exhausted", style="red")
+def _rounds_left_text(rounds_left: int | None, allowed_by_budget: int) -> Text:
+    """Return the number of ``rounds_left`` as text, and the number that the budget allows if the policy allows fewer."""
+    if rounds_left is None:
+        return Text("not bounded by an epsilon: values leave without protection", style="red")
+    by_policy = f" by the policy; the budget alone would allow {allowed_by_budget:,}" if rounds_left < allowed_by_budget else ""
+    return Text(f"{rounds_left:,}{by_policy}") if rounds_left else Text(f"0{by_policy}" if by_policy else "0: exhausted", style="red")
 
 
 def _runs_table(budget: Budget) -> Table:
@@ -226,9 +228,9 @@ def _runs_table(budget: Budget) -> Table:
     return table
 
 
-def _limit_text(books: Books, place: int) -> str:
-    """Return the budget at ``place`` in the list of budgets that were set: -1 is the one in force."""
-    limit = books.granted[place].limit
+def _limit_text(books: Books, index: int) -> str:
+    """Return the budget at ``index`` in the list of budgets that were set, as text: 0 is the first one, -1 the one in force."""
+    limit = books.granted[index].limit
     return f"epsilon {limit.epsilon:g} at delta {limit.delta:g}"
 
 
@@ -240,20 +242,21 @@ def _release_text(release: Release) -> str:
 
 
 def _parameter(release: Release) -> tuple[str, float]:
-    """Return name and value of the parameter that ``release`` is accounted by."""
+    """Return name and value of the privacy parameter of ``release``: mu for Gaussian noise (Gaussian DP), else epsilon."""
     return "mu" if release.by_round else "epsilon", release.parameter
 
 
 def _charge_row(charge: Charged) -> dict[str, Any]:
-    """Return a charge by the names of :func:`_charge_fields`. Text is made printable: a server may have chosen it."""
+    """Return a charge by the names of :func:`_charge_fields`."""
     name, value = _parameter(charge.release)
     release = charge.release
     release_values = (release.mechanism, name, json_number(value), release.units, release.unit, release.author)
     values = (charge.number, charge.at, charge.run, charge.round, *release_values, charge.cohort, charge.transport, charge.linked)
-    # A server chose some of the words, and the file may be somebody else's.
+    # Texts are made printable: a server chose some of them, and the file may be somebody else's.
     return dict(zip(_charge_fields(), (printable(value) if isinstance(value, str) else value for value in values), strict=True))
 
 
 def _charge_fields() -> tuple[str, ...]:
+    """Return the names of an exported charge's values, which are the columns of the CSV."""
     release_fields = ("mechanism", "parameter", "value", "units", "unit", "author")
     return ("number", "at", "run", "round", *release_fields, "cohort", "transport", "linked")

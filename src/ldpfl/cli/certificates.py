@@ -21,9 +21,9 @@ def certify(
 ) -> None:
     """Write a run's guarantee to a small file that others can check. It contains no figure of the data."""
     certificate = api.certify(what, delta=delta, key=key, out=out)
-    signer = "not signed: give --key, for others to know that it is yours"
+    signer = "not signed: sign it with --key, so that others know that it is yours"
     if certificate.signature is not None:
-        signer = f"signed; the public key, for others to know that it is yours: {certificate.signature.public_key}"
+        signer = f"signed; give others the public key, so that they know that it is yours: {certificate.signature.public_key}"
     terminal().print(Text(f"{out}: {len(certificate.statement.guarantees)} guarantees, {signer}"), soft_wrap=True)
     print(f"check it with: ldpfl verify {shlex.quote(str(out))} --ledger {shlex.quote(str(what))}")
 

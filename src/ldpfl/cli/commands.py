@@ -83,18 +83,18 @@ class Commands(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a stand-in for a command, with what the list of commands shows of it."""
+        """Return a stand-in for a command, which has only its line in the list of commands. The command itself is not imported."""
         return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        name, _, rest = super().resolve_command(ctx, args)
-        return name, None if name is None else command(name), rest
+        name, _, remaining_args = super().resolve_command(ctx, args)
+        return name, None if name is None else command(name), remaining_args
 
 
 def command(name: str) -> click.Command:
-    """Return the command called ``name``, with all its options."""
+    """Import the command called ``name``, and return it with all its options."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    target = getattr(_imported(f"ldpfl.cli.{module}"), attribute)
+    target = getattr(_import_commands(f"ldpfl.cli.{module}"), attribute)
     if not isinstance(target, typer.Typer):
         single_command = typer.Typer(add_completion=False)
         single_command.command(name)(target)
@@ -104,7 +104,7 @@ def command(name: str) -> click.Command:
     return loaded
 
 
-def _imported(module: str) -> ModuleType:
-    """Import a module of commands, with a message about a missing extra if that fails."""
+def _import_commands(module: str) -> ModuleType:
+    """Import a module of commands. If a package is missing, the error names the extra that installs it."""
     with without_garbage_collection():
         return import_module(module)

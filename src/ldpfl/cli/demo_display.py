@@ -25,7 +25,7 @@ class Display:
     def __init__(self, console: Console, rounds: int) -> None:
         self._console, self._rounds = console, rounds
         self._status = console.status("starting")
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
     def __enter__(self) -> Self:
         self._status.start()
@@ -36,20 +36,21 @@ class Display:
 
     def step(self, text: str) -> None:
         """Print a step of the demo, and show it beside the spinner."""
-        self._say(text)
+        self._print_line(text)
         self._status.update(Text(text))
 
     def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
+        """Print which nodes a round asks, to train or to measure the model."""
         round_name, task = (f"{round_}/{self._rounds}", "train") if round_.is_training else (str(round_), "measure the model")
-        self._say(f"{round_name}: asked {', '.join(names)}")
+        self._print_line(f"{round_name}: asked {', '.join(names)}")
         self._status.update(Text(f"{round_name}: nodes {task} and upload; the relay waits for all"))
 
     def round_done(self, round_: int, reports: int, accuracy: float) -> None:
-        self._say(f"round {round_}/{self._rounds}: {counted(reports, 'report')}, accuracy {accuracy:.2%}")
+        self._print_line(f"round {round_}/{self._rounds}: {counted(reports, 'report')}, accuracy {accuracy:.2%}")
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         """Print a line with the seconds since the start."""
-        self._console.print(Text(f"{time.monotonic() - self._began:5.1f} s  {text}"), soft_wrap=True)
+        self._console.print(Text(f"{time.monotonic() - self._started_at:5.1f} s  {text}"), soft_wrap=True)
 
 
 def print_outcome(console: Console, outcome: DemoOutcome) -> None:
@@ -72,19 +73,22 @@ def print_outcome(console: Console, outcome: DemoOutcome) -> None:
 def _rounds_table(outcome: DemoOutcome) -> Table:
     """Return the table of rounds: uploads, records or numbers, and accuracy."""
     table = Table(title="rounds", title_justify="left")
-    size = "dimension" if _is_sum(outcome) else "records_per_upload"
+    size_key = "dimension" if _is_sum(outcome) else "records_per_upload"
     for heading in ("round", *(("vectors summed", "numbers") if _is_sum(outcome) else ("uploads mixed", "records")), "accuracy"):
         table.add_column(heading, justify="right")
-    sizes = [terms[size] for terms in outcome.relayed.terms]
-    for released, records in zip(outcome.relayed.released, sizes, strict=True):
+    upload_sizes = [terms[size_key] for terms in outcome.relayed.terms]
+    for released, size in zip(outcome.relayed.released, upload_sizes, strict=True):
         planned = planned_round(outcome.config, released["round"])
         name, accuracy = _name_and_accuracy(planned, outcome.result)
-        table.add_row(name, f"{released['uploads']}", f"{released['uploads'] * records:,}", accuracy)
+        table.add_row(name, f"{released['uploads']}", f"{released['uploads'] * size:,}", accuracy)
     return table
 
 
 def _name_and_accuracy(planned: PlannedRound, result: dict[str, Any]) -> tuple[str, str]:
-    """Return a round's name and accuracy for the table of rounds. The accuracy is of the server's test rows, or measured by clients."""
+    """Return a round's name and accuracy for the table of rounds.
+
+    A training round has the accuracy on the server's test rows, a measuring round the accuracy that clients measured.
+    """
     if planned.is_training:
         return f"{planned.trained + 1}", f"{result['score_per_round'][planned.trained]:.2%}"
     figure = next((measured["figures"][ACCURACY] for measured in result["at_clients"] if measured["round"] == planned.trained), None)
@@ -94,19 +98,19 @@ def _name_and_accuracy(planned: PlannedRound, result: dict[str, Any]) -> tuple[s
 
 
 def _is_sum(outcome: DemoOutcome) -> bool:
-    """Whether the demo's reports were added up, and not mixed."""
+    """Whether the relay added the reports up, instead of mixing them."""
     return "dimension" in outcome.relayed.terms[0]
 
 
 def _server_rows(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
-    """Return a table row each for relay and aggregator: party, what it saw, what it did not see."""
+    """Return two rows of the table of parties, for relay and aggregator: party, what it saw, what it did not see."""
     relayed = outcome.relayed
     if _is_sum(outcome):
         uploads = sum(event["uploads"] for event in relayed.released)
         numbers = " or ".join(f"{length:,}" for length in dict.fromkeys(terms["dimension"] for terms in relayed.terms))
-        vectors = f"{uploads} masked vectors of {numbers} numbers, each uniform by itself ({relayed.received:,} bytes in)"
+        vectors = f"{uploads} masked vectors of {numbers} numbers, each of which alone looks random ({relayed.received:,} bytes received)"
         return (
-            ("relay", f"who uploaded in each round; {vectors}", "the masks, and so anything of a vector, or of their sum"),
+            ("relay", f"who uploaded in each round; {vectors}", "the masks, without which it learns nothing of a vector or of the sum"),
             (
                 "SuperLink, aggregator",
                 f"who was asked, who answered, and when; {len(relayed.released)} sums, and the masks of their vectors",
@@ -114,7 +118,7 @@ def _server_rows(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str,
             ),
         )
     records = sum(event["uploads"] * terms["records_per_upload"] for event, terms in zip(relayed.released, relayed.terms, strict=True))
-    sealed = f"{records:,} sealed records of {relayed.terms[0]['record_bytes']} bytes, deleted since ({relayed.received:,} bytes in)"
+    sealed = f"{records:,} sealed records of {relayed.terms[0]['record_bytes']} bytes, deleted since ({relayed.received:,} bytes received)"
     return (
         ("relay", f"who uploaded in each round; {sealed}", "what is in them"),
         (
@@ -126,7 +130,7 @@ def _server_rows(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str,
 
 
 def _parties_table(outcome: DemoOutcome) -> Table:
-    """Return what each party saw, with the figures of this run."""
+    """Return the table of what each party saw, with the figures of this run."""
     table = Table(title="what each party saw", title_justify="left", show_lines=True)
     table.add_column("party", style="bold", no_wrap=True)
     table.add_column("saw")

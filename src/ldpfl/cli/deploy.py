@@ -46,7 +46,7 @@ def demo(
         float, typer.Option(min=1, help="Seconds after which each node replies, trained or not; more on a slow machine.")
     ] = 20,
     sum_: Annotated[
-        bool, typer.Option("--sum", help="Add the reports up, so that no server sees one of them: records are protected, at epsilon 4.")
+        bool, typer.Option("--sum", help="Add up the reports, so that no server sees a single one: records are protected, at epsilon 4.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep keys, tokens, certificates and what relay and Flower stored.")] = False,
 ) -> None:
@@ -61,7 +61,7 @@ def demo(
         for line in error.log:
             errors.print(Text(f"  {line}", style="yellow"), soft_wrap=True)
         raise
-    from ldpfl.cli.demo_display import print_outcome  # it needs what the demo needs
+    from ldpfl.cli.demo_display import print_outcome  # imported late: it needs the packages of the demo
 
     print_outcome(terminal(), outcome)
 
@@ -100,17 +100,17 @@ def certificates(
         files = f"{server.certificate}, {server.key} (mode 600)"
         console.print(Text(f"{', '.join(server.names)}: {files}, valid until {server.until:%Y-%m-%d}"), soft_wrap=True)
     console.print(Text(f"for every node and the operator: {issued.authority}, valid until {issued.until:%Y-%m-%d}"), soft_wrap=True)
-    warned = (
+    warning = (
         f"{issued.authority_key} can pose as any of these servers: keep it off their machines. "
         "An organisation's own authority is better: it revokes, records what it issues, and guards its key."
     )
-    console.print(Text(warned, style="yellow"), soft_wrap=True)
+    console.print(Text(warning, style="yellow"), soft_wrap=True)
 
 
 @contextmanager
 def _watched(console: Console, rounds: int) -> Iterator[tuple[Display, Callable[[float], None]]]:
     """Show a demo's progress. Yield the display, and a function that waits so many seconds and raises if the demo is interrupted."""
-    from ldpfl.cli.demo_display import Display  # it needs what the demo needs
+    from ldpfl.cli.demo_display import Display  # imported late: it needs the packages of the demo
 
     with _interruptible() as interrupts, Display(console, rounds) as display:
 
@@ -125,10 +125,10 @@ def _watched(console: Console, rounds: int) -> Iterator[tuple[Display, Callable[
 def _interruptible() -> Iterator[Interrupts]:
     """Treat SIGTERM and a closed terminal like Ctrl-C, so that the processes of the demo are stopped in order."""
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous_handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous_handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with Interrupts() as interrupts:
             yield interrupts

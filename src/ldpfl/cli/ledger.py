@@ -31,18 +31,18 @@ def ledger(
 
     Code that a config file names is not run: if its model is code that you trust, name it, --set model.name=file.py:Class.
     """
-    released = [api.released(run_or_recipe, set_ or ()) for run_or_recipe in what]
-    chosen_delta = max(configured_delta for _, configured_delta in released) if delta is None else delta
-    together = api.account(*(events for events, _ in released), delta=chosen_delta, colluding=colluding)
-    statement = api.warned(together, what)
-    name, events = " + ".join(what), [event for ledger, _ in released for event in ledger.events]
+    ledgers_and_deltas = [api.released(run_or_recipe, set_ or ()) for run_or_recipe in what]
+    chosen_delta = max(configured_delta for _, configured_delta in ledgers_and_deltas) if delta is None else delta
+    joint_statement = api.account(*(ledger for ledger, _ in ledgers_and_deltas), delta=chosen_delta, colluding=colluding)
+    statement = api.warned(joint_statement, what)
+    name, events = " + ".join(what), [event for ledger, _ in ledgers_and_deltas for event in ledger.events]
     measuring = sum(event.histograms for event in events)
     rounds = {"rounds": len(events) - measuring, "measuring_rounds": measuring}
     if as_json:
         print(json.dumps({"name": name, **rounds, "colluding": colluding, **statement.to_dict()}, indent=2))
         return
     console = terminal()
-    trained = counted(rounds["rounds"], "round")
-    made = f"{trained} of training and {measuring:,} of measuring" if measuring else trained
-    console.print(Text(f"{name}: {made}"), soft_wrap=True)
+    training_rounds = counted(rounds["rounds"], "round")
+    all_rounds = f"{training_rounds} of training and {measuring:,} of measuring" if measuring else training_rounds
+    console.print(Text(f"{name}: {all_rounds}"), soft_wrap=True)
     print_guarantees(console, statement.to_dict())

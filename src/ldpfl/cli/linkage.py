@@ -66,16 +66,16 @@ def _attack_with_progress(setting: LinkageSetting, plan: LinkagePlan, out: Path 
     with Interrupts() as interrupts, Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("rounds", total=None)
 
-        def step(done: int, total: int) -> None:
+        def show_progress(done: int, total: int) -> None:
             interrupts.check()
             progress.update(task, completed=done, total=total)
 
-        return attack_linkage(setting, plan, out=out, progress=step)
+        return attack_linkage(setting, plan, out=out, progress=show_progress)
 
 
-def _numbers(option: str, text: str, kind: Callable[[str], _Number]) -> list[_Number]:
+def _numbers(option: str, text: str, parse: Callable[[str], _Number]) -> list[_Number]:
     """Return the numbers in ``text``, which commas separate; ``option`` is named in the error."""
     try:
-        return [kind(part) for part in text.split(",")]
+        return [parse(word) for word in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--{option} needs numbers with commas between them, got {text!r}") from None
+        raise ConfigError(f"--{option} is {text!r}, expected numbers with commas between them, such as 1,100") from None

@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
 
 NOT_READY = 3
-"""Exit code when something has to be mended before a node takes part."""
+"""Exit code when something has to be corrected before a node can take part."""
 
 _COLOURS = {"ok": "green", "look": "yellow", "wrong": "red"}
 
@@ -42,7 +42,9 @@ def check_node(
     node_key: Annotated[Path | None, typer.Option(help="Private key with which the SuperNode proves who it is.")] = None,
     superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the SuperLink.")] = None,
     superlink_ca: Annotated[Path | None, typer.Option(help="Authority of the SuperLink's certificate.")] = None,
-    app: Annotated[str | None, typer.Option(help="Folder of the app that is going to run: do policy, budget and table fit it?")] = None,
+    app: Annotated[
+        str | None, typer.Option(help="Folder of the app that will run: also check that policy, budget and table fit it.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Config of the app's own ServerApp.")] = None,
     layers: Annotated[
         str,
@@ -84,25 +86,25 @@ def check_node(
         shapes_of(layers),
     )
     trial = Trial(_pairs(node_config, "--node-config"), _pairs(train_config, "--train-config")) if try_ else None
-    console, wrong = terminal(), 0
+    console, faults = terminal(), 0
     for finding in operators.check_node(node, trial):
-        wrong += finding.standing is Standing.WRONG
+        faults += finding.standing is Standing.WRONG
         line = Text.assemble((f"{finding.standing.value:<6}", _COLOURS[finding.standing]), f"{finding.what:<10}", finding.said)
         console.print(line, soft_wrap=True)
-    if wrong:
+    if faults:
         raise SystemExit(NOT_READY)
 
 
 def _pairs(text: str, option: str) -> dict[str, str | int | float | bool]:
-    """Return the settings in ``text``, written as Flower takes them: ``key=value`` with spaces between, values as in TOML."""
+    """Return the settings in ``text``, in the form that Flower takes: ``key=value``, separated by spaces, with values as in TOML."""
     pairs = _PAIR.findall(text)
     try:
         if _PAIR.sub("", text).strip():
-            raise ValueError("a part is not of the form KEY=VALUE")
-        tree = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in pairs))
+            raise ValueError("some of it is not of the form KEY=VALUE")
+        settings = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in pairs))
     except ValueError as error:
-        raise ConfigError(f"{option} takes KEY=VALUE with spaces between, texts in quotes, got {text!r}: {error}") from None
-    return tree
+        raise ConfigError(f"{option} is {text!r}, expected KEY=VALUE with spaces between, and texts in quotes: {error}") from None
+    return settings
 
 
 _PAIR = re.compile(r"([\w.-]+)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"']+)")

@@ -27,12 +27,14 @@ DataOption = Annotated[str | None, typer.Option(help="Your own data: a CSV or Pa
 TargetOption = Annotated[str | None, typer.Option(help="Column that is to be predicted.")]
 ClientOption = Annotated[str | None, typer.Option(help="Column that names the client that a row belongs to.")]
 PersonOption = Annotated[
-    str | None, typer.Option(help="Column that names the person a row is of, where persons may have several: they are then protected.")
+    str | None, typer.Option(help="Column that names the person of a row, if a person may have several rows: persons are then protected.")
 ]
 TaskOption = Annotated[
     str | None, typer.Option(help="classification, multilabel, regression, poisson, ordinal, survival or language-model.")
 ]
-TextOption = Annotated[str | None, typer.Option(help="Column that holds texts, for models of texts; a pretrained one finds the only one.")]
+TextOption = Annotated[
+    str | None, typer.Option(help="Column that holds texts, for models of texts. A pretrained model finds it if there is only one.")
+]
 AdapterOption = Annotated[str | None, typer.Option(help="Train this of a pretrained model: lora, ia3, prompt or head.", show_default="all")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be given again.")]
 
@@ -48,11 +50,11 @@ def predict(
     ],
     model: Annotated[
         str | None,
-        typer.Option(help="The model, where that is code of yours (package.module:Class), or the base of a pretrained one."),
+        typer.Option(help="The model, if it is your code (package.module:Class), or the base of a pretrained model."),
     ] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Of two classes, the probability of the second one from which on it is predicted.", show_default="0.5"),
+        typer.Option(help="For two classes: the probability of the second class from which it is predicted.", show_default="0.5"),
     ] = None,
     id_: Annotated[
         str | None,
@@ -79,18 +81,18 @@ def export(
     key: Annotated[Path | None, typer.Option(help="Private key that signs the certificate (Ed25519); made if there is none.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, for ONNX Runtime and others.")] = False,
     pt2: Annotated[bool, typer.Option("--pt2", help="Also write model.pt2, a program of torch.export.")] = False,
-    model: Annotated[str | None, typer.Option(help="For these, the model, where that is code of yours (package.module:Class).")] = None,
+    model: Annotated[str | None, typer.Option(help="With --onnx or --pt2: the model, if it is your code (package.module:Class).")] = None,
 ) -> None:
     """Write the public parts of a finished run to a new folder: model, guarantee, certificate and model card, and nothing secret."""
     with terminal(stderr=True).status("accounting ..."):
         api.export(run, folder, key=key, onnx=onnx, pt2=pt2, model=model)
     seed = api.given_seed(run)
-    state = "to be handed on as it is" if seed is None else "written"
-    terminal().print(Text(f"{folder}: {state}; {folder / 'README.md'} says what is in it"), soft_wrap=True)
+    state = "may be published as it is" if seed is None else "written"
+    terminal().print(Text(f"{folder}: {state}; {folder / 'README.md'} describes its files"), soft_wrap=True)
     if seed is not None:
-        warning = f"all noise of this run follows from the seed {seed}, which was given: whoever knows or guesses it takes the noise off"
+        warning = f"the seed {seed} that you gave determines all noise of this run: whoever knows or guesses it can remove the noise"
         terminal(stderr=True).print(
-            Text(f"{warning}; for a model that is handed on, run again without a seed", style="yellow"), soft_wrap=True
+            Text(f"{warning}. Run again without a seed before you publish the model", style="yellow"), soft_wrap=True
         )
 
 
@@ -125,17 +127,17 @@ def _print_check(console: Console, model: str, checked: Any) -> None:
     else:
         console.print(Text(checked.problem, style="red"), soft_wrap=True)
     for change in checked.changes:
-        place = change.place or "the whole"
-        console.print(Text(f"  {place}: {change.before} -> {change.after}"), soft_wrap=True)
+        layer = change.place or "the whole model"
+        console.print(Text(f"  {layer}: {change.before} -> {change.after}"), soft_wrap=True)
     if checked.still and checked.changes:
-        console.print(Text(f"even so: {checked.still}", style="red"), soft_wrap=True)
+        console.print(Text(f"with these changes it still cannot be trained: {checked.still}", style="red"), soft_wrap=True)
     elif checked.changes:
         console.print(
-            Text(f"so changed it can be trained, {counted(checked.weights, 'weight')}: add --set model.mend=true to ldpfl run"),
+            Text(f"with these changes it can be trained, {counted(checked.weights, 'weight')}: add --set model.mend=true to ldpfl run"),
             soft_wrap=True,
         )
     sizes = ", ".join(f"{name} {value if isinstance(value, tuple) else format(value, ',')}" for name, value in checked.sizes.items())
-    console.print(Text(f"the data ask for: {sizes}"), soft_wrap=True)
+    console.print(Text(f"the data need a model with: {sizes}"), soft_wrap=True)
     for note in checked.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
@@ -159,12 +161,13 @@ def settings(
             console.print(Text.assemble((setting.key, "bold"), default, (f"   {setting.allowed}", "dim")))
             console.print(Padding(Text(setting.meaning), (0, 0, 0, 4)))
     if of in (None, "mechanism"):
-        console.print(Text(f"each mechanism has more: ldpfl settings NAME, of {', '.join(api.mechanism_names())}"), soft_wrap=True)
+        names = ", ".join(api.mechanism_names())
+        console.print(Text(f"each mechanism has further settings: ldpfl settings NAME, where NAME is one of {names}"), soft_wrap=True)
 
 
 def init(
     file: Annotated[Path, typer.Argument(help="Where to write the config.")] = Path("config.toml"),
-    recipe: Annotated[str | None, typer.Option(help="What to begin with.", show_default=f"{OWN}, for your own data")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe to begin with.", show_default=f"{OWN}, for your own data")] = None,
     data: DataOption = None,
     target: TargetOption = None,
     client: ClientOption = None,
@@ -174,18 +177,16 @@ def init(
     model: Annotated[str | None, typer.Option(help="A built-in model, or your own as file.py:Class.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run.")] = None,
     evaluation_epsilon: Annotated[
-        float | None, typer.Option(help="Of it, for measuring the model at clients, on records that they hold back.")
+        float | None, typer.Option(help="Part of the target epsilon for measuring the model at clients, on records that they hold back.")
     ] = None,
     set_: SetOption = None,
-    mechanism: Annotated[
-        str | None, typer.Option(help="In place of a config, a new folder of this name with a mechanism of your own.")
-    ] = None,
-    flower: Annotated[Path | None, typer.Option(help="In place of a config, a new folder for a Flower app of it.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help="Instead of a config: name of a new folder with your own mechanism.")] = None,
+    flower: Annotated[Path | None, typer.Option(help="Instead of a config: new folder for a Flower app that runs it.")] = None,
 ) -> None:
     """Write a config with a comment for each key. In a terminal it asks for values that are missing."""
     if mechanism is not None:
         api.begin_mechanism(mechanism)
-        print(f"wrote the package {mechanism}; its README.md says how it is installed, tested and used: pip install -e {mechanism}")
+        print(f"wrote the package {mechanism}: install it with pip install -e {mechanism}; its README.md says how to test and use it")
         return
     if flower is not None:
         chosen = recipe or (OWN if data is not None else DEFAULT)
@@ -195,20 +196,22 @@ def init(
         _init_app(flower, chosen, data, target, client, person, changes)
         return
     if file.exists():
-        raise ConfigError(f"{file} exists: give another name")
-    asks = sys.stdin.isatty() and recipe is None
-    if asks and data is None:
+        raise ConfigError(f"{file} already exists and is not overwritten: give another file")
+    may_ask = sys.stdin.isatty() and recipe is None
+    if may_ask and data is None:
         data = typer.prompt("Your data: a CSV or Parquet file, a folder of them, or a data set's name")
-    if asks and target is None:
+    if may_ask and target is None:
         target = typer.prompt("Column that is to be predicted")
-    if asks and client is None:
+    if may_ask and client is None:
         client = typer.prompt("Column that names the client of a row (empty: rows are dealt out)", default="") or None
-    if asks and target_epsilon is None:
+    if may_ask and target_epsilon is None:
         target_epsilon = typer.prompt("Epsilon of the whole run", default=4.0, type=float)
     chosen = recipe or (OWN if data is not None else DEFAULT)
     changes = overrides_of(data, target, client, task, model, target_epsilon, set_, recipe, person, evaluation_epsilon, text)
     api.begin_config(file, chosen, changes)
-    print(f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}, which ldpfl run takes as FILE.toml")
+    print(
+        f"wrote {file}; run it with: ldpfl run {file}" if file.suffix == ".toml" else f"wrote {file}; rename it to FILE.toml for ldpfl run"
+    )
 
 
 def _init_app(
@@ -218,14 +221,14 @@ def _init_app(
     app = api.begin_app(folder, recipe, changes, data=data, target=target, client=client, person=person)
     console = terminal()
     console.print(Text(f"wrote the app {folder}"), soft_wrap=True)
-    console.print("on Flower these are otherwise than in a simulation:")
+    console.print("differences between Flower and a simulation:")
     for line in app.differs:
         console.print(Text(f"  {line}"), soft_wrap=True)
-    console.print("each node has to be given:")
+    console.print("each node needs:")
     for line in app.needed:
         console.print(Text(f"  {line}"), soft_wrap=True)
     if app.from_table:
-        warning = "its columns, their kinds and its classes were taken from the table and are sent to every node: is the table public?"
+        warning = "the table's columns, their kinds and its classes are in the app, which every node gets: make sure that they are public"
         console.print(Text(warning, style="yellow"), soft_wrap=True)
     if app.note:
         console.print(Text(printable(app.note)), soft_wrap=True)
@@ -238,17 +241,19 @@ def _init_app(
 
 
 def _left_to_do(app: BegunApp) -> str:
-    """Return the steps that are left to a person before a policy and a budget can be written."""
+    """Return the steps that the user has to do before a policy and a budget can be written."""
     layers, key = "" if app.is_sized else " --layers SIZES", " --key KEY" if app.by_sum else ""
     command = f"ldpfl policy init {app.folder}{layers}{key}"
     if app.open_bounds:
         records = f", and add the line mechanism.records=NUMBER, the mean number of {app.mean_left} of a node" if app.mean_left else ""
         bounds = f"fill in data.bounds of {', '.join(app.open_bounds)} in {app.folder / 'pyproject.toml'}"
-        return f"{bounds}, by what the public knows of them{records}; then: {command}"
+        return f"{bounds}, from public knowledge and not from the data{records}; then: {command}"
     reasons = []
     if not app.is_sized:
-        unseen = "the model is code, or pretrained and in no folder here, and is not loaded for this"
-        reasons.append(f"{unseen}: give its arrays' sizes, which ldpfl check adds up, for policy and budget")
+        unknown_sizes = (
+            "the sizes of the model's arrays are unknown, because its code is not run, or it is pretrained and not in a folder here"
+        )
+        reasons.append(f"{unknown_sizes}: give them with --layers; their total is the number of weights that ldpfl check prints")
     if app.by_sum:
-        reasons.append("reports are added up over a relay (docs/sums.md), and sealed to the aggregator's key: give that key")
+        reasons.append("reports are added up over a relay (docs/sums.md) and encrypted for the aggregator: give its public key with --key")
     return f"{'; '.join(reasons)}: {command}"

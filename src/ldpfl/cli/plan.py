@@ -23,56 +23,64 @@ def plan(
     weights: Annotated[int, typer.Option(help="Parameters of the model.")] = 21_840,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 10,
     delta: Annotated[float, typer.Option(help="Failure probability; it should be below 1 / clients.")] = api.DELTA,
-    mechanism: Annotated[str, typer.Option(help="What clients do to their values.")] = "duchi",
-    participation: Annotated[float, typer.Option(help="Part of the clients that takes part in a round.")] = 1.0,
+    mechanism: Annotated[str, typer.Option(help="Mechanism (local randomiser).")] = "duchi",
+    participation: Annotated[float, typer.Option(help="Fraction of the clients that takes part in a round.")] = 1.0,
     self_sampling: Annotated[
         bool, typer.Option("--self-sampling", help="Each client decides for itself, in secret, whether it takes part.")
     ] = False,
-    radius: Annotated[float, typer.Option(help="Half-width of the range that weights are clamped to.")] = 0.075,
+    radius: Annotated[float, typer.Option(help="Clipping range: weights are clipped to center +- radius.")] = 0.075,
     channel: Annotated[str, typer.Option(help="ideal-shuffler, secure-sum, random-delay or direct.")] = "ideal-shuffler",
     colluding: Annotated[int, typer.Option(min=0, help="Clients that tell the adversary what they sent.")] = 0,
     layers: Annotated[
-        int | None, typer.Option(min=1, help="Parameter tensors of the model; needed where what a client sends depends on them.")
+        int | None, typer.Option(min=1, help="Number of the model's parameter tensors; needed if the mechanism's reports depend on it.")
     ] = None,
-    target_central: Annotated[float | None, typer.Option(help="Solve for the clients, or the epsilon, that reach this.")] = None,
+    target_central: Annotated[
+        float | None, typer.Option(help="Central epsilon: solve for the clients, or the epsilon, that reach it.")
+    ] = None,
     regime: Annotated[
         str | None,
         typer.Option(help="shuffled, local, records, records-summed or clients-summed; with --target, --clients."),
     ] = None,
     target: Annotated[float | None, typer.Option(help="Epsilon of the whole run that the regime is to keep.")] = None,
     records: Annotated[int, typer.Option(min=1, help="Records of a client, for the regime records.")] = 1,
-    persons: Annotated[bool, typer.Option("--persons", help="--records counts persons, who may have several, and protects them.")] = False,
+    persons: Annotated[
+        bool, typer.Option("--persons", help="--records counts persons, who may have several records, and protects them.")
+    ] = False,
     evaluation_epsilon: Annotated[
         float,
-        typer.Option(min=0.0, help="Of the target, what clients spend on measuring the model; not in the regime local."),
+        typer.Option(min=0.0, help="Part of the target that clients spend on measuring the model; not in the regime local."),
     ] = 0.0,
-    group: Annotated[int, typer.Option(min=1, help="Coordinates of which a client sends one, for the regime shuffled.")] = 1,
+    group: Annotated[
+        int, typer.Option(min=1, help="Size of the groups of coordinates of which a client sends one, for the regime shuffled.")
+    ] = 1,
     linked: Annotated[
         int,
         typer.Option(min=1, help="How many coordinates stay together, for the regime shuffled and for --cost."),
     ] = 1,
-    cost: Annotated[bool, typer.Option("--cost", help="What a round over relays, or a sum, takes: bytes, processor time, memory.")] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Print the cost of a round over relays, or as a sum: bytes, processor time, memory.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compute the privacy and cost of a planned federation.
 
-    With --target-central and without --clients (or --epsilon), it solves for the one that is missing. With --regime and --target, it
-    says which noise keeps the target, and what that does to a mean.
+    With --target-central and without --clients (or --epsilon), it solves for the missing one. With --regime and --target, it prints
+    the noise that keeps the target, and the error of a mean with this noise.
     """
     if regime is not None or target is not None:
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
-            raise ConfigError(f"to plan a regime give --regime, --target and --clients: {', '.join(missing)} is missing")
+            raise ConfigError(f"{' and '.join(missing)} is missing: to plan a regime give --regime, --target and --clients")
         other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
         other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
-        given = [flag for flag, value in other_flags.items() if value is not None]
-        if given:
-            raise ConfigError(f"--regime already decides {', '.join(given)}: leave these out, or leave --regime out")
+        unfit_flags = [flag for flag, value in other_flags.items() if value is not None]
+        if unfit_flags:
+            raise ConfigError(f"--regime already decides {', '.join(unfit_flags)}: leave these out, or leave --regime out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}
         unit = "person" if persons else "record"
-        fixed = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
-        _plan_regime(regime, target, as_json, cost, **fixed, **sizes)
+        privacy = {"delta": delta, "colluding": colluding, "part": unit, "evaluation_epsilon": evaluation_epsilon}
+        _plan_regime(regime, target, as_json, cost, **privacy, **sizes)
         return
     if evaluation_epsilon:
         raise ConfigError("--evaluation-epsilon works only with --regime (any but local), where it is a part of --target: leave it out")
@@ -91,10 +99,11 @@ def plan(
         "layers": layers,
     }
     if target_central is None and (epsilon is None or clients is None):
-        raise ConfigError("give --epsilon and --clients, or --target-central and one of them")
+        absent = " and ".join(flag for flag, value in (("--epsilon", epsilon), ("--clients", clients)) if value is None)
+        raise ConfigError(f"{absent} is missing: give --epsilon and --clients, or --target-central and one of them")
     if target_central is not None and epsilon is None and clients is None:
         raise ConfigError("--target-central needs --epsilon (to find the clients) or --clients (to find the epsilon)")
-    if plot is not None:  # before the work, not after it
+    if plot is not None:  # checked first, because planning may take half a minute
         api.check_plot(plot, **setting)
     with terminal(stderr=True).status("accounting ..."):  # seconds, for large settings half a minute
         planned = api.plan(target_central=target_central, **setting)
@@ -108,17 +117,17 @@ def plan(
     console = terminal()
     console.print(plan_table(planned.to_dict()))
     if costs is not None:
-        how = "as a sum over two servers" if channel == "secure-sum" else f"over relays, {linked:,} units a record"
-        console.print(lines_table(f"cost of a round of {costs.clients:,} clients {how}", costs.lines()))
+        transport = "as a sum over two servers" if channel == "secure-sum" else f"over relays, {linked:,} units a record"
+        console.print(lines_table(f"cost of a round of {costs.clients:,} clients {transport}", costs.lines()))
     print_guarantees(console, planned.to_dict())
     if plot is not None:
         console.print(Text(f"plot: {plot}"), soft_wrap=True)
 
 
-def _plan_regime(regime: str, target: float, as_json: bool, cost: bool, **figures: Any) -> None:
-    """Print what a regime takes to keep a target."""
+def _plan_regime(regime: str, target: float, as_json: bool, cost: bool, **arguments: Any) -> None:
+    """Print the plan of a training regime that keeps the ``target`` epsilon: its noise, cost and guarantee."""
     with terminal(stderr=True).status("accounting ..."):
-        planned = api.plan_regime(regime, target, **figures)
+        planned = api.plan_regime(regime, target, **arguments)
     costs = api.cost(planned) if cost else None
     if as_json:
         print(json.dumps(planned.to_dict() | ({"cost": costs.to_dict()} if costs else {}), indent=2))

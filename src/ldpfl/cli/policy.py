@@ -75,58 +75,60 @@ def init(
 ) -> None:
     """Write the policy, and the lifetime budget, that an app needs, and say what they allow. Runs nothing of the app."""
     if find_spec("flwr") is None:
-        raise ConfigError("policies are for nodes on Flower: pip install 'ldpfl[flower]'")
+        raise ConfigError("policies are for nodes on Flower, which is not installed: pip install 'ldpfl[flower]'")
     fitted = fit_policy(of, out=out, budget=budget, keys=key or (), config=config, data=data, layers=sizes_of(layers))
     _print_fitted(fitted, out, budget)
     if data is not None and fitted.rows is not None:
         _print_rows(data, fitted.rows)
         policy = fitted.policy
         if policy.protects != "client" and policy.delta * fitted.rows.count >= 1:
-            warning = f"delta {policy.delta:g} is not below 1/{fitted.rows.count:,}: to publish one of the rows at random would satisfy it"
+            warning = (
+                f"delta {policy.delta:g} is not below 1/{fitted.rows.count:,}: even publishing a random row would satisfy it; lower delta"
+            )
             terminal().print(Text(warning, style="yellow"), soft_wrap=True)
     _warn_of_imports(fitted.code)
 
 
 def _warn_of_imports(places: tuple[str, ...]) -> None:
-    """Warn of files of the app that Flower runs although the policy cannot check them."""
+    """Warn of places in the app whose code Flower runs outside of the policy's control."""
     if not places:
         return
     terminal().print(
         Text(
-            f"Flower runs {', '.join(places[:5])}{' and more' if len(places) > 5 else ''} of this app where an error's text reaches the "
-            'server, whatever the policy says: only LdpClientApp("package.module:name") belongs there (docs/flower.md).',
+            f"Flower runs {', '.join(places[:5])}{' and more' if len(places) > 5 else ''} of this app outside of the policy's control, and "
+            'the text of an error there reaches the server: only LdpClientApp("package.module:name") belongs there (docs/flower.md).',
             style="yellow",
         ),
         soft_wrap=True,
     )
 
 
-def _print_rows(data: Path, rows_found: Rows) -> None:
+def _print_rows(data: Path, checked_rows: Rows) -> None:
     """Print whether the app can train on the rows of the node's table."""
-    rows, useless, misfit = rows_found.count, rows_found.useless, rows_found.misfit
+    rows, useless, misfit = checked_rows.count, checked_rows.useless, checked_rows.misfit
     message = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
     if misfit:
         summary = (
-            f"{useless:,} of the {counted(rows, 'row')} teach nothing"
+            f"{useless:,} of the {counted(rows, 'row')} cannot be trained on"
             if useless
-            else f"{counted(rows, 'row')} can be trained on, some without all values"
+            else f"{counted(rows, 'row')} can be trained on, some with missing values"
         )
-        message = f"Not all of {printable(str(data))} fits, and what does not is taken for no value: {summary}. The first: {misfit}"
+        message = f"Some values of {printable(str(data))} do not fit and count as missing: {summary}. The first: {misfit}"
     terminal().print(Text(f"{message}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """Return how many values each array of ``--layers`` has."""
-    return tuple(prod(shape) for _, shape in _layers_in(text))
+    """Return the number of values of each array in ``text``, the argument of ``--layers``."""
+    return tuple(prod(shape) for _, shape in _parse_layers(text))
 
 
 def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array of ``--layers`` by its name; nothing where the arrays are not named."""
-    return {name: shape for name, shape in _layers_in(text) if name}
+    """Return the shape of each array in ``text``, the argument of ``--layers``, by its name; empty if the arrays have no names."""
+    return {name: shape for name, shape in _parse_layers(text) if name}
 
 
-def _layers_in(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and shape of each array in ``text``, which is like ``500,10`` or ``weight=10x50,bias=10``.
+def _parse_layers(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and shape of each array in ``text``, such as ``500,10`` or ``weight=10x50,bias=10``. A name may be empty.
 
     Raises:
         ConfigError: ``text`` has neither form.
@@ -136,7 +138,9 @@ def _layers_in(text: str) -> list[tuple[str, tuple[int, ...]]]:
     names = [name for name, _ in layers]
     are_sizes = all(size.isascii() and size.isdigit() and int(size) > 0 for _, shape in layers for size in shape)
     if not are_sizes or (any(names) and len({*names} - {""}) != len(names)):
-        raise ConfigError(f"--layers takes sizes, as in 500,10, or an own name and shape for each array, as in w=10x50,b=10, not {text!r}")
+        raise ConfigError(
+            f"--layers is {text!r}, expected sizes, as in 500,10, or a different name and a shape for each array, as in w=10x50,b=10"
+        )
     return [(name, tuple(map(int, shape))) for name, shape in layers]
 
 
@@ -148,9 +152,9 @@ _PROTECTED = {
 
 
 def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
-    """Print what the policy that was written allows, and what an operator should know of it."""
+    """Print what the written policy allows, the claims that it rests on, and how the SuperNode is given its files."""
     console, policy, claimed = terminal(), fitted.policy, fitted.claimed
-    budget_state = f"{budget} was there and is left as it is" if fitted.budget_was_there else f"{budget} holds the budget"
+    budget_state = f"{budget} existed already and is unchanged" if fitted.budget_was_there else f"{budget} holds the budget"
     console.print(Text(f"{out} holds the policy; {budget_state}."), soft_wrap=True)
     console.print(
         Text(
@@ -167,11 +171,13 @@ def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
         )
         console.print(Text(message), soft_wrap=True)
     if claimed:
-        message = f"That is the claim of who wrote {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
+        message = (
+            f"That is claimed by the author of {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
+        )
         console.print(Text(printable(message), style="bold yellow"), soft_wrap=True)
-    console.print(Text("This is what the app asks for, and no advice: lower it, or decline.", style="yellow"), soft_wrap=True)
+    console.print(Text("This is what the app asks for, not a recommendation: lower it, or decline.", style="yellow"), soft_wrap=True)
     if policy.immediate_replies:
-        message = "The app states no time for replies, so its moment shows how long this client trained: allowed by immediate_replies."
+        message = "The app sets no time for replies, so a reply's time shows how long this client trained: immediate_replies allows it."
         console.print(Text(message, style="yellow"), soft_wrap=True)
     signing = " LDPFL_SIGNING_KEY=FILE (ldpfl deploy node-key FILE makes it)" if "sum" in policy.transports else ""
     files = f"LDPFL_POLICY={quote(str(out.absolute()))} LDPFL_BUDGET={quote(str(budget.absolute()))}"

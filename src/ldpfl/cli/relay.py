@@ -99,17 +99,17 @@ def rounds_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the rounds that the relay holds: state, uploads so far, age, deadline. Names no client."""
-    held_rounds = operators.list_rounds(store)
+    rounds = operators.list_rounds(store)
     if as_json:
-        print_json([asdict(held) for held in held_rounds])
+        print_json([asdict(listed) for listed in rounds])
         return
-    for held in held_rounds:
+    for held in rounds:
         due = f"deadline in {held.seconds_left:,.0f} s" if held.seconds_left > 0 else f"deadline {-held.seconds_left:,.0f} s ago"
-        more = f", {held.incomplete:,} incomplete" if held.incomplete else ""
-        uploads = f"{counted(held.uploads, 'upload')}{more} (waits for {held.min_clients:,}, takes {held.max_uploads:,})"
+        incomplete = f", {held.incomplete:,} incomplete" if held.incomplete else ""
+        uploads = f"{counted(held.uploads, 'upload')}{incomplete} (waits for {held.min_clients:,}, takes {held.max_uploads:,})"
         print(f"{held.run} {held.round}: {held.state}, {uploads}, {held.age_s:,.0f} s old, {due}, opened by {held.aggregator}")
-    if not held_rounds:
-        print("no round: all are acknowledged, cancelled, or were never opened")
+    if not rounds:
+        print("the relay holds no round: each was acknowledged or cancelled, or none was opened")
 
 
 @app.command("cancel")
@@ -120,4 +120,4 @@ def cancel_command(
 ) -> None:
     """End a round and delete what the relay holds of it. What clients were charged for it stays charged, and its reports are lost."""
     ended = operators.cancel_round(store, run, round_)
-    print(f"round {round_} of {run} {'is cancelled, and its uploads are deleted' if ended else 'was gone already'}")
+    print(f"round {round_} of {run} {'is cancelled, and its uploads are deleted' if ended else 'was deleted before'}")

@@ -12,27 +12,27 @@ from ldpfl import api
 from ldpfl.errors import ConfigError
 from ldpfl.report.terminal import terminal
 
-_OWN, _PUBLIC = "report.html", "report-public.html"
+_OWNERS_PAGE, _PUBLIC_PAGE = "report.html", "report-public.html"
 
 
 def report(
     what: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of runs, of one that goes on as far as it has come; a sweep's; or a plan's JSON."),
+        typer.Argument(metavar="RUN...", help="Folders of runs, finished or not; the folder of a sweep; or a plan's JSON."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File to write.", show_default=f"{_OWN} in the folder, or here; {_PUBLIC} for --public")
+        Path | None, typer.Option(help="File to write.", show_default=f"{_OWNERS_PAGE} in the folder, or here; {_PUBLIC_PAGE} for --public")
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="Leave out of a run's page what its guarantee does not cover.")] = False,
 ) -> None:
     """Write a self-contained HTML report on runs, a sweep or a plan: accuracy, privacy, plots."""
-    if public and out is not None and out.resolve() in [(folder / _OWN).resolve() for folder in what]:
+    if public and out is not None and out.resolve() in [(folder / _OWNERS_PAGE).resolve() for folder in what]:
         raise ConfigError(
             f"--public with --out {out}: ldpfl run overwrites this file with the owner's page whenever it ends. Give another --out, or "
-            f"leave it out to write {_PUBLIC}"
+            f"leave it out to write {_PUBLIC_PAGE}"
         )
-    name = _PUBLIC if public else _OWN
-    place = out or (what[0] / name if len(what) == 1 and what[0].is_dir() else Path(name))
+    name = _PUBLIC_PAGE if public else _OWNERS_PAGE
+    file = out or (what[0] / name if len(what) == 1 and what[0].is_dir() else Path(name))
     with terminal(stderr=True).status("accounting ..."):
-        page = api.page(what, place, public=public)
-    terminal().print(Text(f"{place}: {page.size / 1000:,.0f} kB, {page.kind}, to look at in a browser"), soft_wrap=True)
+        page = api.page(what, file, public=public)
+    terminal().print(Text(f"{file}: {page.size / 1000:,.0f} kB, {page.kind}, to look at in a browser"), soft_wrap=True)

@@ -36,7 +36,7 @@ def reproduce(
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
             result = api.reproduce(
                 name,
-                size=size,  # type: ignore[arg-type]  # or else it is refused
+                size=size,  # type: ignore[arg-type]  # the function refuses other words
                 settings=set_ or [],
                 folder=folder,
                 data_dir=data_dir,
@@ -45,13 +45,13 @@ def reproduce(
                 progress=display,
             )
     except KeyboardInterrupt:
-        errors.print(Text(f"interrupted; what is finished is in {folder}, start the same command again to go on"), soft_wrap=True)
+        errors.print(Text(f"interrupted; finished runs are kept in {folder}: start the same command again to resume"), soft_wrap=True)
         raise SystemExit(INTERRUPTED) from None
     if as_json:
         print_json(result.to_dict())
         return
     console.print(result)
-    console.print(Text(f"table, picture and what made them: {folder}"), soft_wrap=True)
+    console.print(Text(f"table, plot and their description: {folder}"), soft_wrap=True)
 
 
 def _reproductions_table() -> Table:

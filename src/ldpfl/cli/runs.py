@@ -26,7 +26,7 @@ from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.report.console import layer_table, quality_tables, result_table
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.scores import shown
+from ldpfl.report.scores import format_score
 from ldpfl.report.terminal import print_json, terminal
 from ldpfl.util.number_format import counted
 
@@ -51,7 +51,7 @@ def run(
     adapter: AdapterOption = None,
     target_epsilon: Annotated[float | None, typer.Option(help="Epsilon of the whole run; sets the mechanism's noise by it.")] = None,
     evaluation_epsilon: Annotated[
-        float | None, typer.Option(help="Epsilon, of that, by which clients measure the model on records that they hold back.")
+        float | None, typer.Option(help="Part of the target epsilon by which clients measure the model on records that they hold back.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or start it there.")] = False,
     more_rounds: Annotated[int, typer.Option(min=0, help="With --resume: go on with a finished run for so many more rounds.")] = 0,
@@ -123,21 +123,21 @@ def _page_served(folder: Path, errors: Console) -> Iterator[None]:
 
 def _write_report(folder: Path, errors: Console) -> None:
     """Write the run's page beside its figures."""
-    with _failure_printed(errors, "no report.html"), errors.status("writing report.html ..."):
+    with _failure_printed(errors, "report.html was not written"), errors.status("writing report.html ..."):
         api.page([folder], folder / "report.html")
 
 
 @contextmanager
-def _failure_printed(errors: Console, lack: str) -> Iterator[None]:
-    """Print an error of the block after the words ``lack``, and go on: the run itself has finished."""
+def _failure_printed(errors: Console, message: str) -> Iterator[None]:
+    """Print an error of the block after ``message`` instead of raising it, because the run itself has finished."""
     try:
         yield
     except Exception as error:
-        errors.print(Text(f"{lack}: {error_without_data(error)}"), soft_wrap=True)
+        errors.print(Text(f"{message}: {error_without_data(error)}"), soft_wrap=True)
 
 
 def _print_as_json(result: dict[str, Any]) -> None:
-    """Print ``result.json``. For a user's own data, leave out their fingerprint, and a secret seed from which the noise follows."""
+    """Print ``result.json``, without a secret seed that determines the noise, and without the fingerprint of a user's own data."""
     hidden = {"seed"} if result.get("seed_is_secret") else set()
     hidden |= {"data_fingerprint"} if result.get("own_data") or result.get("seed_is_secret") else set()
     print_json({**result, **dict.fromkeys(hidden)})
@@ -156,8 +156,8 @@ def _resume_command(folder: Path, flags: str) -> str:
 
 def _flags(data_dir: Path | None, device: str) -> str:
     """Return the flags that a resumed run or sweep needs again, because they are not part of its config."""
-    given = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir and str(data_dir) != os.environ.get(DATA_DIR_VARIABLE) else ""
-    return given + (f" --device {device}" if device != "auto" else "")
+    data_flag = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir and str(data_dir) != os.environ.get(DATA_DIR_VARIABLE) else ""
+    return data_flag + (f" --device {device}" if device != "auto" else "")
 
 
 def _default_folder(config: RunConfig) -> Path:
@@ -194,7 +194,7 @@ def sweep(
         raise ConfigError("give ldpfl sweep exactly one of these: the name or file of a sweep, --data, or --resume")
     if data is None and (axis or target or client or person or task or model or called or seeds != 1):
         unfit = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
-        raise ConfigError(f"a named or resumed sweep sets its axes and seeds itself: {unfit} work only with --data")
+        raise ConfigError(f"a named or resumed sweep sets its axes and seeds itself: leave out {unfit}, which work only with --data")
     config, changes = None, set_ or []
     if name is not None:
         config = api.sweep_config(name)
@@ -235,10 +235,10 @@ def sweep(
 
 
 def _sweep_command(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:
-    """Return the command that starts a sweep, for a sweep of which nothing could be written yet."""
-    given = [(flag, str(value)) for flag, value in flags.items() if value is not None]
-    given += [("--axis", axis) for axis in axes] + [("--set", setting) for setting in settings] + [("--out", str(folder))]
-    return printable(shlex.join(["ldpfl", "sweep", *([name] if name else []), *(word for pair in given for word in pair)]))
+    """Return the command that starts a sweep again, for a sweep that could not be resumed because nothing of it was written."""
+    options = [(flag, str(value)) for flag, value in flags.items() if value is not None]
+    options += [("--axis", axis) for axis in axes] + [("--set", setting) for setting in settings] + [("--out", str(folder))]
+    return printable(shlex.join(["ldpfl", "sweep", *([name] if name else []), *(word for option in options for word in option)]))
 
 
 def show(
@@ -264,32 +264,32 @@ def show(
 def _show_unfinished(run: UnfinishedRun, *, as_json: bool) -> None:
     """Print how far a run has come, and how it is resumed."""
     if as_json:
-        finished = None if run.own_app else False  # its app alone knows
+        finished = None if run.own_app else False  # only a user's own app knows whether its run is finished
         figures = {"name": run.name, "kind": run.kind, "finished": finished, "rounds_done": run.done, "rounds": run.rounds}
         print_json(figures | ({"stopped": run.stopped} if run.stopped is not None else {}))
         return
-    score = "" if run.score is None else f", {run.score[0]} {shown(*run.score)}"
+    score = "" if run.score is None else f", {run.score[0]} {format_score(*run.score)}"
     print(f"{run.name}: {_progress_text(run)}{score}")
     print(f"given up: {run.stopped}" if run.stopped is not None else _next_step(run))
 
 
 def _progress_text(run: UnfinishedRun) -> str:
     """Return how many rounds of a run are finished."""
-    if run.own_app:  # it writes no result, and may ask for another number of rounds than its config
+    if run.own_app:  # such an app writes no result, and may ask for another number of rounds than its config
         done = f"{counted(run.done, 'round')} done ({run.rounds} in its config)"
-        return f"{run.kind}, {done}; its data and model are known to the app alone"
+        return f"{run.kind}, {done}; only the app knows its data and model"
     return f"not finished{f' ({run.kind})' if run.on_flower else ''}, {run.done} of {counted(run.rounds, 'round')} done"
 
 
-_RESTART_HINT = "go on by starting its ServerApp again with this folder"
+_RESTART_HINT = "resume it by starting its ServerApp again with this folder"
 
 
 def _next_step(run: UnfinishedRun) -> str:
     """Return how an unfinished run is resumed. For a user's own app, also say whether it may be finished: only the app knows that."""
     if run.own_app:
         released = f"what it released: ldpfl ledger {shlex.quote(str(run.folder))}" if run.released else ""
-        finished = run.done > 0 and run.done >= run.rounds
-        state = "finished, unless its app asks for more rounds than its config" if finished else _RESTART_HINT
+        all_rounds_done = run.done > 0 and run.done >= run.rounds
+        state = "finished, unless its app asks for more rounds than its config" if all_rounds_done else _RESTART_HINT
         return "; ".join(filter(None, (state, released)))
     if run.on_flower:
         return "go on with: flwr run, with the same run config as before, ldpfl.out included"
@@ -298,8 +298,8 @@ def _next_step(run: UnfinishedRun) -> str:
     hint = f"go on with: {_resume_command(run.folder, _flags(None, run.device))}"
     if run.looked_up is None or os.environ.get(DATA_DIR_VARIABLE):
         return hint
-    name = printable(run.looked_up)  # of a folder that may be somebody else's
-    return f"{hint}\nand with the --data-dir that it was begun with, if one was given: {name} is looked for on the hub without"
+    name = printable(run.looked_up)  # the config that has this name may be somebody else's
+    return f"{hint}\nif the run was begun with --data-dir, give it again: without it, {name} is looked for on the hub"
 
 
 def _show_sweep(sweep: StoredSweep, *, as_json: bool) -> None:

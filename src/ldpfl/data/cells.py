@@ -107,7 +107,8 @@ def describe_ambiguity(texts: Collection[str]) -> str:
     for pattern, problem in (
         (
             _DATE_IN_UNCLEAR_ORDER,
-            "dates that are not written as YEAR-MONTH-DAY: write them so, since the order of day and month differs between countries",
+            "dates that are not written as YEAR-MONTH-DAY: write them in this form, because the order of day and month differs between "
+            "countries",
         ),
         (_NUMBER_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
     ):

@@ -90,7 +90,10 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     """
     reserved = {*config.target_names, config.client, config.person}
     if config.client in config.target_names:
-        raise ConfigError(f"data.client and data.target both name {config.client!r}: clients are public, so the target would be public too")
+        raise ConfigError(
+            f"data.client and data.target both name {config.client!r}, but the client of a row is public and its target is not: name "
+            "another column in one of them"
+        )
     names_by_setting = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
     for setting, names in names_by_setting.items():
         for name in names:
@@ -99,7 +102,10 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     names = list(config.columns) or [name for name in train.columns if name not in reserved]
     for name in names:
         if name in reserved:
-            raise ConfigError(f"data.columns names {name!r}, which is the target, the client or the person: it cannot be an input too")
+            raise ConfigError(
+                f"data.columns names {name!r}, which is the target, the client or the person and cannot be an input: remove it from "
+                "data.columns"
+            )
     left_out = [name for name in names if name not in configured and identifier_kind(name)]
     names = [name for name in names if name not in left_out]
     note = identifier_note(left_out, person=config.person, client=config.client)
@@ -162,7 +168,7 @@ def person_names(table: Table, config: DataConfig) -> list[str]:
     """
     if config.person in (config.client, config.text, *config.target_names):
         raise ConfigError(
-            f"data.person names {config.person!r}, which is also the client, the target or the text: name the column of persons"
+            f"data.person names {config.person!r}, which is also the client, the target or the text: name another column in data.person"
         )
     table.column(config.person, "data.person")
     return normalise_names(column_words(replace(table, missing=()), config.person))
@@ -258,7 +264,7 @@ def public_bounds(config: DataConfig, name: str) -> tuple[float, float] | None:
         return None
     low, high = config.bounds[name]
     if not 0 < high - low < inf:
-        raise ConfigError(f"data.bounds.{name} is [{low:g}, {high:g}], expected the smallest value first, then the largest")
+        raise ConfigError(f"data.bounds.{name} is [{low:g}, {high:g}], expected the smallest value first, then the largest: exchange them")
     return low, high
 
 

@@ -67,15 +67,17 @@ class Encoder(BaseModel):
         if width != self.width:
             raise ValueError(f"width is {self.width:,}, but the columns in data make {width:,} inputs")
         if self.targets == "class" and len(self.classes) != self.outputs:
-            raise ValueError(f"{len(self.classes)} classes and {self.outputs} outputs: expected one output for each class")
+            raise ValueError(f"there are {len(self.classes)} classes and {self.outputs} outputs, expected one output for each class")
         if self.targets in ("number", "count") and self.outputs != 1:
-            raise ValueError(f"{self.outputs} outputs for a target that is a number: expected 1")
+            raise ValueError(f"there are {self.outputs} outputs for a target that is a number, expected 1")
         if self.targets == "ordered" and len(self.classes) != self.outputs + 1:
-            raise ValueError(f"{len(self.classes)} ordered classes and {self.outputs} outputs: expected one output less than classes")
+            raise ValueError(
+                f"there are {len(self.classes)} ordered classes and {self.outputs} outputs, expected one output less than classes"
+            )
         if self.targets == "survival" and (len(self.data.target) != 2 or len(self.cuts) not in (0, self.outputs)):
             raise ValueError("survival expects two target columns, and one output for each interval")
         if self.targets == "classes" and len(self.data.target) != self.outputs:
-            raise ValueError(f"{len(self.data.target)} labels and {self.outputs} outputs: expected one output for each label")
+            raise ValueError(f"there are {len(self.data.target)} labels and {self.outputs} outputs, expected one output for each label")
         if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
             raise ValueError("places must be distinct input indices below width, and knots must have one entry for each of them")
         for values, scaled_values in filter(None, self.knots):
@@ -174,7 +176,7 @@ def check_threshold(threshold: float, classes: int | None) -> None:
             f"threshold = {threshold:g} is only for models of two classes, and this model predicts {predicted}: leave the threshold out"
         )
     if not 0 < threshold < 1:
-        raise ConfigError(f"threshold is {threshold:g}, expected a probability above 0 and below 1: give one, such as 0.2")
+        raise ConfigError(f"threshold is {threshold:g}, expected a probability above 0 and below 1, such as 0.2")
 
 
 def most_likely_class(chances: Tensor, threshold: float | None = None) -> Tensor:

@@ -217,7 +217,7 @@ def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples
     train, test = (_to_images(loaded[split], source, origin) for split in ("train", "test"))
     if train.tensor.shape[1:] != test.tensor.shape[1:]:
         shapes = f"{tuple(train.tensor.shape[1:])} and {tuple(test.tensor.shape[1:])}"
-        raise DataError(f"train and test images in {origin} have different shapes: {shapes}")
+        raise DataError(f"train and test images in {origin} have different shapes, {shapes}: give all images the same shape")
     return train, test
 
 
@@ -244,13 +244,16 @@ def _to_images(split: Any, source: _Source, origin: str) -> Samples:
         raise DataError(f"an image or label in {origin} cannot be decoded: {first_line(error)}") from error
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
-        raise DataError(f"images in {origin} have different shapes, such as {sorted(shapes)[:3]}: all must have the same")
+        raise DataError(f"images in {origin} have different shapes, such as {sorted(shapes)[:3]}: give all images the same shape")
     stacked = np.stack(arrays)
     if stacked.ndim not in (3, 4) or stacked.dtype != np.uint8:
         raise DataError(f"images in {origin} decode to {stacked.dtype} of shape {stacked.shape[1:]}, expected 8-bit pixels")
     stacked = stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
     if labels.min() < 0 or labels.max() >= source.classes:
-        raise DataError(f"some labels in {origin} are not between 0 and {source.classes - 1}: is it another data set?")
+        raise DataError(
+            f"some labels in {origin} are not between 0 and {source.classes - 1}, so it may be another data set: download the data set "
+            "again"
+        )
     return Samples(torch.from_numpy(np.ascontiguousarray(stacked)), labels)
 
 

@@ -87,7 +87,7 @@ def partition(
         ConfigError: more clients than samples, a parameter out of range, or no private label to isolate.
     """
     if clients < 1:
-        raise ConfigError(f"clients must be at least 1, got {clients}")
+        raise ConfigError(f"clients is {clients}, expected at least 1")
     if clients > labels.size:
         raise ConfigError(f"clients.count is {clients}, but the training data has only {labels.size} samples: set clients.count lower")
     if scheme in ("dirichlet", "quantity"):
@@ -175,18 +175,20 @@ def partition_by_code(path: str, samples: int, clients: int, seed: int) -> Divis
 def _check_alpha(name: str, alpha: float) -> None:
     """Raise a :class:`ConfigError` if ``alpha``, which messages call ``name``, cannot be a concentration of a Dirichlet distribution."""
     if not (np.isfinite(alpha) and alpha > 0):
-        raise ConfigError(f"{name} must be a positive finite number, got {alpha}")
+        raise ConfigError(f"{name} is {alpha}, expected a positive finite number")
 
 
 def _check_isolation(labels: NDArray[np.int64], clients: int, isolated: Isolation) -> None:
     """Raise a :class:`ConfigError` if no client, or no label, remains beside the curious client and the private label."""
     if clients < 2:
-        raise ConfigError(f"data.private_label gives a label to all clients but one: set clients.count to 2 or more, got {clients}")
+        raise ConfigError(
+            f"clients.count is {clients}, but data.private_label gives a label to all clients but one: set clients.count to 2 or more"
+        )
     present = np.unique(labels)
     if isolated.label not in present:
         raise ConfigError(
-            f"the training data has no label {isolated.label} that could be private: "
-            f"it has {present.size} labels from {present[0]} to {present[-1]}"
+            f"data.private_label is {isolated.label}, but the training data has {present.size} labels from {present[0]} to {present[-1]}: "
+            "set it to one of these"
         )
     if present.size == 1:
         raise ConfigError(f"data.private_label is {isolated.label}, the only label in the training data: use data with two labels or more")
@@ -250,9 +252,7 @@ def _equal_parts_by_label(
     """Give the curious client one label less than the others, and all of them equally many samples."""
     present = np.unique(labels)
     if not 2 <= labels_per_client <= present.size:
-        raise ConfigError(
-            f"labels_per_client must lie between 2 and {present.size} where one of the labels is private, got {labels_per_client}"
-        )
+        raise ConfigError(f"labels_per_client is {labels_per_client}, expected 2 to {present.size}, because one of the labels is private")
     holders = _label_holders(labels[labels != private], clients, labels_per_client - 1, generator)
     labels_by_client = [[label for label in holders if holders[label][client]] for client in range(clients)]
     for client, client_labels in enumerate(labels_by_client):
@@ -338,7 +338,7 @@ def _label_holders(
     """
     present = np.unique(labels)
     if not 1 <= labels_per_client <= present.size:
-        raise ConfigError(f"labels_per_client must lie between 1 and {present.size}, got {labels_per_client}")
+        raise ConfigError(f"labels_per_client is {labels_per_client}, expected 1 to {present.size}")
     holders = {int(label): np.zeros(clients) for label in present}
     holder_counts = np.zeros(present.size)
     for client in generator.permutation(clients):

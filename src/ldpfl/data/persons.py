@@ -111,10 +111,10 @@ class Persons:
             ConfigError: no row has a name, or ``most`` is below 1.
         """
         if most < 1:
-            raise ConfigError(f"data.person_rows must be at least 1 (the maximum number of a person's rows used in a round), got {most}")
+            raise ConfigError(f"data.person_rows, the maximum number of a person's rows used in a round, is {most}, expected at least 1")
         named_rows = np.flatnonzero([name != "" for name in names])
         if not named_rows.size:
-            raise ConfigError("the column of data.person is empty in all rows: name another column, or leave data.person out")
+            raise ConfigError("the column that data.person names is empty in all rows: name another column, or leave data.person out")
         owners = np.zeros(named_rows.size, dtype=np.int64) if clients is None else clients[named_rows]
         numbers = number_names(zip(owners.tolist(), (names[row] for row in named_rows.tolist()), strict=True))
         has_target = np.ones(named_rows.size, dtype=bool) if answered is None else answered[named_rows]

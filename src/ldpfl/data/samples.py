@@ -74,7 +74,10 @@ class Samples:
         """
         if isinstance(self.inputs, Tensor):
             return self.inputs
-        raise ConfigError(f"each sample has several tensors ({', '.join(self.inputs)}), but this works only with samples of one tensor")
+        raise ConfigError(
+            f"each sample has several tensors ({', '.join(self.inputs)}), but this works only with samples of one tensor: give one tensor "
+            "for each sample"
+        )
 
 
 class Owners(NamedTuple):

@@ -286,7 +286,7 @@ def target_scale_from_histogram(
         return target_scale_from_bounds(targets, bounds, _REACH)
     if not (isfinite(center) and spread > 0):
         if isfinite(center):
-            raise DataError(f"all targets were measured to be {center:.6g}: expected targets that vary; set data.target to another column")
+            raise DataError(f"all targets were measured to be {center:.6g}, expected targets that vary: name another column in data.target")
         raise DataError("the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon")
     if targets != "count":
         return TargetScale(center, spread), 1.0

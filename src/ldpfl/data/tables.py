@@ -404,7 +404,7 @@ def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, s
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):
         if types.is_complex_dtype(series):
-            raise DataError(f"{label} holds complex numbers: give real and imaginary parts as two columns")
+            raise DataError(f"{label} holds complex numbers, expected real ones: give real and imaginary parts as two columns")
         numbers: Column = series.to_numpy(dtype=np.float64, na_value=np.nan)
         if not strict:
             return np.where(np.isinf(numbers), np.nan, numbers)

@@ -231,7 +231,8 @@ def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:
     if alike is None:
         return ()
     return (
-        f"{' and '.join(alike)} are different classes of {name!r}, and differ only in upper and lower case: if they are one, rewrite it",
+        f"{' and '.join(alike)} are different classes of {name!r}, but differ only in upper and lower case: if they mean the same, "
+        "rewrite one of them",
     )
 
 

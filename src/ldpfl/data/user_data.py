@@ -103,7 +103,9 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
         return data
     if isinstance(data, torch.utils.data.Dataset):
         if _is_sorted_by_class(data):
-            raise ConfigError("data is a torchvision ImageFolder, which is sorted by class: give the path of its folder instead")
+            raise ConfigError(
+                "data is an ImageFolder of torchvision, whose images are sorted by class: give the path of its folder instead"
+            )
         _check_unused(config, "a PyTorch data set", unused_settings)
         return _dataset_of_pairs(data, targets)
     if targets == "tokens" and _are_tokens(data):
@@ -250,7 +252,7 @@ def _class_note(classes: Sequence[str]) -> str:
     )
 
 
-_COUNT_NOTE = "how many classes, or tokens, there are was taken from the data, as if it were public"
+_COUNT_NOTE = "the number of classes, or tokens, was taken from the data as if it were public"
 
 
 def _dataset_of_pairs(data: Any, targets: Targets) -> Dataset:

@@ -137,7 +137,7 @@ def _label_column(split: Any, image: str, config: DataConfig, origin: str) -> st
     if label not in names:
         columns = ", ".join(names)
         raise DataError(
-            f"data set {origin!r} has no column {label or 'label'!r}: set data.target to the column of labels, one of {columns}"
+            f"data set {origin!r} has no column {label or 'label'!r}: set data.target to the column of classes, one of {columns}"
         )
     return label
 
@@ -186,7 +186,7 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
     import datasets
 
     if label not in split.column_names:
-        raise DataError(f"the test images of {origin!r} have no column {label!r}")
+        raise DataError(f"the test images of {origin!r} have no column {label!r}, which the training images have: add it")
     feature, labels = split.features[label], list(split[label])
     if not isinstance(feature, datasets.ClassLabel):
         return labels
@@ -222,7 +222,10 @@ def _client_names(split: Any, image: str, label: str, config: DataConfig) -> tup
     if not config.client:
         return None
     if config.client == label:
-        raise ConfigError(f"data.client and data.target both name {label!r}: clients are public, so the target would be public too")
+        raise ConfigError(
+            f"data.client and data.target both name {label!r}, but the client of an image is public and its class is not: name another "
+            "column in one of them"
+        )
     names = [name for name in split.column_names if name != image]
     if config.client not in names:
         raise ConfigError(f"data.client names {config.client!r}, but there is no such column: {did_you_mean(config.client, names)}")

@@ -146,7 +146,8 @@ def build(
     """
     if config.secret_noise and not config.data.brought:
         raise ConfigError(
-            f"secret_noise is for your own data, which {config.data.name!r} is not: leave it out; the noise here follows from seed"
+            f"secret_noise is only for your own data, and {config.data.name!r} is built in: leave it out; the seed determines the noise "
+            "here"
         )
     # The model, and the ranges that its values are clipped to.
     data, validation = _split_validation(config, data)
@@ -273,8 +274,8 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
     if isinstance(vectors, ClientScores):
         if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
             raise ConfigError(
-                f"evaluation.share = {config.evaluation.share:g} of the records of a client: some client holds none back, and each client "
-                "counts as one in figures that protect whole clients; set a larger share, or fewer clients"
+                f"evaluation.share is {config.evaluation.share:g}, by which some client holds back no record, but figures that protect "
+                "whole clients need a record of each client: set a larger share, or fewer clients"
             )
         mechanism = mechanism_of(config_for_evaluation(config), vectors.ranges)
         return WholeClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every)
@@ -444,7 +445,8 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
             raise ConfigError(f"clients.count is {config.clients.count}, but the data name {clients} clients: leave clients.count out")
         if not division.sizes.all():
             raise ConfigError(
-                "data.evaluate_on = 'holdout' sets aside all rows of some client, so it cannot train: set data.evaluate_on to 'test'"
+                "data.evaluate_on = 'holdout' sets aside all rows of some client, so that this client cannot train: set data.evaluate_on "
+                "to 'test'"
             )
         return division if data.identities is None else _in_order_of_names(division, data.identities)
     if data.identities is not None:
@@ -473,20 +475,25 @@ def _divide_persons(config: RunConfig, names: Names) -> Division:
     """Divide persons over clients by their names, so that no person affects another's client."""
     data, generator = config.data, stream(config.seed, Purpose.PARTITION)
     if data.private_label != "none":
-        raise ConfigError("persons are divided over clients whole, whatever the labels of their rows: leave data.private_label out")
+        raise ConfigError(
+            "data.private_label is set, but a person's rows stay together, whatever their labels: leave data.private_label out"
+        )
     return partition_by_name(names, config.clients.count, config.seed, generator, scheme=data.partition, alpha=data.alpha)
 
 
 def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
     """Divide files over clients by their names, so that no file affects another's client. ``settings`` is the section ``[data]``."""
     if settings.by_label or settings.partition != "iid":
-        raise ConfigError("files are divided by their names: leave data.partition and data.private_label out, or give data.client")
+        raise ConfigError(
+            "files are assigned to clients by their names, whatever their labels: leave data.partition and data.private_label out, or name "
+            "the column of the client in data.client"
+        )
     # The remainder of an identity by TEST_SHARE decides whether its file is for testing, so the quotient decides about its client.
     clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
     division = Division.by_owner(clients_of_files.astype(np.int64), count)
     if not division.sizes.all():
         raise ConfigError(
-            f"{len(identities):,} files are divided over {count} clients by their names, and some client gets none: set clients.count lower"
+            f"{len(identities):,} files are assigned to {count} clients by their names, and some client gets none: set clients.count lower"
         )
     return _in_order_of_names(division, identities)
 
@@ -705,7 +712,7 @@ def _first_clip_norm(config: RunConfig) -> float:
     _check_adaptive_clipping(config)
     norm = getattr(config.mechanism, "clip_norm", "auto")
     if norm == "auto":
-        raise ConfigError("mechanism.clip_norm = 'auto' is for your own data only: give a number")
+        raise ConfigError("mechanism.clip_norm = 'auto' works only with your own data: give a number")
     return float(norm)
 
 
@@ -752,9 +759,11 @@ def _records_for_full_weight(config: RunConfig, mechanism: Mechanism) -> int | N
     if config.clients.full_weight == "off":
         return None
     if record_clip_of(mechanism) is not None:
-        raise ConfigError(f"clients.full_weight is not for mechanism {mechanism.name!r}, in which every record counts the same already")
+        raise ConfigError(
+            f"clients.full_weight has no effect in mechanism {mechanism.name!r}, where all records count the same: leave it out"
+        )
     if config.mechanism.perturbed == "weights":
-        raise ConfigError("clients.full_weight scales the change that a client sends: set mechanism.perturbed to 'update'")
+        raise ConfigError("clients.full_weight scales updates, and this run does not send updates: set mechanism.perturbed to 'update'")
     return config.clients.full_weight
 
 
@@ -772,7 +781,9 @@ def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) 
 def _check_radius_initial(config: RunConfig) -> None:
     """Raise a :class:`ConfigError` if ``ranges.radius`` is "initial", and other settings do not fit that."""
     if config.mechanism.perturbed == "update":
-        raise ConfigError("ranges.radius = 'initial' covers weights, but mechanism.perturbed is 'update': give a number")
+        raise ConfigError(
+            "ranges.radius = 'initial' is a range of weights, but mechanism.perturbed is 'update': set ranges.radius to a number"
+        )
     if config.ranges.center != RangesConfig().center:
         raise ConfigError("ranges.radius = 'initial' sets the center as well: leave ranges.center out")
 

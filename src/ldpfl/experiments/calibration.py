@@ -106,7 +106,7 @@ def _unreachable_message(config: RunConfig, epsilon_of: Callable[[float], float]
     epsilons = [epsilon_of(strength) for strength in _extreme_strengths(epsilon_of)]
     reachable = [epsilon for epsilon in epsilons if epsilon < inf]
     limits = f": {mechanism} reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
-    advice = "set another target_epsilon; more clients or fewer rounds lower what is reached"
+    advice = "set another target_epsilon; more clients or fewer rounds lower the epsilon that is reached"
     return f"target_epsilon = {target:g} is out of reach{limits}{f' ({reason})' if reason else ''}; {advice}"
 
 

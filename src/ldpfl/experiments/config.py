@@ -137,8 +137,8 @@ def _refuse_float16(precision: Any) -> Any:
     """Raise if ``precision`` is float16, with the reason why it is left out; else return it unchanged."""
     if precision in ("fp16", "fp16-mixed", "float16"):
         raise ValueError(
-            "float16 is left out: its gradients overflow or vanish without a loss scale, and CPUs without float16 units multiply it more "
-            "slowly than float32. Set it to 'bf16', which has the range of float32 and needs no scale"
+            "float16 is not supported: its gradients overflow or vanish without a loss scale, and CPUs without float16 units multiply it "
+            "more slowly than float32. Set it to 'bf16', which has the range of float32 and needs no scale"
         )
     return precision
 
@@ -229,7 +229,7 @@ class TrainingConfig(_Section):
         """
         rate, decay = self.server_learning_rate, self.server_weight_decay
         if rate == "auto" or decay == "auto":
-            raise ConfigError("training.server_learning_rate and server_weight_decay may be 'auto' for your own data only: give numbers")
+            raise ConfigError("training.server_learning_rate and server_weight_decay = 'auto' work only with your own data: give numbers")
         momentum, schedule = self.server_momentum, self.server_schedule
         return ServerOptimiser(rate, momentum, schedule, self.rounds, self.average, measured, self.server_optimiser, decay, start)
 
@@ -278,7 +278,9 @@ class EvaluationConfig(_Section):
     @model_validator(mode="after")
     def _check_share(self) -> Self:
         if self.epsilon != "off" and self.share == 0:
-            raise ValueError("evaluation.epsilon measures on records that are held back, and none are: set evaluation.share, such as 0.1")
+            raise ValueError(
+                "evaluation.epsilon needs records that are held back, but evaluation.share is 0: set evaluation.share, such as 0.1"
+            )
         return self
 
 
@@ -441,7 +443,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
     return config
 
 
-_HINT_ON_QUOTES = '; texts stand in quotes, in lists too: name = "a", names = ["a", "b"]'
+_HINT_ON_QUOTES = '; put texts in quotes, also in lists: name = "a", names = ["a", "b"]'
 
 
 def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> None:
@@ -457,8 +459,8 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
         if key in noise_keys:
             target = config.privacy.target_epsilon
             raise ConfigError(
-                f"{key} is found for privacy.target_epsilon = {target:g}, but it was set as well: set privacy.target_epsilon to another "
-                f"number, or to 'off' to use {key}"
+                f"{key} was set, but it is computed from privacy.target_epsilon = {target:g}: leave {key} out, or set "
+                "privacy.target_epsilon to 'off'"
             )
 
 
@@ -523,7 +525,7 @@ def _convert_noise_section(tree: dict[str, Any], origin: str) -> None:
     for key in noise if isinstance(noise, dict) else {"": noise}:
         if key not in _VERSION_ONE_NOISE_SETTINGS:
             setting = f"noise.{key}" if key else "noise"
-            raise ConfigError(f"unknown setting {setting!r} in {origin}: the settings of noise stand in [mechanism] today")
+            raise ConfigError(f"unknown setting {setting!r} in {origin}: set the noise in the section [mechanism] instead")
     name = str(mechanism.get("name", "duchi"))
     try:
         known = settings_of(name).model_fields
@@ -555,7 +557,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"setting {key!r}: {part!r} is a value, not a section")
+            raise ConfigError(
+                f"setting {key!r}: {part!r} is a setting with a value, not a section, so it has no settings: leave this setting out"
+            )
         node = child
     node[parts[-1]] = setting_value(text.strip())
 
@@ -575,7 +579,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, Real):
         return repr(float(value))
     if hasattr(value, "shape") or (hasattr(value, "__getitem__") and not isinstance(value, str)):
-        raise ConfigError(f"a setting is a number, a text, or a list of such, and {shown(value)} was given: data go to the argument data")
+        raise ConfigError(f"a setting is {shown(value)}, expected a number, a text, or a list of these; give data with the argument data")
     return _quoted(str(value))
 
 
@@ -596,12 +600,12 @@ def setting_value(text: str) -> Any:
     except ValueError:
         if text.startswith(("[", "{")):
             raise ConfigError(
-                f'{shown(text)} begins like a list or a table, and is none: texts in it stand in quotes, as in ["a", "b"] or '
+                f'{shown(text)} begins like a list or a table, but cannot be read as one: put its texts in quotes, as in ["a", "b"] or '
                 '{sex = ["f", "m"]}'
             ) from None
         return text
     if len(tree) > 1:
-        raise ConfigError(f"more than a value in one setting: {text[:80]!r}; give settings one by one, or with semicolons between them")
+        raise ConfigError(f"one setting has more than one value: {text[:80]!r}; give settings one by one, or with semicolons between them")
     return tree["value"]
 
 

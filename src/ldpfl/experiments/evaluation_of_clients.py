@@ -27,15 +27,15 @@ def check_evaluation_fits(config: RunConfig) -> None:
     mechanism, channel = config.mechanism, config.shuffling.channel
     if not mechanism.protects:
         raise ConfigError(
-            f"evaluation.epsilon is {config.evaluation.epsilon}, and mechanism {mechanism.name!r} protects nobody: choose another "
-            "mechanism, or leave evaluation.epsilon out"
+            f"evaluation.epsilon is {config.evaluation.epsilon}, but mechanism {mechanism.name!r} adds no noise that would protect the "
+            "measurement: choose another mechanism, or leave evaluation.epsilon out"
         )
     if config.clients.self_sampling != "off" or config.clients.once:
         raise ConfigError("evaluation.epsilon needs all clients at once: leave clients.self_sampling and clients.once out")
     if not (server_sees_senders(channel) or mechanism.sends_bits or evaluates_by_sums(config)):
         raise ConfigError(
-            f"evaluation.epsilon releases bits, which shuffling.channel = {channel!r} hides only beside other bits, and mechanism "
-            f"{mechanism.name!r} sends none: set mechanism.name to 'rotated-sign', 'duchi' or 'harmony', or to 'dp-sgd' for records; "
+            f"evaluation.epsilon releases bits, which shuffling.channel = {channel!r} hides only among other bits, but mechanism "
+            f"{mechanism.name!r} sends no bits: set mechanism.name to 'rotated-sign', 'duchi' or 'harmony', or to 'dp-sgd' for records; "
             "or set shuffling.channel to 'direct'"
         )
 

@@ -52,7 +52,7 @@ def summarise(
         entries = quality_entries(federation, final.state.model, config.seed, data.classes, final.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
         privacy["caveats"].append(
-            f"no scores of the final model beside those of each round: not computed, because: {error_without_data(error)}"
+            f"no scores of the final model beside those of each round, because computing them failed: {error_without_data(error)}"
         )
     privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation)
     if missing := lost_evaluations(config, final):
@@ -251,7 +251,7 @@ def _personal_caveats(federation: Federation) -> list[str]:
         return []
     layers, weights = ", ".join(trainer.personal.names), counted(trainer.personal.dimension, "weight")
     return [
-        f"{layers} ({weights}) stay at each client, and are no part of what was released. Scores are of each client's own model on records "
+        f"{layers} ({weights}) stay at each client and were not released. Scores are of each client's own model on records "
         "that it holds back; the saved model has the initial values of these layers"
     ]
 
@@ -328,8 +328,8 @@ def extension_caveats(config: RunConfig) -> list[str]:
     added, rounds = config.training.extended, config.training.rounds
     if not added:
         return []
-    limit = "each epsilon here is for a number of rounds that was fixed beforehand, and holds if nothing seen before decided it"
-    return [f"{added} of {rounds} rounds were added to a run that had come to its end: {limit}; a client's own budget holds in any case"]
+    assumption = "each epsilon here holds only if no earlier result decided on their number"
+    return [f"{added} of {rounds} rounds were added to a run that had ended: {assumption}; a client's own budget holds in any case"]
 
 
 def _target_caveats(config: RunConfig, statement: Statement) -> list[str]:
@@ -346,7 +346,7 @@ def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
     finished_rounds, rounds = len(checkpoint.history), config.training.rounds
     if finished_rounds >= rounds:
         return []
-    reason = "too few nodes took part in the next one. Start the run again to go on; its guarantee is then that of more rounds"
+    reason = "too few nodes took part in the next round. To resume the run, start it again; its guarantee is then that of more rounds"
     return [f"the run ended after {finished_rounds} of {rounds} rounds: {reason}"]
 
 
@@ -363,7 +363,9 @@ def _delta_caveats(config: RunConfig, federation: Federation) -> list[str]:
     if record_clip_of(federation.mechanism) is None or delta * records < 1:
         return []
     unit = "persons" if config.data.person else "records"
-    return [f"delta {delta:g} is not below 1/{records:,}: to publish one of the {unit} at random would satisfy it"]
+    return [
+        f"delta {delta:g} is not below 1/{records:,}: even publishing one of the {unit} at random would satisfy it; lower privacy.delta"
+    ]
 
 
 def last_round_with_clients(checkpoint: Checkpoint) -> RoundMetrics:

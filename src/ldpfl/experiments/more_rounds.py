@@ -22,7 +22,7 @@ def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
     config, checkpoint = folder.config(), folder.checkpoint()
     training = config.training
     if more < 1:
-        raise ConfigError(f"a run is extended by at least one round, got {more}")
+        raise ConfigError(f"more_rounds is {more}, expected at least 1")
     if checkpoint is None or checkpoint.state.round < training.rounds:
         raise ConfigError(f"{folder.path} contains a run that is not finished: finish it with --resume before you extend it")
     if training.rounds + more > MAX_ROUNDS:

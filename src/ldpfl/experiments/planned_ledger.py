@@ -40,15 +40,20 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
     evaluation = evaluation_release(config) if evaluated_rounds else None
     stages = STAGES if measures_columns(config, describe_data(config, caller_objects).unscaled, mechanism) else 0
     if not mechanism.properties.foreseeable:
-        raise ConfigError(f"what {mechanism.name!r} guarantees depends on the data or on how training goes: run it, then see its ledger")
+        raise ConfigError(
+            f"the guarantee of mechanism {mechanism.name!r} depends on the data or on the course of training, so it cannot be planned: "
+            "train the model, then give the run's folder to ldpfl ledger"
+        )
     clients, self_sampling, once = config.clients.count, lowest_join_probability(config), config.clients.once
     if self_sampling is not None and config.data.brought:
         raise ConfigError(
-            "who of your clients decides to take part is known in the run alone: leave target_epsilon off, and see its ledger"
+            "clients.self_sampling is on, so only the run itself decides which of your clients take part: set privacy.target_epsilon to "
+            "'off', train the model, then give the run's folder to ldpfl ledger"
         )
     if clients * config.training.rounds > _MAX_CLIENT_ROUNDS:
         raise ConfigError(
-            f"who of {clients:,} clients takes part in which of {config.training.rounds:,} rounds is more than is planned here"
+            f"{clients:,} clients times {config.training.rounds:,} rounds is more than the {_MAX_CLIENT_ROUNDS:,} that can be planned: set "
+            "clients.count or training.rounds lower"
         )
     ledger, channel, colluding = Ledger(), config.shuffling.channel, config.shuffling.colluding
     if stages:  # histograms that measure a table's columns, before the first round

@@ -44,9 +44,11 @@ def least_squares_solver(config: RunConfig, data: Description) -> LeastSquares |
             "to 'gradient'"
         )
     if data.shape is None or data.vocabulary is not None:
-        raise ConfigError("training.method = 'least-squares' takes samples of one tensor of numbers: set training.method to 'gradient'")
+        raise ConfigError(
+            "training.method = 'least-squares' works only with samples of one tensor of numbers: set training.method to 'gradient'"
+        )
     if config.training.patience:
-        raise ConfigError("training.patience stops training, and least squares has one round: leave it out")
+        raise ConfigError("training.patience stops training early, but least squares has only one round: leave training.patience out")
     is_class, bias = targets == "class", config.model.name == WITH_BIAS
     norm, bound, share = settings.feature_norm, settings.target_bound, settings.target_share
     return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, share, settings.eigenvalue_floor, settings.ridge)
@@ -64,7 +66,8 @@ def _require_records(config: RunConfig, purpose: str) -> DpSgdSettings:
     mechanism = config.mechanism
     if not isinstance(mechanism, DpSgdSettings):
         raise ConfigError(
-            f"{purpose} releases a sum over records, and mechanism {mechanism.name!r} protects none: set mechanism.name to 'dp-sgd'"
+            f"{purpose} releases a sum over records, but mechanism {mechanism.name!r} does not protect records: set mechanism.name to "
+            "'dp-sgd'"
         )
     if mechanism.sample_rate != 1:
         raise ConfigError(f"{purpose} takes all records, and mechanism.sample_rate is {mechanism.sample_rate:g}: set it to 1")
@@ -88,8 +91,8 @@ def is_evaluated(config: RunConfig) -> bool:
     target = config.privacy.target_epsilon
     if target != "off" and config.evaluation.epsilon >= target:
         raise ConfigError(
-            f"evaluation.epsilon is {config.evaluation.epsilon:g}, and privacy.target_epsilon of the whole run is {target:g}: set "
-            "evaluation.epsilon lower than that"
+            f"evaluation.epsilon is {config.evaluation.epsilon:g}, but the whole run has only privacy.target_epsilon = {target:g}: set "
+            "evaluation.epsilon below it"
         )
     return True
 

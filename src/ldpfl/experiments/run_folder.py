@@ -244,7 +244,7 @@ class RunFolder:
         if resume and self.config_path.exists():
             recorded = self.kind()
             if kind is not None and kind.on_flower != recorded.on_flower and (recorded.on_flower or self.checkpoint_path.exists()):
-                raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a {kind} cannot go on with it")
+                raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a {kind} cannot resume it: choose another folder")
             differences = self.config().differences(config)
             if differences:
                 raise ConfigError(
@@ -292,9 +292,9 @@ class RunFolder:
             raise ConfigError(f"{self.path} holds no run, because {self.config_path.name} is missing: give a run's folder")
         config = read_config(self.config_path)
         if not ends_with(self.config_path, "\n"):
-            raise ConfigError(f"{self.config_path} is damaged: its last line is cut off")
+            raise ConfigError(f"{self.config_path} is damaged, because its last line is cut off: restore the file")
         if not config.model_fields_set:  # a power cut may leave an empty file, and training with the defaults would be wrong
-            raise ConfigError(f"{self.config_path} is damaged: it holds no setting")
+            raise ConfigError(f"{self.config_path} is damaged, because it holds no setting: restore the file")
         return config
 
     def _check_no_other_folder(self) -> None:
@@ -360,7 +360,9 @@ class RunFolder:
         if not self.metrics_path.is_file():
             return 0
         if (size := self.metrics_path.stat().st_size) > MAX_METRICS_BYTES:
-            raise DataError(f"{self.metrics_path} has {size:,} bytes, expected at most {MAX_METRICS_BYTES:,}: it is no run's")
+            raise DataError(
+                f"{self.metrics_path} has {size:,} bytes, expected at most {MAX_METRICS_BYTES:,}: it is not the metrics file of a run"
+            )
         with self.metrics_path.open("rb") as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
@@ -485,8 +487,7 @@ class RunFolder:
             return start
         if checkpoint.origin != start.origin:
             raise ConfigError(
-                f"{self.path} was begun on {checkpoint.origin}, and this is {start.origin}: it cannot be resumed; use the same data and "
-                "device"
+                f"{self.path} was begun on {checkpoint.origin}, and this is {start.origin}: to resume the run, use the same data and device"
             )
         return checkpoint
 
@@ -499,8 +500,8 @@ class RunFolder:
         checkpoint = self.checkpoint_or(start)
         if checkpoint.words != start.words:
             raise ConfigError(
-                f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so its model would be a mixture: it "
-                "can be read, and not resumed; begin another run in another folder"
+                f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so the run can be read but not "
+                "resumed: begin another run in another folder"
             )
         if start.personal is None or checkpoint.state.round == start.state.round:
             return checkpoint
@@ -586,7 +587,7 @@ _LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 _MAX_TEXT_LENGTH = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
 TRIAL = (
-    "this run is a trial of a tuning, and the other trials are not counted here: what holds for the tuning's release stands in its folder "
+    "this run is a trial of a tuning, and the other trials are not counted here: the guarantee of the tuning's release is in its folder "
     "'release'"
 )
 """Warning beside the guarantee of a trial."""

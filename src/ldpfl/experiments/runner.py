@@ -132,7 +132,7 @@ class Runner:
             checkpoint = folder.checkpoint_to_resume(start)
             if checkpoint.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
-                    f"{folder.path} measured its columns in another way than its config says now, and measuring again would not be "
+                    f"{folder.path} measured its columns under other settings than its config has now, and measuring again would not be "
                     "charged: start the run in a new folder"
                 )
             save = partial(_save_added_round, folder, config, checkpoint.state.round + 1) if more_rounds else folder.save_round
@@ -243,7 +243,7 @@ class Runner:
     ) -> tuple[Federation, Checkpoint]:
         """Return the federation of ``config`` and its state before the first round, see :func:`ldpfl.experiments.build.build`."""
         if config.model.personal and isinstance(self.workers, str) and is_ray(self.workers):
-            raise ConfigError("model.personal keeps clients' layers here, and Ray's tasks are on others: give a number of workers")
+            raise ConfigError("model.personal keeps clients' layers on this machine, but Ray trains on others: set workers to a number")
         return build(config, data, self.device, self.caller_objects.module, self.observer.warn, secret, measured)
 
     def _baseline_scores(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
@@ -322,9 +322,8 @@ def _clipping_warning(metrics: RoundMetrics) -> str:
     if not clipped:
         return ""
     shares = ", ".join(f"{share:.0%} of {name}" for name, share in clipped.items())
-    return (
-        f"round {metrics.round}: {shares} was outside its range and was clamped, which costs accuracy beside the noise: see ranges.radius"
-    )
+    advice = "a larger ranges.radius clamps less, but adds noise"
+    return f"round {metrics.round}: {shares} was outside its range and was clamped, which costs accuracy: {advice}"
 
 
 _PRIVATE, _BASELINE = "private", "noise-free baseline"

@@ -27,7 +27,7 @@ def new_secret(config: RunConfig) -> int | None:
 def shared_seed_warnings(configs: Iterable[RunConfig]) -> tuple[str, ...]:
     """Return a warning if two runs of the ``configs`` share secret randomness, because they have the same seed; else nothing."""
     seeds = [seed for config in configs if (seed := _shared_seed(config)) is not None]
-    warning = "two of these are simulations of one seed, whose noise is the same: together they hide less than this table says"
+    warning = "two of these runs are simulations with one seed, and so with the same noise: together they hide less than this table says"
     return (warning,) if len(set(seeds)) < len(seeds) else ()
 
 

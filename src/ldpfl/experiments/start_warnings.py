@@ -102,6 +102,6 @@ def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
         return
     advice = "give images as bytes (uint8) from 0 to 255, which are scaled here, or " if is_image else ""
     yield (
-        f"{SCALE}: they lie between {low:.3g} and {high:.3g}, and decimal numbers are taken as they are, so that a step suits mean 0 and "
+        f"{SCALE}: they lie between {low:.3g} and {high:.3g}, but decimal numbers are not rescaled, and steps suit inputs of mean 0 and "
         f"spread 1; {advice}subtract a mean and divide by a spread that the public knows"
     )

@@ -236,7 +236,7 @@ def cells(
     """
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MAX_CELLS:
-        raise ConfigError(f"sweep {sweep.name} has {count:,} runs, more than {_MAX_CELLS:,}")
+        raise ConfigError(f"sweep {sweep.name} has {count:,} runs, expected at most {_MAX_CELLS:,}: leave out values or seeds")
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
     all_cells = []
     for seed, point, (variant, settings) in itertools.product(sweep.each_seed, points, sweep.variants.items()):
@@ -302,8 +302,8 @@ def check_same_persons(configs: Iterable[RunConfig]) -> None:
     if len(units) > 1:
         known = "; ".join(f"{person!r}" + (f" at {client!r}" if client else "") for person, client in units)
         raise ConfigError(
-            f"these protect different persons: by the columns data.person and data.client, {known}. Together they have a guarantee for "
-            "none of these: set both columns to the same in all"
+            f"the runs protect different persons, by the columns data.person and data.client: {known}. So they have no joint guarantee: "
+            "set both columns to the same names in all runs"
         )
 
 

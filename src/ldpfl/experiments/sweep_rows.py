@@ -126,7 +126,7 @@ class JointGuarantee:
             f"whoever sees the models of all {self.runs} runs, each of them released on the same rows, has {figure}",
             *self.statement.warnings,
             "the scores of this table were measured on test rows without noise: no epsilon covers them, so keep the table to yourself",
-            "to choose the best row by these scores is to choose on the test rows: measure it on other rows, or choose by ldpfl tune",
+            "choosing the best row by these scores is choosing on the test rows: measure it on other rows, or choose by ldpfl tune",
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def trainer_after_trial(
         before, _, after = (trainer.train(weights, schedule) for schedule in (clients, other_clients, clients))
     if not torch.equal(before.nan_to_num(), after.nan_to_num()):
         fault = (
-            "makes something else of the same samples after it saw others: it remembers samples, or draws random numbers, and no mechanism "
+            "gives other outputs for the same samples after it saw others: it remembers samples, or draws random numbers, and no mechanism "
             "protects that; let forward be a function of one sample"
         )
         raise PrivacyError(f"model {model!r} {fault}", advice=f"it {fault}")
@@ -136,7 +136,7 @@ def trainer_after_trial(
         )
     if separation_reason:
         quoted_reason = f" ({separation_reason})" if quotes else ""
-        warn(f"model {model!r} cannot be trained for many clients at once{quoted_reason}: one after another, which is slower")
+        warn(f"model {model!r} cannot be trained for many clients at once{quoted_reason}: clients are trained one by one, which is slower")
     return trainer_of(config, local, mechanism, at_once=not separation_reason, persons=persons)
 
 
@@ -216,7 +216,7 @@ def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor,
         reason = first_line(error)
     if compile_setting == "on":
         raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
-    warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained as it is")
+    warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained uncompiled")
     return trainer
 
 
@@ -318,7 +318,7 @@ def _eager_unless_on(compile_setting: str, trainer: Trainer) -> Trainer:
 
 def _refuse_mixing(model: str, warn: Warn | None) -> None:
     """Raise a :class:`PrivacyError` that the model mixes the samples of a batch. If ``warn`` is given, call it instead."""
-    fault = "makes something else of samples together than of each by itself: it mixes the samples of a batch"
+    fault = "gives other outputs for samples together than for each sample alone: it mixes the samples of a batch"
     if warn is None:
         fault = (
             f"{fault}, as a mean over the first axis does, or nn.MultiheadAttention, nn.LSTM or nn.TransformerEncoderLayer without "
@@ -448,7 +448,7 @@ def _check_outputs(model: str, task: Task, output: object, targets: Tensor, widt
     if not width:  # only the user's own loss knows the shape
         return
     if not isinstance(output, Tensor):
-        raise ConfigError(f"model {model!r} gives a {type(output).__name__}, expected a tensor")
+        raise ConfigError(f"model {model!r} returns a {type(output).__name__}, expected a tensor: let its forward return one")
     count = len(targets)
     expected: tuple[int, ...] = (*targets.shape, width) if task.targets == "tokens" else (count, width)
     if task.targets == "tokens" and output.shape[:-1] == targets.shape and output.shape[-1] > width:

@@ -146,7 +146,7 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         if best is None or _rank(last_evaluation) > best[0]:  # of equal scores the first one is taken, as the proof assumes
             best = _rank(last_evaluation), cell, last_evaluation
     if best is None:
-        raise PrivacyError("no trial came to its end with a score: every setting made training diverge; give settings with smaller steps")
+        raise PrivacyError("no trial ended with a score, because every setting made training diverge: give settings with smaller steps")
     _, cell, last_evaluation = best
     metric = next(
         name for name in (*_comparison_metrics(last_evaluation), *last_evaluation["figures"]) if name in last_evaluation["figures"]
@@ -204,7 +204,7 @@ def _trial_epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
 def _round_down(value: float) -> float:
     """Return an epsilon rounded down to a few digits, or raise a :class:`ConfigError` if it is not positive."""
     if value <= 0:
-        raise ConfigError("the target epsilon is so small that nothing is left for a trial: set a larger one, or fewer trials")
+        raise ConfigError("the target epsilon is so small that no epsilon is left for a trial: set a larger target, or fewer trials")
     step = 10.0 ** (floor(log10(value)) - _EPSILON_DIGITS + 1)
     return float(f"{floor(value / step) * step:.{_EPSILON_DIGITS}g}")
 
@@ -213,7 +213,7 @@ def _check_trial(config: RunConfig) -> None:
     """Raise a :class:`ConfigError` unless runs of ``config`` can be trials, whose cost is known and whose score is private."""
     if config.mechanism.name != "dp-sgd":
         raise ConfigError(
-            f"mechanism.name is {config.mechanism.name!r}, and a tuning knows the cost of trials with sums over records alone: set "
+            f"mechanism.name is {config.mechanism.name!r}, but a tuning can account only for trials with sums over records: set "
             "mechanism.name to 'dp-sgd'"
         )
     is_evaluated(config)  # raises if the config does not fit an evaluation on held-back records
@@ -222,11 +222,11 @@ def _check_trial(config: RunConfig) -> None:
             f"shuffling.channel is {config.shuffling.channel!r}, behind which clients measure no score: set it to 'secure-sum' or 'direct'"
         )
     if config.clients.fraction != 1:
-        raise ConfigError(f"clients.fraction is {config.clients.fraction:g}, and in a trial all clients take part: set it to 1")
+        raise ConfigError(f"clients.fraction is {config.clients.fraction:g}, but in a trial all clients take part: set it to 1")
     if config.training.patience:
         raise ConfigError(
-            f"training.patience is {config.training.patience}, and stopping early looks at rows without noise, which no trial may: set it "
-            "to 0, or tune training.rounds"
+            f"training.patience is {config.training.patience}, but stopping early uses scores without noise, which a trial must not: set "
+            "it to 0, or tune training.rounds"
         )
 
 
@@ -241,7 +241,9 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
     ledgers = list(dict.fromkeys(planned_ledger(cell.config, caller_objects).events for cell in settings_to_try))
     statements = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
     if len({statement.protected for statement in statements}) > 1 or {cell.config.privacy.delta for cell in settings_to_try} != {delta}:
-        raise ConfigError(f"the settings of {tuning.space.name} protect different units, or have different deltas: make these the same")
+        raise ConfigError(
+            f"the settings of {tuning.space.name} protect different units, or have different deltas: give all settings the same of both"
+        )
     mu = max(_trial_mu(Ledger(events), delta) for events in ledgers)
     total = best_of_gaussian_epsilon(mu, tuning.count, delta)
     if total > tuning.epsilon:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ldpfl.report.scores import shown, with_interval
+from ldpfl.report.scores import format_score, with_interval
 from ldpfl.tasks.weighted_metrics import DEVIANCE
 from ldpfl.util.number_format import counted
 
@@ -17,7 +17,7 @@ def how_measured(result: Mapping[str, Any]) -> str:
     if not result.get("at_clients"):
         return ""
     last = result["at_clients"][-1]
-    unit, held_back = _unit(result), "records that they hold back from training, released with noise"
+    unit, held_back = _counted_unit(result), "records that they hold back from training, released with noise"
     where = f"on {last['records']:,} {held_back}"
     if unit == "person":
         where = f"on {counted(last['records'], unit)}, all of whose records are held back from training, released with noise"
@@ -33,10 +33,10 @@ def _sentence_on_auroc(last: Mapping[str, Any]) -> str:
     """Return a sentence on why the AUROC is left out; empty if it is not."""
     if last.get("rare_class"):
         return " The AUROC is left out: the held-back records of one class are too few to be seen above the noise."
-    binning = last.get("binning")
-    if binning is None:
+    error_by_bins = last.get("binning")
+    if error_by_bins is None:
         return ""
-    return f" The AUROC is left out: most scores lie in the same few bins, so it could be {binning:.2f} off; more rounds spread them."
+    return f" The AUROC is left out: most scores lie in the same few bins, so it could be {error_by_bins:.2f} off; more rounds spread them."
 
 
 def _sentence_on_loss(result: Mapping[str, Any]) -> str:
@@ -49,20 +49,23 @@ def _sentence_on_loss(result: Mapping[str, Any]) -> str:
     return f" The loss of a number is its squared error in units of {spread:.4g} squared: the measured spread, no standard deviation."
 
 
-def _unit(result: Mapping[str, Any]) -> str:
-    """Return what counts once in the last evaluation at clients: a record, a person, or a client."""
+def _counted_unit(result: Mapping[str, Any]) -> str:
+    """Return the unit that counts once in the last evaluation at clients: record, person or client.
+
+    The evaluation says "record" also if the guarantee protects persons; each person then counts once.
+    """
     unit = str(result["at_clients"][-1].get("unit", "record"))
     protected = {row["unit"] for row in result.get("privacy", {}).get("guarantees", ())}
     return "person" if unit == "record" and "person" in protected else unit
 
 
 def _sentence_on_count(last: Mapping[str, Any], unit: str) -> str:
-    """Return a sentence on the number of units, if it is stated rather than counted, and on the released sum's estimate of it."""
+    """Return sentences on the number of units if the run's terms state it, and on its estimate from the released sum; empty if counted."""
     if not last.get("stated"):
         return ""
     estimate = last.get("counted")
-    own_count = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*estimate) if estimate else ""
-    return f" The run's terms state the number of {unit}s, by which the sums are divided; clients do not send their own.{own_count}"
+    estimate_sentence = " The released sum itself counts {:,.0f} ({:,.0f} to {:,.0f}) with an answer.".format(*estimate) if estimate else ""
+    return f" The run's terms state the number of {unit}s, by which the sums are divided; clients do not send their own.{estimate_sentence}"
 
 
 def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -72,8 +75,8 @@ def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [
                 name,
                 with_interval(name, figure["value"], (figure["low"], figure["high"])),
-                shown(name, figure["noise"]),
-                shown(name, figure["sampling"]),
+                format_score(name, figure["noise"]),
+                format_score(name, figure["sampling"]),
             ]
 
 
@@ -101,7 +104,7 @@ def confusion_caption(result: Mapping[str, Any]) -> str:
     noise = result["at_clients"][-1].get("confusion_noise") if result.get("at_clients") else None
     if noise is None:
         return ""
-    unit = "Persons" if _unit(result) == "person" else "Records"
+    unit = "Persons" if _counted_unit(result) == "person" else "Records"
     return f"{unit} by their class (rows) and the class that the model predicts (columns), each with noise of {noise:.3g}."
 
 

@@ -16,7 +16,7 @@ _KINDS = {
     "floor": "floor: other real images of the label",
     "other classes": "other classes: the client's own images, nothing learned",
 }
-_HOW_TO_READ = "a larger distance is a worse reconstruction; floor and other classes give the scale"
+_HOW_TO_READ = "a larger distance is a worse reconstruction; compare it with the distances of floor and other classes"
 
 
 def attack_table(result: RunAttack) -> Table:
@@ -67,6 +67,7 @@ def _line_name(line: ComparedRuns) -> str:
 
 
 def _row_name(row: AttackRow, result: RunAttack) -> str:
+    """Return what the images of a row were reconstructed from, with the protection of the run's model."""
     if row.kind == "protected":
         return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a {result.budget})"
     return _KINDS[row.kind]
@@ -90,8 +91,8 @@ def _notes(rows: Sequence[AttackRow], extractor: str, features: int, classifier_
         _HOW_TO_READ,
         f"extractor: {extractor}; distances of another extractor do not compare",
         f"* by the classifier of the public train split, which is right on {classifier_accuracy:.1%} of the test images",
-        "small sets bias a distance upwards: compare equal counts only",
+        "distances of few images are too large on average: compare only equal numbers of images",
     ]
     if min_images <= features:
-        notes.append(f"{min_images} images are too few for {features} features: read the order, not the sizes; give more --images")
+        notes.append(f"{min_images} images are too few for {features} features: only the order of distances counts; give more --images")
     return notes

@@ -17,22 +17,22 @@ from ldpfl.report.scores import (
     chosen_settings,
     clients_a_round,
     clipped_records,
-    cost,
-    event_of,
-    factor,
+    display_factor,
+    event_sentence,
     figure_columns,
     figure_rows,
-    heading,
+    format_score,
     intervals_sentence,
-    no_score,
-    no_slope,
-    shown,
+    metric_heading,
+    no_score_sentence,
+    no_slope_sentence,
+    score_change,
     site_columns,
     site_notes,
     site_rows,
     site_spread,
-    untold_labels,
     with_interval,
+    zero_f1_sentence,
 )
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import COMMONEST
@@ -55,18 +55,18 @@ def result_table(result: dict[str, Any]) -> Table:
     table.add_row(Text(f"{metric} ({result['evaluated_on']})"), with_interval(metric, score, result.get("intervals", {}).get(metric)))
     if COMMONEST in result["scores"]:
         if metric != ACCURACY:
-            table.add_row(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]))
-        table.add_row("commonest class, always", shown(COMMONEST, result["scores"][COMMONEST]))
+            table.add_row(ACCURACY, format_score(ACCURACY, result["scores"][ACCURACY]))
+        table.add_row("commonest class, always", format_score(COMMONEST, result["scores"][COMMONEST]))
     if baseline is not None and score is not None:
-        # A score with clamping and without noise, if it was measured, separates what clamping costs from what noise costs.
+        # A score with clamping and without noise, if there is one, separates the loss by clamping from the loss by noise.
         clamped_score = result.get("clamped_score")
         without_noise = baseline if clamped_score is None else clamped_score
-        costs = [cost(metric, without_noise, score)]
+        costs = [score_change(metric, without_noise, score)]
         if clamped_score is not None:
-            costs.append(cost(metric, baseline, clamped_score, "clamping"))
-        table.add_row("noise-free baseline", Text(f"{shown(metric, baseline)}  ({', '.join(costs)})"))
+            costs.append(score_change(metric, baseline, clamped_score, "clamping"))
+        table.add_row("noise-free baseline", Text(f"{format_score(metric, baseline)}  ({', '.join(costs)})"))
         if clamped_score is not None:
-            table.add_row("clamped, without noise", shown(metric, clamped_score))
+            table.add_row("clamped, without noise", format_score(metric, clamped_score))
     if result["epsilon_per_unit"] is None:
         table.add_row("privacy", Text("none: values leave as they are", style="red"))
     table.add_row("clients, rounds", f"{result['clients']}{clients_a_round(result)}; {result['rounds']}")
@@ -90,8 +90,15 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
     tables = []
     if len(result["scores"]) > 1:
         pooled = POOLED if result.get("pooled_scores") else ""
-        about = (no_score(result), event_of(result), untold_labels(result), no_slope(result), intervals_sentence(result), pooled)
-        caption = " ".join(filter(None, about))
+        notes = (
+            no_score_sentence(result),
+            event_sentence(result),
+            zero_f1_sentence(result),
+            no_slope_sentence(result),
+            intervals_sentence(result),
+            pooled,
+        )
+        caption = " ".join(filter(None, notes))
         tables.append(_table_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)
     if result.get("sites"):
@@ -124,33 +131,33 @@ def _table_of_cells(title: str, columns: Sequence[str], rows: Sequence[Sequence[
 
 def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     """Return the table of a sweep: a line for each variant and point, scores with their spread over the seeds."""
-    budgets = {"sum": "local_pure", "local": "local"}
+    epsilon_keys = {"sum": "local_pure", "local": "local"}  # by column title
     if any(row.privacy.get(_SHUFFLED) is not None for row in rows):
-        budgets["shuffled"] = _SHUFFLED
-    best = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
+        epsilon_keys["shuffled"] = _SHUFFLED
+    frontier_ids = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     columns = [
-        *_identifying_columns(sweep, rows, [" *" * (id(row) in best) for row in rows]),
-        Column(heading(rows[0].metric if rows else ACCURACY), [score_of(row) for row in rows]),
+        *_identifying_columns(sweep, rows, [" *" * (id(row) in frontier_ids) for row in rows]),
+        Column(metric_heading(rows[0].metric if rows else ACCURACY), [score_with_spread(row) for row in rows]),
         Column("bytes", [f"{row.bytes_per_client:,}" if row.bytes_per_client else "-" for row in rows], dropped=2),
-        *(Column(title, [_epsilon_cell(row, name) for row in rows], dropped=3 * (title == "sum")) for title, name in budgets.items()),
+        *(Column(title, [_epsilon_cell(row, key) for row in rows], dropped=3 * (title == "sum")) for title, key in epsilon_keys.items()),
         Column("seconds", [f"{row.seconds:.0f}" for row in rows], dropped=1),
     ]
     legend = [
         "bytes: of one client in one round; sum: epsilon of its whole run, all releases added up; local: by composition, trusting nobody"
     ]
-    if "shuffled" in budgets:
+    if "shuffled" in epsilon_keys:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
     legend[0] += _no_epsilon_legend(rows)
     protected = {row.privacy.get("protected") for row in rows}
     if "record" in protected:
-        legend[0] += "; a record: of one record of a client, which is no promise to the client"
+        legend[0] += "; a record: the epsilon protects one record of a client, not the client as a whole"
     if "person" in protected:
-        legend[0] += "; a person: of all records of one person at a client, which is no promise to the client"
+        legend[0] += "; a person: the epsilon protects all records of one person at a client, not the client as a whole"
     claimed_variants = dict.fromkeys(row.variant for row in rows if row.privacy.get("status") == AUTHORS_CLAIM)
     if claimed_variants:
         legend.append(f"not proved, but {AUTHORS_CLAIM}: {', '.join(claimed_variants)}")
-    if best:
-        legend.append("* worth its price: none with no more bytes and local epsilon is as accurate (up to two standard errors)")
+    if frontier_ids:
+        legend.append("* worth its price: no other row with at most its bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
     seeds = len(sweep.each_seed)
     return FittedTable(f"{sweep.name}, {seeds} seed{'s' * (seeds > 1)}", columns, "\n".join([*legend, *reasons]))
@@ -166,7 +173,7 @@ def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
 
 
 def _identifying_columns(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> list[Column]:
-    """Return the columns that identify a row."""
+    """Return the columns that identify a row: its variant with its mark, unless there is only one variant, and its value of each axis."""
     variants = [row.variant + mark for row, mark in zip(rows, marks, strict=True)]
     points = [[str(value) for _, value in row.point] or ["-"] * len(sweep.axes) for row in rows]
     axes = [Column(title, [point[index] for point in points], is_name=True) for index, title in enumerate(sweep.headings)]
@@ -174,20 +181,20 @@ def _identifying_columns(sweep: SweepConfig, rows: Sequence[Row], marks: Sequenc
     return [*([] if is_only_variant else [Column("variant", variants, is_name=True)]), *axes]
 
 
-def score_of(row: Row) -> str:
+def score_with_spread(row: Row) -> str:
     """Format the score of a row of a sweep, with its spread over the seeds."""
     if row.mean is None:
         return "stopped"
-    times = factor(row.metric)
+    times = display_factor(row.metric)
     digits = 2 if times > 1 else 4
     spread = f" ± {times * row.deviation:.{digits}f}" if len(row.score) > 1 else ""
     missing = f" ({len(row.score)} of {len(row.score) + len(row.stopped)} seeds)" if row.stopped else ""
     return f"{times * row.mean:.{digits}f}{spread}{missing}"
 
 
-def _epsilon_cell(row: Row, name: str) -> str:
-    """Return the epsilon ``name`` of a row, with the protected unit if it is not the client; "-" if it is not known."""
-    value = row.privacy.get(name)
+def _epsilon_cell(row: Row, key: str) -> str:
+    """Return the epsilon ``key`` of a row, with the protected unit if it is not the client; "-" if the epsilon is not known."""
+    value = row.privacy.get(key)
     per_unit = f" a {row.privacy['protected']}" if row.privacy.get("protected") in ("record", "person") else ""
     if value is None:
         return "-"
@@ -199,9 +206,9 @@ def _no_epsilon_legend(rows: Sequence[Row]) -> str:
     """Return the part of the legend that explains rows without an epsilon; empty if each row has one."""
     unprotected = [row for row in rows if _epsilon_cell(row, "local") == NO_EPSILON]
     without_sum = [row for row in rows if _epsilon_cell(row, "local_pure") == NO_EPSILON and _epsilon_cell(row, "local") != NO_EPSILON]
-    legend = f"; {NO_EPSILON} under local: no epsilon is known, as where values leave as they are, and nothing is promised"
-    legend = legend if unprotected else ""
-    return legend + (f"; {NO_EPSILON} under sum: this noise has an epsilon with a delta alone" if without_sum else "")
+    under_local = f"; {NO_EPSILON} under local: no epsilon is known, for example because values leave without noise: nothing is guaranteed"
+    under_sum = f"; {NO_EPSILON} under sum: this noise has no epsilon at delta 0"
+    return (under_local if unprotected else "") + (under_sum if without_sum else "")
 
 
 def _noise_figures(row: Row) -> tuple[str, ...]:
@@ -215,16 +222,17 @@ def _noise_figures(row: Row) -> tuple[str, ...]:
 
 def layer_table(result: dict[str, Any]) -> Table:
     """Return the table of layers: noise in the last round, and if values were clamped to a range, its radius and how many were clipped."""
-    ranged = any(layer["radius"] is not None for layer in result["layers"].values())
+    has_ranges = any(layer["radius"] is not None for layer in result["layers"].values())
     table = Table(title="layers, last round", title_justify="left")
     table.add_column("layer")
-    for title in ("weights", *["radius"] * ranged, "noise std of the mean", *["clipped*"] * ranged):
+    for title in ("weights", *["radius"] * has_ranges, "noise std of the mean", *["clipped*"] * has_ranges):
         table.add_column(title, justify="right")
     for name, layer in result["layers"].items():
-        radius, clipped = [_number_or_dash(layer["radius"])] * ranged, [_percent_or_dash(layer["clipped_fraction"])] * ranged
+        radius = [_number_or_dash(layer["radius"])] if has_ranges else []
+        clipped = [_percent_or_dash(layer["clipped_fraction"])] if has_ranges else []
         table.add_row(Text(name), f"{layer['weights']:,}", *radius, _number_or_dash(layer["noise_std"]), *clipped)
-    if ranged:
-        table.caption = "* known to a simulation only; a server never sees it"
+    if has_ranges:
+        table.caption = "* known only in a simulation; a server never sees it"
         table.caption_justify = "left"
     return table
 

@@ -67,7 +67,7 @@ class FittedTable:
         yield from self._as_records()
 
     def _column_selections(self) -> Iterator[list[Column]]:
-        """Yield selections of columns to try: all columns, and then fewer and fewer."""
+        """Yield selections of columns to try: all columns, then without the first step of ``dropped`` columns, and so on."""
         for step in sorted({column.dropped for column in self.columns} | {0}):
             yield [column for column in self.columns if not 0 < column.dropped <= step]
 

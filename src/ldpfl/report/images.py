@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -53,14 +54,15 @@ def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, colum
 
 
 def _grid(images: Tensor, columns: int, rows: int) -> Image.Image:
-    """Return the first ``rows * columns`` of ``images`` in a grid, enlarged."""
+    """Return the first ``rows * columns`` of ``images`` in a grid, enlarged by ``_SCALE``."""
     if images.dim() != 4 or len(images) == 0 or images.shape[1] not in (1, 3) or images.dtype != torch.uint8:
         raise ConfigError(f"a grid needs images (N, 1 or 3, H, W) of uint8, got {images.dtype} {tuple(images.shape)}")
     drawn = images[: rows * columns].cpu().expand(-1, 3, -1, -1)
     _, _, height, width = drawn.shape
     columns = min(columns, len(drawn))
     cell_height, cell_width = height + _GAP, width + _GAP
-    canvas = torch.full((3, -(-len(drawn) // columns) * cell_height + _GAP, columns * cell_width + _GAP), _GAP_GRAY, dtype=torch.uint8)
+    needed_rows = ceil(len(drawn) / columns)
+    canvas = torch.full((3, needed_rows * cell_height + _GAP, columns * cell_width + _GAP), _GAP_GRAY, dtype=torch.uint8)
     for number, image in enumerate(drawn):
         top, left = number // columns * cell_height + _GAP, number % columns * cell_width + _GAP
         canvas[:, top : top + height, left : left + width] = image

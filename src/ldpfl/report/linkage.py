@@ -31,9 +31,9 @@ _MARKERS: dict[LinkChannel, str] = {"unaligned": "s", "delayed": "o"}
 
 
 def linkage_table(result: LinkageResult) -> Table:
-    """Return the table of a linkage attack: a line for each channel and T."""
+    """Return the table of a linkage attack: a line for each channel and longest delay T."""
     setting, watched = result.setting, result.setting.watched
-    title = f"{setting.clients} clients, {setting.parameters} parameters: reports linked by when they arrive, {_trials(result.plan.trials)}"
+    title = f"{setting.clients} clients, {setting.parameters} parameters: reports linked by when they arrive, {_trials_text(result)}"
     table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))  # 80 columns
     table.add_column("channel", no_wrap=True)
     rounds = [f"% named after\n{count} round{'s' * (count > 1)}" for count in watched]
@@ -55,21 +55,22 @@ def linkage_table(result: LinkageResult) -> Table:
 
 def _notes(setting: LinkageSetting) -> list[str]:
     """Return the lines below the table: what the columns mean, and on which assumptions."""
-    late = f", T_S {setting.shortfall:g} s too low" if setting.shortfall else ""
+    shortfall = f", T_S {setting.shortfall:g} s too low" if setting.shortfall else ""
     return [
         "direct: all reports when done; delays: each after U(0, T); + waits: and T_W, as the paper has it; relay: all at once",
         f"seconds: finishing times uniform over {setting.spread:g}, jitter of a report {setting.jitter:g}, "
-        f"error of a client's wait {setting.clock:g}{late},",
-        f"  what one watched round leaves open of a client's usual time {setting.uncertainty:g}",
+        f"error of a client's wait {setting.clock:g}{shortfall},",
+        f"  uncertainty about a client's usual time after one watched round {setting.uncertainty:g}",
         f"by chance: {_percent_text(1 / setting.clients)} named rightly, AUC 0.5; ±: standard deviation of one trial",
         f"linked: the largest set of one client's reports, each tied to it with a confidence of {CONFIDENCE:g}; 0 or 1 links nothing",
         f"epsilon: of the mean set, rounded up, at {setting.epsilon:g} a report and delta {setting.delta:g}; "
         "of 0 or 1: one report behind an ideal shuffler",
-        "the observer knows the windows of the round, so others learn less; the unlinked reports' cost comes on top",
+        "the observer knows the time windows of the round, so other observers learn less; the unlinked reports cost epsilon in addition",
     ]
 
 
-def _trials(trials: int) -> str:
+def _trials_text(result: LinkageResult) -> str:
+    trials = result.plan.trials
     return f"{trials} trial{'s' * (trials > 1)}"
 
 
@@ -83,15 +84,15 @@ def _with_deviation(figure: Figure, form: Callable[[float], str]) -> str:
 
 
 def draw_linkage(path: Path, result: LinkageResult) -> None:
-    """Draw what the observer finds against T: reports named, pairs told apart, the largest linked set, and its epsilon.
+    """Draw the observer's success against the longest delay T: reports named, pairs told apart, the largest linked set, and its epsilon.
 
-    Bands are one standard deviation of a trial; channels without a T lie across the panels.
+    Bands are one standard deviation of a trial. Channels without a delay are horizontal lines.
 
     Raises:
         ConfigError: the suffix is not svg, png or pdf, or the folder does not exist.
     """
     kind, setting = require_plot(path), result.setting
-    last = len(setting.watched) - 1
+    last = len(setting.watched) - 1  # index of the largest number of watched rounds
     with figure_file(path, kind, (10.0, 7.0)) as figure:
         named, pairs, linked, epsilon = figure.subplots(2, 2, sharex=True).flat
         _draw_channels(named, result, lambda row: row.attributed(last), scale=100)
@@ -100,8 +101,8 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
         _draw_channels(pairs, result, lambda row: row.auc)
         _draw_channels(linked, result, lambda row: row.linked)
         _draw_channels(epsilon, result, lambda row: Figure(row.epsilon, 0.0))
-        first = f"\n(dotted: after {setting.watched[0]})" if last else ""
-        named.set_ylabel(f"reports named rightly (%) after\n{setting.watched[-1]} watched rounds{first}")
+        dotted_note = f"\n(dotted: after {setting.watched[0]})" if last else ""
+        named.set_ylabel(f"reports named rightly (%) after\n{setting.watched[-1]} watched rounds{dotted_note}")
         pairs.set_ylabel("two reports, of one client or not:\nAUC (0.5: chance)")
         linked.set_ylabel(f"largest linked set\n(of a client's {setting.parameters} reports)")
         epsilon.set_ylabel(f"epsilon of that set\n(at {setting.epsilon:g} a report, delta {setting.delta:g})")
@@ -115,7 +116,7 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
         figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
         figure.suptitle(
             f"{setting.clients} clients; finishing times over {setting.spread:g} s, waits wrong by {setting.clock:g} s, "
-            f"jitter {setting.jitter:g} s; {_trials(result.plan.trials)}",
+            f"jitter {setting.jitter:g} s; {_trials_text(result)}",
             fontsize=11,
         )
 
@@ -123,7 +124,7 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
 def _draw_channels(
     panel: Axes, result: LinkageResult, figure_of: Callable[[LinkageRow], Figure], *, scale: float = 1, dotted: bool = False
 ) -> None:
-    """Draw a line for each channel: a figure of its rows against T, or across the panel if the channel has no T."""
+    """Draw a figure of each channel's rows against the longest delay T; as a horizontal line if the channel has no delay."""
     for channel, colour in _COLOURS.items():
         rows = [row for row in result.rows if row.channel == channel]
         label = "" if dotted else _LEGEND[channel]

@@ -63,18 +63,18 @@ def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statem
     """
     return " ".join(
         [
-            *_training(config, result, ledger, kind),
-            *_data(config, result, statement),
-            *_guarantee(ledger, statement),
-            *_mechanism(config, ledger),
-            *_measurements(config, ledger),
-            *_not_covered(config, kind),
+            *_training_sentence(config, result, ledger, kind),
+            *_data_sentence(config, result, statement),
+            *_guarantee_sentences(ledger, statement),
+            *_mechanism_sentences(config, ledger),
+            *_measurement_sentences(config, ledger),
+            *_not_covered_sentence(config, kind),
             f"Software: {citation()}",
         ]
     )
 
 
-def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind: Kind) -> Iterator[str]:
+def _training_sentence(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind: Kind) -> Iterator[str]:
     """Yield the sentence on the model, the size of the training and the software."""
     version = result.get("versions", {}).get("ldpfl", ldpfl.__version__)
     model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(public_name(config.model.name).rpartition(':')[2])})"
@@ -87,18 +87,18 @@ def _training(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind
     yield f"{start}, in a simulation: the guarantee is that of a deployment in which each client draws noise of its own."
 
 
-def _data(config: RunConfig, result: Mapping[str, Any], statement: Statement) -> Iterator[str]:
+def _data_sentence(config: RunConfig, result: Mapping[str, Any], statement: Statement) -> Iterator[str]:
     """Yield the sentence on which numbers count as public."""
     records, built_in = result.get("records"), not (config.data.brought or config.data.at_nodes)
     if isinstance(records, int) and (statement.protected != "client" or built_in):
         units = "persons" if statement.protected == "person" else "records"
-        about = "about " if config.data.at_nodes else ""  # stated beforehand, and counted nowhere
+        about = "about " if config.data.at_nodes else ""  # the run's terms state a mean number, and nobody counts
         yield f"The clients held {about}{records:,} training {units} in all; the numbers of clients and of {units} count as public."
     else:
         yield "The number of clients counts as public."
 
 
-def _guarantee(ledger: Ledger, statement: Statement) -> Iterator[str]:
+def _guarantee_sentences(ledger: Ledger, statement: Statement) -> Iterator[str]:
     """Yield the sentences on the unit of protection, the guarantees over the whole run, and their assumptions."""
     finite = [row for row in (statement.find("local", "run"), statement.find("hidden", "run")) if row is not None and isfinite(row.epsilon)]
     if not finite:
@@ -122,7 +122,7 @@ def _guarantee_sentence(row: Guarantee) -> str:
     return f"Over the whole run, {protected} is (epsilon, delta)-differentially private with {parameters}."
 
 
-def _mechanism(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+def _mechanism_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     """Yield the sentences on who sent reports in each round, and how they were randomised."""
     events = [event for event in ledger.events if not event.histograms]
     if not events:
@@ -165,9 +165,10 @@ def _noise_clause(events: Sequence[RoundEvent]) -> str:
         reason = next(release.why_unprotected for release in releases if isinstance(release, UnprotectedRelease))
         return f"without a proved protection ({printable(reason)})"
     if isinstance(last, GaussianRelease):
+        # Replacing one unit changes the sum by at most twice the bound, and mu is this change divided by the standard deviation.
         noise = _range_text([2 / release.mu if isinstance(release, GaussianRelease) else inf for release in releases])
-        mean = "the mean gradient of each person's records"
-        bounded = {"record": "each record's gradient", "person": mean}.get(last.unit, "its vector")
+        person_mean = "the mean gradient of each person's records"
+        bounded = {"record": "each record's gradient", "person": person_mean}.get(last.unit, "its vector")
         sampling = f", and each {last.unit} took part with probability {last.rate:g}" if last.rate < 1 else ""
         return f"it bounds the L2 norm of {bounded} and adds Gaussian noise whose standard deviation is {noise} times that bound{sampling}"
     epsilon = _range_text([release.parameter for release in releases])
@@ -182,7 +183,7 @@ def _range_text(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _measurements(config: RunConfig, ledger: Ledger) -> Iterator[str]:
+def _measurement_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     """Yield the sentences on measurements beside training: of the model at clients, and of columns beforehand."""
     measured = ledger.events[: ledger.measured]
     if evaluations := [event for event in ledger.events[len(measured) :] if event.histograms]:
@@ -203,7 +204,7 @@ def _measurements(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     )
 
 
-def _not_covered(config: RunConfig, kind: Kind) -> Iterator[str]:
+def _not_covered_sentence(config: RunConfig, kind: Kind) -> Iterator[str]:
     """Yield the sentence on what the guarantee does not cover, for a run on a user's own tables."""
     data = config.data
     if kind is Kind.OWN_APP or not (data.brought or data.at_nodes):

@@ -15,7 +15,7 @@ from ldpfl.experiments.public_figures import public_caveats, scores_are_public
 from ldpfl.privacy.guarantee import TRUSTED, Statement
 from ldpfl.report.methods import citation
 from ldpfl.report.privacy import guarantee_rows
-from ldpfl.report.scores import shown
+from ldpfl.report.scores import format_score
 from ldpfl.util.number_format import counted, number
 from ldpfl.util.user_code import GIVEN, PRETRAINED, is_code, is_pretrained, public_name
 
@@ -49,23 +49,23 @@ def model_card(
         ("What is guaranteed", _guarantee_lines(config, statement)),
         ("Limits", _limit_lines(config, encoder, statement, result)),
         ("How to use it", chain(_usage_lines(described, encoder), _format_lines(formats, encoder))),
-        ("For a paper or an ethics board", (f"{_plain(methods)}\n",)),
-        ("How to cite", (f"{_plain(citation())}\n",)),
+        ("For a paper or an ethics board", (f"{_escape_markdown(methods)}\n",)),
+        ("How to cite", (f"{_escape_markdown(citation())}\n",)),
     )
-    body = "\n".join(f"{f'## {title}' if title else f'# {_plain(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
+    body = "\n".join(f"{f'## {title}' if title else f'# {_escape_markdown(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
     return f"{_front_matter(config, described, encoder, statement)}\n{body}\nMade with ldpfl {version}.\n"
 
 
 def _front_matter(config: RunConfig, described: ModelFile, encoder: Encoder | None, statement: Statement) -> str:
-    """Return the metadata at the head of the card, in YAML, by which the hub files the model."""
-    pipeline = "" if encoder is None or encoder.data.text else f"pipeline_tag: tabular-{_task_name(encoder)}\n"
+    """Return the metadata at the head of the card, in YAML, by which the hub classifies the model."""
+    model_lines = "" if encoder is None or encoder.data.text else f"pipeline_tag: tabular-{_task_name(encoder)}\n"
     if is_pretrained(described.name):
-        licence = f"license: {_plain(described.licence)}\n" if described.licence else ""
-        pipeline = f"base_model: {_plain(described.name.removeprefix(PRETRAINED))}\n{licence}"
+        licence = f"license: {_escape_markdown(described.licence)}\n" if described.licence else ""
+        model_lines = f"base_model: {_escape_markdown(described.name.removeprefix(PRETRAINED))}\n{licence}"
     is_own_data = config.data.brought or config.data.at_nodes
     data = "" if is_own_data else f"datasets:\n- {public_name(config.data.name)}\n"
     tags = "tags:\n- differential-privacy\n- federated-learning\n"
-    return f"---\nlibrary_name: ldpfl\n{pipeline}{data}{tags}{''.join(_privacy_lines(statement))}---\n"
+    return f"---\nlibrary_name: ldpfl\n{model_lines}{data}{tags}{''.join(_privacy_lines(statement))}---\n"
 
 
 def _privacy_lines(statement: Statement) -> Iterator[str]:
@@ -87,19 +87,19 @@ def _task_name(encoder: Encoder) -> str:
 
 
 def _head_lines(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
-    """Yield what the model is and predicts, and the run's description."""
-    predicts = ""
+    """Yield sentences on what the model is and predicts, and the run's description."""
+    prediction = ""
     if encoder is not None:
         target = encoder.data.target
-        predicts = f" It tells {_code_list([target] if isinstance(target, str) else target)}."
+        prediction = f" It tells {_code_list([target] if isinstance(target, str) else target)}."
     name = public_name(config.model.name).rpartition(":")[2]
-    yield f"A model ({_plain(name)}) that was trained with ldpfl under local differential privacy.{predicts}\n"
+    yield f"A model ({_escape_markdown(name)}) that was trained with ldpfl under local differential privacy.{prediction}\n"
     if config.description:
-        yield f"\n{_plain(config.description)}\n"
+        yield f"\n{_escape_markdown(config.description)}\n"
 
 
 def _data_lines(config: RunConfig, described: ModelFile, encoder: Encoder | None, rounds: int) -> Iterator[str]:
-    """Yield what the model was trained on: data, sizes, mechanism, inputs and classes."""
+    """Yield sentences on the training: data, sizes, mechanism, inputs and classes."""
     trained_on = (
         "rows that stayed with their owners"
         if config.data.brought or config.data.at_nodes
@@ -125,43 +125,44 @@ def _guarantee_lines(config: RunConfig, statement: Statement) -> Iterator[str]:
     yield f"{statement.verdict or 'Nothing is protected: values left as they are.'}\n\n"
     yield f"| protected | trusted | epsilon (delta {statement.delta:g}) | status |\n|---|---|---|---|\n"
     for row in guarantee_rows(statement.to_dict()):
-        yield f"| {' | '.join(map(_plain, row))} |\n"
+        yield f"| {' | '.join(map(_escape_markdown, row))} |\n"
     yield "\n`guarantee.json` has these lines with what each assumes. `ldpfl verify certificate.json` computes them a second time.\n"
 
 
 def _limit_lines(config: RunConfig, encoder: Encoder | None, statement: Statement, result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the score if it is public, and what the guarantee does not cover."""
     if scores_are_public(config):
-        yield f"- {result['metric']} on the public test split: {shown(result['metric'], result['score'])}\n"
+        yield f"- {result['metric']} on the public test split: {format_score(result['metric'], result['score'])}\n"
     else:
         yield "- How good the model is is not said: scores were measured on rows that are not protected. Measure it on rows of your own.\n"
     if encoder is not None:
         yield "- Names of columns, and whether each holds numbers or words, count as public.\n"
     for line in (*public_caveats(config, list(result.get("caveats", ()))), *statement.notes, *statement.warnings):
-        yield f"- {_plain(line)}\n"
+        yield f"- {_escape_markdown(line)}\n"
 
 
 def _usage_lines(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:
     """Yield the commands and the code by which the model predicts new rows."""
+    model_name = _escape_markdown(described.name)
     if is_pretrained(described.name):
-        yield f"It was trained on the pretrained model `{_plain(described.name)}`, which is not in this folder: BASE is its folder.\n"
+        yield f"It was trained on the pretrained model `{model_name}`, which is not in this folder: BASE is its folder.\n"
         yield "\n```\nldpfl predict FOLDER rows.csv --model BASE\n```\n"
         return
-    code = described.name == GIVEN or is_code(described.name)
-    if code:
-        yield f"The model is code of its owner (`{_plain(described.name)}`), which is not in this folder and is never run by its name.\n\n"
+    model_is_code = described.name == GIVEN or is_code(described.name)
+    if model_is_code:
+        yield f"The model is code of its owner (`{model_name}`), which is not in this folder and is never run by its name.\n\n"
     if encoder is None:
-        model_argument = ", model=MODULE" if code else ""
+        model_argument = ", model=MODULE" if model_is_code else ""
         if described.targets == "class" and described.mean:
-            yield f"```\nldpfl predict FOLDER images{' --model file.py:Class' if code else ''}\n```\n"
+            yield f"```\nldpfl predict FOLDER images{' --model file.py:Class' if model_is_code else ''}\n```\n"
             yield "\nThe rows are a folder of images, or an image, a Parquet file with images or a `.npy` file.\n\n"
         yield f'```python\nimport ldpfl\n\nmodule = ldpfl.load_model("FOLDER"{model_argument})  # a plain PyTorch module\n```\n'
         if described.mean:
             mean, std = ([round(value, 6) for value in values] for values in (described.mean, described.std))
             yield f"\nIt takes pixels x from 0 to 255 as (x / 255 - mean) / std, by channel: mean {mean}, std {std}.\n"
         return
-    yield f"```\nldpfl predict FOLDER rows.csv{' --model file.py:Class' if code else ''}\n```\n"
-    yield f'\n```python\nimport ldpfl\n\nldpfl.predict("FOLDER", "rows.csv"{", model=MODULE" if code else ""})\n```\n'
+    yield f"```\nldpfl predict FOLDER rows.csv{' --model file.py:Class' if model_is_code else ''}\n```\n"
+    yield f'\n```python\nimport ldpfl\n\nldpfl.predict("FOLDER", "rows.csv"{", model=MODULE" if model_is_code else ""})\n```\n'
 
 
 def _format_lines(formats: Sequence[str], encoder: Encoder | None) -> Iterator[str]:
@@ -173,10 +174,10 @@ def _format_lines(formats: Sequence[str], encoder: Encoder | None) -> Iterator[s
 
 def _code_list(names: list[str] | tuple[str, ...]) -> str:
     """Return ``names`` as code in Markdown, separated by commas."""
-    return ", ".join(f"`{_plain(name).replace('`', '')}`" for name in names)
+    return ", ".join(f"`{_escape_markdown(name).replace('`', '')}`" for name in names)
 
 
-def _plain(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Return ``text`` in one line, with the characters escaped that Markdown would take for a table, a link or markup."""
-    shown_text = printable(str(text))
-    return "".join(f"\\{char}" if char in "\\|<>[]*_#" else char for char in shown_text)
+    one_line = printable(str(text))
+    return "".join(f"\\{char}" if char in "\\|<>[]*_#" else char for char in one_line)

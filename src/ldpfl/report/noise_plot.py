@@ -39,9 +39,9 @@ _LEGEND_WIDTH, _SAMPLE_WIDTH = 225, 15
 def draw_noise(path: Path, sweep: SweepConfig, curves: Sequence[Curve]) -> bool:
     """Draw a row of panels for each point of the axes: the papers' epsilon, noise and accuracy after each round.
 
-    Lines are means over the seeds that were finished, bands of the first two panels reach from the lowest to the highest. These
-    panels are LaDP-FL's Figure 5 and, round by round, the sums of its Table III. "Ledger" is the epsilon of a client's whole run
-    that holds, trusting nobody.
+    Lines are means over the finished seeds. Bands of the first two panels reach from the lowest to the highest seed. These panels are
+    LaDP-FL's Figure 5 and, round by round, the sums of its Table III. "Ledger" in the legend is the proved local epsilon of a client's
+    whole run.
 
     Args:
         path: its suffix chooses the format.
@@ -54,27 +54,27 @@ def draw_noise(path: Path, sweep: SweepConfig, curves: Sequence[Curve]) -> bool:
     """
     kind = require_plot(path)
     drawn = [curve for curve in curves if curve.score]
-    # A curve without a point is the same at all points, and drawn at each.
+    # A curve without a point does not depend on the axes, and is drawn at each point.
     points = list(dict.fromkeys(curve.row.point for curve in drawn if curve.row.point)) or [()]
     curves_at = {point: [curve for curve in drawn if curve.row.point in ((), point)] for point in points}
     curves_at = {point: point_curves for point, point_curves in curves_at.items() if any(curve.norm for curve in point_curves)}
     if not curves_at:
         return False
-    private = [variant for variant in sweep.variants if any(_is_private(curve) for curve in drawn if curve.row.variant == variant)]
+    private_variants = [variant for variant in sweep.variants if any(_is_private(curve) for curve in drawn if curve.row.variant == variant)]
     with figure_file(path, kind, (12.0, 0.6 + 4.0 * len(curves_at))) as figure:
         figure.suptitle(_TITLE.format(name=literal(sweep.name)), fontsize=11)
-        parts = figure.subfigures(len(curves_at), 1, squeeze=False)[:, 0]
-        for part, (point, point_curves) in zip(parts, curves_at.items(), strict=True):
-            _draw_point(part, private, point, point_curves)
+        subfigures = figure.subfigures(len(curves_at), 1, squeeze=False)[:, 0]
+        for subfigure, (point, point_curves) in zip(subfigures, curves_at.items(), strict=True):
+            _draw_point(subfigure, private_variants, point, point_curves)
     return True
 
 
-def _draw_point(figure: SubFigure, private: Sequence[str], point: Point, curves: Sequence[Curve]) -> None:
+def _draw_point(figure: SubFigure, private_variants: Sequence[str], point: Point, curves: Sequence[Curve]) -> None:
     """Draw the three panels of one point, and a legend below them."""
     budget, noise, accuracy = figure.subplots(1, 3)
     for curve in curves:
-        index, rounds = (private.index(curve.row.variant) if _is_private(curve) else None), len(curve.score[0])
-        style = _UNPROTECTED_STYLE if index is None else _line_style(index, len(private), rounds)
+        index, rounds = (private_variants.index(curve.row.variant) if _is_private(curve) else None), len(curve.score[0])
+        style = _UNPROTECTED_STYLE if index is None else _line_style(index, len(private_variants), rounds)
         if curve.norm:
             _draw_mean_and_range(budget, curve.paper_epsilon, style)
             _draw_mean_and_range(noise, curve.norm, style)

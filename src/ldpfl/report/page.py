@@ -28,21 +28,21 @@ from ldpfl.report.scores import (
     chosen_settings,
     clients_a_round,
     clipped_records,
-    cost,
-    event_of,
+    event_sentence,
     figure_columns,
     figure_rows,
+    format_score,
     intervals_sentence,
-    no_slope,
-    shown,
+    no_slope_sentence,
+    score_change,
     site_columns,
     site_notes,
     site_rows,
     site_spread,
-    untold_labels,
     with_interval,
+    zero_f1_sentence,
 )
-from ldpfl.report.unfinished import figures_so_far, progress_of
+from ldpfl.report.unfinished import figures_so_far, progress_sentence
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import COMMONEST
 from ldpfl.util.files import from_json_lines, read_text
@@ -81,7 +81,7 @@ def page(folders: Sequence[Path], *, refresh_s: int = 0, public: bool = False) -
 
 
 def _compared_scores(result: dict[str, Any]) -> dict[str, float | None]:
-    """Return the scores by which runs are compared, the one of each round first; none if the last score is not known."""
+    """Return the scores by which runs are compared, first the score that each round has; empty if the last round has no score."""
     scores = {result["metric"]: result["score"], **result.get("scores", {})}
     return {} if result["score"] is None else scores
 
@@ -96,16 +96,16 @@ class _Figure:
 
 
 def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
-    """Return what the template shows of a run."""
+    """Return the values for the template of a run's page."""
     config, result, kind = folder.config(), folder.result(), folder.kind()
     progress, finished = "", result is not None
     if result is None:
         result = figures_so_far(folder, config)
-        progress = progress_of(folder, config, result["rounds"])
+        progress = progress_sentence(folder, config, result["rounds"])
     if public:
         result = without_private_figures(config, result)
     ledger = folder.ledger()
-    if kind.on_flower:  # the config has only the planned number of clients, or none for an app of one's own
+    if kind.on_flower:  # the config has only the planned number of clients, or no number for a user's own app
         result["clients"] = max(event.population for event in ledger.events)
         if len(ledger.events) > result["rounds"]:
             progress += (
@@ -121,11 +121,11 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "name": result["name"],
         "progress": progress,
         "left_out": _left_out_sentence(config) if public else "",
-        "scores": {name: shown(name, value) for name, value in _compared_scores(result).items()},
-        "baseline": shown(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
+        "scores": {name: format_score(name, value) for name, value in _compared_scores(result).items()},
+        "baseline": format_score(result["metric"], result["noise_free_score"]) if result["noise_free_score"] is not None else "",
         "epsilon": epsilon_text(best.epsilon) if best else NO_EPSILON,
         "bytes": f"{result['uplink_bytes_per_client_round']:,}",
-        "sentence": _sentence(config, result, kind),
+        "sentence": _summary_sentence(config, result, kind),
         "verdict": statement.verdict if protects and best else "Nothing is protected: values leave as they are.",
         "worth": worth_of(best.epsilon) if best else "bad",
         "figures": list(_main_figures(result, statement)),
@@ -142,7 +142,7 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         **_quality_values(result),
         "ranged": any(layer["radius"] is not None for layer in result["layers"].values()),
         "layers": list(_layer_values(folder, result, public=public)),
-        "environment": list(_environment(config, result, kind, ledger)),
+        "environment": list(_environment_facts(config, result, kind, ledger)),
         "config": _config_text(folder, hide_seed=config.hides_seed, hide_paths=public),
         "methods": methods(config, result, ledger, statement, kind) if finished and not folder.is_trial else "",
         "citation": bibtex(result["name"]),
@@ -172,10 +172,10 @@ def _left_out_sentence(config: RunConfig) -> str:
     return f"Left out, because the guarantee does not cover it: {scores}; {figures}."
 
 
-def _sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
+def _summary_sentence(config: RunConfig, result: dict[str, Any], kind: Kind) -> str:
     """Return the sentence that sums up a run: model, data, score, rounds, clients and mechanism."""
     data = "its own table" if config.data.brought else public_name(config.data.name)
-    score_text = f": {shown(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
+    score_text = f": {format_score(result['metric'], result['score'])} {result['metric']} ({result['evaluated_on']})"
     training = f"{public_name(config.model.name)} on {data}{score_text if result['score'] is not None else ''}"
     if kind is Kind.OWN_APP:  # the config does not name its model and data
         score_text = "" if result["score"] is None else f": a score of {result['score']:.4g}"
@@ -190,15 +190,15 @@ def _main_figures(result: dict[str, Any], statement: Statement) -> Iterator[_Fig
     if score is not None:
         interval = result.get("intervals", {}).get(metric)
         interval_text = "" if interval is None else f", {with_interval(metric, score, interval).partition(' (')[2].rstrip(')')}"
-        yield _Figure(metric, shown(metric, score), f"on {result['evaluated_on']} data{interval_text}")
+        yield _Figure(metric, format_score(metric, score), f"on {result['evaluated_on']} data{interval_text}")
     if result.get("scores", {}).get(COMMONEST) is not None:
-        commonest = shown(COMMONEST, result["scores"][COMMONEST])
+        commonest = format_score(COMMONEST, result["scores"][COMMONEST])
         if metric != ACCURACY:
-            yield _Figure(ACCURACY, shown(ACCURACY, result["scores"][ACCURACY]), f"{commonest} by always saying the commonest class")
+            yield _Figure(ACCURACY, format_score(ACCURACY, result["scores"][ACCURACY]), f"{commonest} by always saying the commonest class")
         else:
             yield _Figure("commonest class", commonest, "accuracy of always saying it")
     if baseline is not None:
-        yield _Figure("without noise", shown(metric, baseline), cost(metric, baseline, score) if score is not None else "")
+        yield _Figure("without noise", format_score(metric, baseline), score_change(metric, baseline, score) if score is not None else "")
     for trust, name in (("hidden", "epsilon, if the others hide it"), ("local", "epsilon, trusting nobody")):
         row = statement.find(trust, "run")
         if row is not None:
@@ -208,15 +208,15 @@ def _main_figures(result: dict[str, Any], statement: Statement) -> Iterator[_Fig
 
 
 def _round_rows(result: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
-    """Yield the rows of the table below the curve: each round's number, its score, and the score without noise."""
+    """Yield the rows of the table below the score curve: each round's number, its score, and the score without noise."""
     scores = result["score_per_round"]
     baselines = result.get("noise_free_score_per_round") or [None] * len(scores)
     for number, (score, baseline) in enumerate(zip_longest(scores, baselines), start=1):
-        yield number, shown(result["metric"], score), shown(result["metric"], baseline)
+        yield number, format_score(result["metric"], score), format_score(result["metric"], baseline)
 
 
 def _spent_plot(ledger: Ledger, statement: Statement) -> Markup | str:
-    """Draw the cumulative epsilon after some of the rounds; empty if no epsilon is known, or there is only one round."""
+    """Return a plot of the cumulative epsilon after some of the rounds; empty if no epsilon is known, or there is only one round."""
     best, count = statement.best, len(ledger.events)
     if best is None or not isfinite(best.epsilon) or count < 2:
         return ""
@@ -231,17 +231,17 @@ def _measuring_sentence(ledger: Ledger, rounds: int) -> str:
     measured = ledger.measured
     evaluations = sum(event.histograms for event in ledger.events) - measured
     sentences = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []
-    sentences += [f"{evaluations} of what is charged are measurements of the model at clients."] if evaluations else []
+    sentences += [f"{evaluations} of the charged releases are measurements of the model at clients."] if evaluations else []
     return " ".join(sentences)
 
 
 def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of the page on the model's quality: figures with intervals, clients, calibration."""
-    risks = result.get("event") is not None
+    """Return the page's values on the model's quality: figures with intervals, clients, calibration."""
+    predicts_risks = result.get("event") is not None
     return {
         "quality": figure_rows(result) if len(result.get("scores", {})) > 1 else [],
         "quality_columns": figure_columns(result),
-        "event": " ".join(filter(None, (event_of(result), untold_labels(result), no_slope(result)))),
+        "event": " ".join(filter(None, (event_sentence(result), zero_f1_sentence(result), no_slope_sentence(result)))),
         "pooled": POOLED if result.get("pooled_scores") else "",
         "intervals": intervals_sentence(result),
         "at_clients": at_clients.how_measured(result),
@@ -255,7 +255,7 @@ def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
         "site_columns": site_columns(result),
         "site_notes": " ".join(filter(None, (site_spread(result), site_notes(result)))),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",
-        "calibration_said": _CALIBRATION if risks else _PREDICTED,
+        "calibration_said": _CALIBRATION if predicts_risks else _PREDICTED,
         "tenths": [[f"{tenth['rows']:,}", *(f"{tenth[name]:.4g}" for name in _TENTH_COLUMNS)] for tenth in result.get("calibration", ())],
         "risks": inline(lambda axes: plot_risks(axes, result), (4.6, 2.4)) if result.get("risks") else "",
         "risk_rows": list(_risk_rows(result)),
@@ -274,8 +274,8 @@ def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{low:.2%} to {high:.2%}", f"{rows:,}"
 
 
-def _first_clipped(folder: RunFolder) -> Any:
-    """Return the fraction of clipped values in each layer, in the first round in which clients took part, from the run's metrics."""
+def _first_clipped_fractions(folder: RunFolder) -> Any:
+    """Return each layer's fraction of clipped values in the first round with clients, as the file of metrics has it; empty if damaged."""
     try:
         lines = from_json_lines(folder.metrics_path)
         return next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
@@ -284,20 +284,17 @@ def _first_clipped(folder: RunFolder) -> Any:
 
 
 def _layer_values(folder: RunFolder, result: dict[str, Any], *, public: bool) -> Iterator[dict[str, str]]:
-    """Yield what the page shows of each layer: noise, and the clipped shares of the first and last round."""
-    clipped_first: Any = {} if public else _first_clipped(folder)
-    shares = (
-        {name: share for name, share in clipped_first.items() if isinstance(share, float) or share in (0, 1)}
-        if isinstance(clipped_first, dict)
-        else {}
-    )
+    """Yield the page's values for each layer: noise, and the clipped fractions of the first and last round."""
+    stored: Any = {} if public else _first_clipped_fractions(folder)
+    stored_by_layer = stored if isinstance(stored, dict) else {}  # the file may be damaged
+    first_fractions = {name: fraction for name, fraction in stored_by_layer.items() if isinstance(fraction, float) or fraction in (0, 1)}
     for name, layer in result["layers"].items():
         yield {
             "name": name,
             "weights": f"{layer['weights']:,}",
             "radius": _number_or_dash(layer["radius"]),
             "noise": _number_or_dash(layer["noise_std"]),
-            "first": _percent_or_dash(shares.get(name)),
+            "first": _percent_or_dash(first_fractions.get(name)),
             "last": _percent_or_dash(layer["clipped_fraction"]),
         }
 
@@ -318,7 +315,7 @@ _CHANNEL_TEXTS: Mapping[Channel, str] = {
 """How the reports of a deployed run reached the aggregator, as text."""
 
 
-def _environment(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
+def _environment_facts(config: RunConfig, result: dict[str, Any], kind: Kind, ledger: Ledger) -> Iterator[tuple[str, str]]:
     """Yield name and value of each fact on how the run was done: nodes, seed, versions, device, data, mechanism."""
     if kind.on_flower:
         yield "run by", f"{kind}, whose config is at the end; clients trained on machines of their own"

@@ -55,13 +55,14 @@ def plan_page(path: Path) -> str:
         raise DataError(f"{path} is not a valid plan: {error}") from error
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
-            f"{path} is not a plan that ldpfl plan --json wrote ({getattr(error, 'strerror', None) or type(error).__name__}): write it anew"
+            f"{path} is not a plan that ldpfl plan --json wrote ({getattr(error, 'strerror', None) or type(error).__name__}): write it "
+            "again with ldpfl plan --json"
         ) from error
 
 
 def _setting_page(stored: dict[str, Any]) -> str:
     """Return the page of a plan for a setting, from the arguments in the file."""
-    # A plan in which nothing is protected has no epsilon. Any value does, because it is not used.
+    # A plan in which nothing is protected has no epsilon. Then any number will do, because the plan does not use it.
     arguments = {field.name: stored[field.name] for field in fields(Setting)}
     result = plan(Setting(**{**arguments, "epsilon": 1.0 if arguments["epsilon"] is None else arguments["epsilon"]}))
     figures = result.to_dict()
@@ -79,6 +80,7 @@ def _regime_page(stored: dict[str, Any]) -> str:
 
 
 def _page(title: str, lines: Iterable[tuple[str, str]], statement: Statement) -> str:
+    """Return the page of a plan with this title, these lines of figures, and the plan's guarantee."""
     best = statement.best
     return rendered(
         "plan.html",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
-from ldpfl.report.scores import factor, heading
+from ldpfl.report.scores import display_factor, metric_heading
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import check_suffix, replace_atomically, write_text
 from ldpfl.util.number_format import epsilon_text
@@ -67,14 +67,14 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     rounds = range(1, result["rounds"] + 1)
-    baseline, scale = result.get("noise_free_score_per_round"), factor(result["metric"])
+    baseline, scale = result.get("noise_free_score_per_round"), display_factor(result["metric"])
     if baseline:
         baseline_scores = [nan if score is None else scale * score for score in baseline]
         axes.plot(rounds, baseline_scores, color="0.55", linestyle="--", marker="o", markersize=3, label="without noise")
     scores = [nan if score is None else scale * score for score in result["score_per_round"]]
     axes.plot(rounds, scores, color="tab:blue", marker="o", markersize=4, label=_run_label(result))
     axes.set_xlabel("round")
-    axes.set_ylabel(literal(f"{heading(result['metric'])}, {result['evaluated_on']}"))
+    axes.set_ylabel(literal(f"{metric_heading(result['metric'])}, {result['evaluated_on']}"))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
@@ -82,15 +82,16 @@ def plot_scores(axes: Axes, result: dict[str, Any]) -> None:
 
 def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
     """Draw what was observed against what was predicted, for each tenth of the test rows, and the diagonal on which both are equal."""
-    tenths, risks = result["calibration"], result.get("event") is not None
+    tenths, predicts_risks = result["calibration"], result.get("event") is not None
     predicted, observed = ([tenth[name] for tenth in tenths] for name in ("predicted", "observed"))
     distances = [[tenth["observed"] - tenth["low"] for tenth in tenths], [tenth["high"] - tenth["observed"] for tenth in tenths]]
-    low, high = min(0.0, *predicted) if risks else min(predicted), max([*predicted, *observed])
+    low, high = min(0.0, *predicted) if predicts_risks else min(predicted), max([*predicted, *observed])
     axes.plot([low, high], [low, high], color="0.55", linestyle="--", label="predicted as observed")
+    # An observed value may lie outside its interval, and Matplotlib refuses negative lengths.
     error_bars = [[max(0.0, distance) for distance in side] for side in distances]
     axes.errorbar(predicted, observed, error_bars, fmt="o", color="tab:blue", markersize=4, capsize=2, label="a tenth of the test rows")
-    axes.set_xlabel("mean predicted risk" if risks else "mean prediction")
-    axes.set_ylabel("observed share" if risks else "observed")
+    axes.set_xlabel("mean predicted risk" if predicts_risks else "mean prediction")
+    axes.set_ylabel("observed share" if predicts_risks else "observed")
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize=8)
 
@@ -129,9 +130,10 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     marks = sorted(mark for mark in marks if isfinite(mark[0]))
     low, high = _scale_of_epsilon(axes, [mark[0] for mark in marks], room=30)
     axes.set_ylim(-0.6, max(1, len(marks)) - 0.4)
-    for height, (epsilon, text, holds) in enumerate(reversed(marks)):
-        axes.plot([epsilon], [height], marker="o" if holds else "x", markersize=8, color="tab:blue" if holds else "tab:red")
-        side, offset = ("left", 9) if epsilon < (low * high) ** 0.5 else ("right", -9)  # the side of the text that is at the mark
+    for height, (epsilon, text, is_bound) in enumerate(reversed(marks)):
+        axes.plot([epsilon], [height], marker="o" if is_bound else "x", markersize=8, color="tab:blue" if is_bound else "tab:red")
+        # A mark in the left half of the scale has its text on the right, and one in the right half on the left.
+        side, offset = ("left", 9) if epsilon < (low * high) ** 0.5 else ("right", -9)
         axes.annotate(text, (epsilon, height), (offset, 0), textcoords="offset points", ha=side, va="center")
     axes.set_yticks([])
     axes.set_xlabel("epsilon")
@@ -145,7 +147,10 @@ def _claim_note(row: Guarantee) -> str:
 
 
 def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> tuple[float, float]:
-    """Make the horizontal axis a logarithmic scale of epsilon, with zones of protection in the background; return its ends."""
+    """Make the horizontal axis a logarithmic scale of epsilon, with zones of protection in the background. Return its ends.
+
+    The scale reaches to ``room`` times the largest epsilon, to leave space for a text beside its mark.
+    """
     low = min([0.1, *(epsilon / 3 for epsilon in epsilons)])
     high = max([1000.0, *(epsilon * room for epsilon in epsilons)])
     axes.set_xscale("log")
@@ -167,7 +172,7 @@ def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -
             epsilons, means, deviations, fmt=style, color=f"C{number % 10}", markersize=5, capsize=2, linewidth=1, label=literal(variant)
         )
     axes.set_xlabel("epsilon that holds for a whole run")
-    axes.set_ylabel(literal(heading(rows[0][0].metric)))
+    axes.set_ylabel(literal(metric_heading(rows[0][0].metric)))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
 
 
@@ -182,7 +187,7 @@ def _run_guarantees(statement: Statement) -> list[Guarantee]:
 
 
 def draw_sweep(path: Path, sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw a sweep's scores: against its first axis or the budget, with a line for each variant, and against bytes, one for each value."""
+    """Draw a sweep's scores, each variant against the first axis or the budget, and all rows against the bytes that a client sends."""
     kind = require_plot(path)
     with _saved_panels(path, kind, panels=panels_of(sweep)) as panels:
         plot_sweep(panels, sweep, rows)
@@ -195,7 +200,7 @@ def panels_of(sweep: SweepConfig) -> int:
 
 
 def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw what :func:`draw_sweep` does on ``panels``."""
+    """Draw a sweep's scores on ``panels``, see :func:`draw_sweep`."""
     axis = next(iter(sweep.axes), None)
     drawn = [row for row in rows if row.score]
     if axis:
@@ -203,13 +208,13 @@ def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) 
         panels[0].legend(loc="best", fontsize=8)
     _draw_bytes(panels[-1], sweep, drawn, axis)
     panels[-1].legend(loc="best", fontsize=8)
-    panels[0].set_ylabel(literal(heading(drawn[0].metric if drawn else ACCURACY)))
+    panels[0].set_ylabel(literal(metric_heading(drawn[0].metric if drawn else ACCURACY)))
     for panel in panels:
         panel.grid(alpha=0.3)
 
 
 def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:
-    """Draw a line for each variant. It lies across the panel if the variant is the same at all values, or has no finite budget."""
+    """Draw a line for each variant. It is horizontal if the variant does not depend on the axis, or has no finite budget."""
     by_budget, values = sweep.plot_against == "budget", list(sweep.points[axis])
     positions_of_values = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
     if not by_budget and any(isinstance(value, str) for value in values):
@@ -272,7 +277,7 @@ def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str 
 
 def _means_and_deviations(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     """Return the means and the deviations of the rows' scores, shares in per cent."""
-    return [factor(row.metric) * (row.mean or 0.0) for row in rows], [factor(row.metric) * row.deviation for row in rows]
+    return [display_factor(row.metric) * (row.mean or 0.0) for row in rows], [display_factor(row.metric) * row.deviation for row in rows]
 
 
 def require_plot(path: Path) -> str:
@@ -282,10 +287,10 @@ def require_plot(path: Path) -> str:
         ConfigError: the suffix is not svg, png or pdf, or the folder does not exist.
     """
     if not path.parent.is_dir():
-        raise ConfigError(f"the plot {path} cannot be written: there is no folder {path.parent}")
+        raise ConfigError(f"the plot {path} cannot be written, because there is no folder {path.parent}: create it, or give another path")
     kind = path.suffix.lstrip(".").lower()
     if kind not in _FORMATS:
-        raise ConfigError(f"the name of a plot must end in .{', .'.join(_FORMATS)}, got {path.name!r}")
+        raise ConfigError(f"the plot is called {path.name!r}, expected a name that ends in .{', .'.join(_FORMATS)}")
     return kind
 
 

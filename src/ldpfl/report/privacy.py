@@ -27,15 +27,15 @@ CLAIM = "paper's claim"
 _SCOPES = {"round": "one round", "run": "whole run"}
 _SHUFFLER_LEGEND = "shuffler: an ideal one, which shows how often each value was sent for each weight, and nothing else"
 _SUM_LEGEND = "sum: one that shows nothing but the total over all clients, as a secure aggregation does"
-_FIXED_LEGEND = "fixed inputs: proved if no input depends on earlier rounds; those of training do, so the line below it is what holds"
+_FIXED_LEGEND = "fixed inputs: valid only if no input depends on earlier rounds. In training they do, so the line below applies"
 
-_SCHEDULE = "whole run: of rounds and epsilons that were fixed beforehand; what a client's own budget says holds for any choice of them"
+_SCHEDULE_LEGEND = "whole run: for rounds and epsilons fixed beforehand; the epsilon of a client's own budget is valid for any choice"
 
 
 def print_guarantees(console: Console, privacy: dict[str, Any], target: float | None = None) -> None:
     """Print the table of guarantees and its notes; before them, whether the ``target`` epsilon is kept, if one is given."""
     if target is not None:
-        is_kept, text = _compared_with(privacy, target)
+        is_kept, text = _target_verdict(privacy, target)
         console.print(Text(text, style="bold green" if is_kept else "bold red"), soft_wrap=True)
     if privacy.get("verdict"):
         console.print(Text(privacy["verdict"], style="bold"), soft_wrap=True)
@@ -60,13 +60,13 @@ def _notes(privacy: dict[str, Any]) -> Iterator[Text]:
     yield from (Text(f"warning: {warning}", style="yellow") for warning in privacy["warnings"])
 
 
-def _compared_with(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
+def _target_verdict(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best guarantee over the whole run keeps the target, and a sentence that says so."""
     over_run = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
-    proved = [row for row in over_run if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
-    if not proved:
+    valid = [row for row in over_run if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
+    if not valid:
         return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"
-    best = min(proved, key=lambda row: row["epsilon"])
+    best = min(valid, key=lambda row: row["epsilon"])
     is_kept = best["epsilon"] <= target
     protected = "everything of a client" if privacy["protected"] == "client" else WHAT_IS_PROTECTED[privacy["protected"]]
     guarantee = f"epsilon {number(best['epsilon'])} for {protected}, over all that is ever sent, {IF_TRUSTED[best['trust_model']]}"
@@ -107,7 +107,7 @@ def _sort_key(row: dict[str, Any]) -> tuple[bool, bool, bool]:
 def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines below the table of guarantees that explain the terms in it."""
     if any(epsilon == NO_EPSILON for _, _, epsilon, _ in _table_rows(guarantees)):
-        yield f"{NO_EPSILON}: no epsilon is known, as where no noise is added: nothing is promised"
+        yield f"{NO_EPSILON}: no epsilon is known, for example because no noise is added: nothing is guaranteed"
     if any(row["delta"] == 0 and row["status"] in HOLDS for row in guarantees):
         yield "pure: with delta = 0; nobody: against a server that sees who sent what"
     shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] in HOLDS]
@@ -116,9 +116,9 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     if any(not row["adaptive"] for row in shuffled):
         yield _FIXED_LEGEND
     if any(row["status"] in HOLDS and row["scope"] == "run" for row in guarantees):
-        yield _SCHEDULE
+        yield _SCHEDULE_LEGEND
     for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
-        yield f"struck out, for it does not hold: {printable(claim)}"  # the ledger may be somebody else's
+        yield f"struck out, because it does not hold: {printable(claim)}"  # the ledger may be somebody else's
 
 
 def plan_table(plan: dict[str, Any]) -> Table:
@@ -173,14 +173,15 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "clients", f"{plan['clients']:,}{records_each}{'; --records sets how many' if by_record and plan['records'] == 1 else ''}"
     yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
     value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
-    options = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""  # assumed by the figures, and no defaults
+    # The figures of the regime local assume these options, which are not the mechanism's defaults.
+    options = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""
     yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{options}"
-    times = plan["noise"] / plan["trusted_noise"]
-    yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {times:.3g} times a trusted server's"
+    noise_ratio = plan["noise"] / plan["trusted_noise"]
+    yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {noise_ratio:.3g} times a trusted server's"
     units = f"{plan['part']}s a client" if by_record else "clients"
     yield "for noise of a tenth of it", f"{plan['wanted']:,} {units}"
-    sent = plan["bytes_per_client"]
-    yield "sent by a client", f"{sent:,} bytes a round, {sent * plan['reports']:,} in all"
+    round_bytes = plan["bytes_per_client"]
+    yield "sent by a client", f"{round_bytes:,} bytes a round, {round_bytes * plan['reports']:,} in all"
     if plan["evaluation_epsilon"]:
         yield "measuring at clients", f"epsilon {number(plan['evaluation_epsilon'])} of these"
     if plan["regime"] == "shuffled":
@@ -245,7 +246,7 @@ def _table_rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, st
     """Yield unit, trust model, epsilon and status of each line. A bound with delta = 0 shares its line with the next one."""
     pure_epsilons: dict[tuple[str, str, str], str] = {}
     for row in guarantees:
-        key = (row["trust_model"], row["scope"], row["unit"])
+        line_key = (row["trust_model"], row["scope"], row["unit"])
         protected = f"one {row['unit']}, {_SCOPES[row['scope']]}"
         trusted = TRUSTED[row["trust_model"]]
         if row["status"] == "claimed":
@@ -254,12 +255,12 @@ def _table_rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, st
         elif row["status"] == "estimate":
             yield protected, trusted, f"~ {epsilon_text(row['epsilon'])}", "estimate"
         elif row["delta"] == 0 and row["unit"] in PROTECTED:
-            pure_epsilons[key] = epsilon_text(row["epsilon"])  # shares its line with the one for delta, which comes next
+            pure_epsilons[line_key] = epsilon_text(row["epsilon"])  # shares its line with the one for delta, which comes next
         elif not row["adaptive"]:
             claim = "" if row["status"] == "proved" else f", {row['status']}"
             yield protected, trusted, interval(row["lower"], row["epsilon"]), f"fixed inputs{claim}"
         else:
-            yield protected, trusted, _epsilon_cell(row, pure_epsilons.get(key)), row["status"]
+            yield protected, trusted, _epsilon_cell(row, pure_epsilons.get(line_key)), row["status"]
 
 
 def _epsilon_cell(row: dict[str, Any], pure: str | None) -> str:

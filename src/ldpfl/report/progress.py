@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from ldpfl.report.scores import shown
+from ldpfl.report.scores import format_score
 from ldpfl.server import RoundMetrics
 from ldpfl.util.number_format import counted
 
@@ -21,41 +21,43 @@ class _SecondsLeft(ProgressColumn):
     """Time left at the mean speed since this process began. Rounds from before a resume do not count."""
 
     def render(self, task: Task) -> Text:
-        finished = task.completed - float(task.fields["already"])
-        if finished <= 0 or task.total is None:
+        """Return the time left of ``task``, of which "already" steps were done before the time "began"."""
+        done_here = task.completed - float(task.fields["already"])
+        if done_here <= 0 or task.total is None:
             return Text("--:-- left", style="cyan")
-        seconds_left = (task.total - task.completed) * (time.monotonic() - float(task.fields["began"])) / finished
+        seconds_left = (task.total - task.completed) * (time.monotonic() - float(task.fields["began"])) / done_here
         minutes, seconds = divmod(round(max(seconds_left, 0.0)), 60)
         return Text(f"{minutes}:{seconds:02d} left", style="cyan")
 
 
-class _Sweep:
+class _SweepProgress:
     """Progress of a sweep, and a forecast of its duration from timed rounds.
 
     The first round is not timed, because it includes reading the data and PyTorch's warm-up.
     """
 
-    def __init__(self, rounds: int, of: int, already: int, began: float) -> None:
-        self.rounds, self.of, self.already, self.began = rounds, of, already, began
-        self.rounds_done, self.done = already, 0
+    def __init__(self, rounds: int, runs: int, rounds_before: int, started_at: float) -> None:
+        """``rounds`` and ``runs`` are the numbers of all rounds and runs; ``rounds_before`` were finished by an earlier process."""
+        self.rounds, self.runs, self.rounds_before, self.started_at = rounds, runs, rounds_before, started_at
+        self.rounds_done, self.runs_done = rounds_before, 0
         self._timed_from: tuple[int, float] | None = None
         self._forecast_given = False
 
-    def at(self, rounds_done: int, done: int, now: float) -> str:
+    def record(self, rounds_done: int, runs_done: int, now: float) -> str:
         """Record the progress at the time ``now``. Return a forecast once, if the sweep takes long; empty otherwise."""
-        self.rounds_done, self.done = rounds_done, done
+        self.rounds_done, self.runs_done = rounds_done, runs_done
         if self._timed_from is None:
-            self._timed_from = (rounds_done, now) if rounds_done > self.already else None
+            self._timed_from = (rounds_done, now) if rounds_done > self.rounds_before else None
             return ""
         timed_rounds, seconds = rounds_done - self._timed_from[0], now - self._timed_from[1]
         if self._forecast_given or timed_rounds < 1 or seconds < _MIN_TIMED_S:
             return ""
         self._forecast_given = True
-        seconds_left, runs_left = (self.rounds - rounds_done) * seconds / timed_rounds, self.of - done
+        seconds_left, runs_left = (self.rounds - rounds_done) * seconds / timed_rounds, self.runs - runs_done
         if seconds_left < _MIN_FORECAST_S or not runs_left:
             return ""
-        each = lasting(seconds_left / runs_left)
-        return f"about {lasting(seconds_left)}: {counted(runs_left, 'run')} of some {each}, by the first rounds"
+        run_time = format_duration(seconds_left / runs_left)
+        return f"about {format_duration(seconds_left)}: {counted(runs_left, 'run')} of some {run_time}, by the first rounds"
 
 
 _MIN_FORECAST_S = 60.0
@@ -65,7 +67,7 @@ _MIN_TIMED_S = 5.0
 """A forecast needs rounds of so many seconds together."""
 
 
-def lasting(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in the unit in which it has about two digits."""
     for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * unit:
@@ -97,7 +99,7 @@ class ProgressDisplay:
         self._label, self._metric = "", ""
         self._preparation_bar: TaskID | None = None
         self._phase_bars: dict[str, TaskID] = {}
-        self._sweep: _Sweep | None = None
+        self._sweep: _SweepProgress | None = None
         self._sweep_bar: TaskID | None = None
 
     def _bars(self) -> Progress:
@@ -119,7 +121,7 @@ class ProgressDisplay:
         self._progress.stop()
         self._console.print(Text(title), soft_wrap=True)
         self._progress, self._preparation_bar, self._phase_bars, self._sweep_bar = self._bars(), None, {}, None
-        if self._sweep is not None and self._sweep.done < self._sweep.of:
+        if self._sweep is not None and self._sweep.runs_done < self._sweep.runs:
             self._draw_sweep(self._sweep)
         self._progress.start()
 
@@ -149,24 +151,24 @@ class ProgressDisplay:
             self._phase_bars[name] = self._progress.add_task(name, total=total, current=0, score="", already=0, began=began, unit="step")
         self._progress.update(self._phase_bars[name], completed=done, current=done)
 
-    def several(self, rounds_done: int, rounds: int, done: int, of: int) -> None:
+    def runs_progress(self, rounds_done: int, rounds: int, runs_done: int, runs: int) -> None:
         """Show the progress of all runs of a sweep. Print a forecast once, if the sweep takes long."""
         self._check()
         if self._sweep is None:
-            self._sweep = _Sweep(rounds, of, rounds_done, self._clock())
-        forecast = self._sweep.at(rounds_done, done, self._clock())
+            self._sweep = _SweepProgress(rounds, runs, rounds_done, self._clock())
+        forecast = self._sweep.record(rounds_done, runs_done, self._clock())
         if forecast:
             self._console.print(Text(forecast), soft_wrap=True)
         self._draw_sweep(self._sweep)
 
-    def _draw_sweep(self, sweep: _Sweep) -> None:
+    def _draw_sweep(self, sweep: _SweepProgress) -> None:
         """Update the bar of all runs of a sweep; create it first if there is none."""
         if self._sweep_bar is None:
             self._sweep_bar = self._progress.add_task(
-                "runs", total=sweep.rounds, current=0, score="", already=sweep.already, began=sweep.began, unit="round"
+                "runs", total=sweep.rounds, current=0, score="", already=sweep.rounds_before, began=sweep.started_at, unit="round"
             )
         rounds_done = sweep.rounds_done
-        self._progress.update(self._sweep_bar, completed=rounds_done, current=rounds_done, score=f"{sweep.done}/{sweep.of} runs")
+        self._progress.update(self._sweep_bar, completed=rounds_done, current=rounds_done, score=f"{sweep.runs_done}/{sweep.runs} runs")
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:
         """Begin a run's bar: ``rounds`` rounds in all, of which those in ``done`` are finished."""
@@ -186,7 +188,8 @@ class ProgressDisplay:
     def clients_done(self, done: int, total: int) -> None:
         """Show how many clients of the current round are done."""
         self._check()
-        self._progress.update(self._run_bar, completed=self._rounds_finished + 0.999 * done / total)  # a whole round only with its score
+        # A round counts as whole only when it has its score.
+        self._progress.update(self._run_bar, completed=self._rounds_finished + 0.999 * done / total)
 
     def warn(self, message: str) -> None:
         """Print a warning, unless it was printed before."""
@@ -205,4 +208,4 @@ class ProgressDisplay:
             self._console.print(f"{self._label}: round {metrics.round}/{self._rounds}, {self._score(metrics)}, {seconds}")
 
     def _score(self, metrics: RoundMetrics) -> str:
-        return f"{self._metric} {shown(self._metric, metrics.score)}"
+        return f"{self._metric} {format_score(self._metric, metrics.score)}"

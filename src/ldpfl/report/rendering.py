@@ -73,7 +73,7 @@ def inline_figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Mar
     buffer = io.StringIO()
     with styled_figure(size) as figure:
         draw(figure)
-        figure.patch.set_alpha(0.0)
+        figure.patch.set_alpha(0.0)  # the page's background shows through
         for axes in figure.get_axes():
             axes.patch.set_alpha(0.0)
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -81,6 +81,7 @@ def inline_figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Mar
     text = text[text.index("<svg") :]
     for drawn, replacement in _PAGE_COLOURS.items():
         text = text.replace(drawn, replacement)
+    # Without its own width and height, the picture takes the width that the page gives it.
     text = re.sub(r'(<svg[^>]*) height="[^"]*"', r"\1", re.sub(r'(<svg[^>]*) width="[^"]*"', r"\1", text))
     return Markup(_with_unique_ids(text))
 

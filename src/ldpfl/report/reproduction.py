@@ -14,7 +14,7 @@ from ldpfl.experiments.reproduction import ReproducedRow, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
-from ldpfl.report.scores import factor, heading
+from ldpfl.report.scores import display_factor, metric_heading
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.number_format import NO_EPSILON, epsilon_text
 
@@ -34,10 +34,10 @@ _SHORT_HEADINGS: dict[Shows, str] = {"noise": "noise", "paper_epsilon": "added u
 _PAPER_COLOUR = "0.45"  # gray
 
 
-def shown_as(results: Sequence[ReproducedRow], shows: Shows) -> str:
+def compared_heading(results: Sequence[ReproducedRow], shows: Shows) -> str:
     """Return the heading of the figure that is compared."""
     metric = next((result.row.metric for result in results if result.row), ACCURACY)
-    return heading(metric) if shows == "score" else _HEADINGS[shows]
+    return metric_heading(metric) if shows == "score" else _HEADINGS[shows]
 
 
 def tidy(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> list[dict[str, Any]]:
@@ -89,7 +89,10 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
             Column(title, ["-" if line[key] is None else str(line[key]) for line in lines], is_name=True)
             for title, key in zip(sweep.headings, sweep.axes, strict=True)
         ),
-        Column(_SHORT_HEADINGS.get(reproduction.shows, shown_as(results, reproduction.shows)), [_our_cell(line, form) for line in lines]),
+        Column(
+            _SHORT_HEADINGS.get(reproduction.shows, compared_heading(results, reproduction.shows)),
+            [_our_cell(line, form) for line in lines],
+        ),
         Column("paper", ["-" if line["paper"] is None else f"{line['paper']:{form}}" for line in lines]),
         Column("claimed", [_epsilon_or_dash(line["epsilon_claimed"]) for line in lines], dropped=2),
         Column("holds", ["-" if epsilon is None else epsilon_text(epsilon[0]) for epsilon in proved]),
@@ -98,7 +101,7 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
     if reproduction.shows != "seconds":
         columns.append(Column("seconds", ["-" if result.row is None else f"{result.row.seconds:.0f}" for result in results], dropped=1))
     legend = (
-        "claimed: epsilon as the paper counts it; holds: the smallest that is proved of all that a client, or one record of it, sends; "
+        "claimed: epsilon as the paper counts it; holds: the smallest proved epsilon of all that a client, or one record of it, sends; "
         "seconds: mean of a run"
     )
     reasons = dict.fromkeys(f"{result.variant} {_state_text(result)}" for result in results if _all_stopped(result))
@@ -115,7 +118,7 @@ def _our_cell(line: dict[str, Any], form: str) -> str:
 
 
 def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> None:
-    """Draw our figures and the paper's: lines against the first axis if it has numbers, else bars. The paper's are open marks."""
+    """Draw our figures and the paper's: lines against the first axis if its values are numbers, else bars. The paper's are open marks."""
     axis = next(iter(sweep.axes), None)
     numbers = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
     height = 4.4 if numbers else 1.4 + 0.5 * len(results)
@@ -160,7 +163,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
             axes.plot(stopped, [0.02] * len(stopped), "x", color=colour, transform=on_lower_edge, label=literal(f"{variant}, stopped"))
     mark_numbers(axes, values)
     axes.set_xlabel(named_axis(axis))
-    axes.set_ylabel(shown_as(results, reproduction.shows))
+    axes.set_ylabel(compared_heading(results, reproduction.shows))
 
 
 def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[ReproducedRow]) -> None:
@@ -185,24 +188,24 @@ def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[Reprodu
             axes.annotate(literal(_state_text(result)), (0, height), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(heights, list(map(literal, names)), fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel(shown_as(results, reproduction.shows))
+    axes.set_xlabel(compared_heading(results, reproduction.shows))
 
 
 def _our_figure(shows: Shows, result: ReproducedRow) -> float | None:
-    """Return our value of the compared figure, as it is shown; None if it is not known."""
+    """Return our value of the compared figure, shares in per cent; None if it is not known."""
     value = result.figure(shows)
-    scale = factor(result.row.metric) if result.row is not None and shows == "score" else 1.0
+    scale = display_factor(result.row.metric) if result.row is not None and shows == "score" else 1.0
     return None if value is None or not isfinite(value) else scale * value
 
 
 def _our_spread(shows: Shows, result: ReproducedRow) -> float | None:
-    """Return the standard deviation of the compared figure over the seeds; None if it is not known."""
+    """Return the standard deviation of the compared figure over the seeds; None for fewer than two seeds, or if it is not measured."""
     if result.row is None or len(result.distances if shows == "distance" else result.row.score) < 2:
         return None
     if shows == "distance":
         return statistics.stdev(result.distances)
     if shows == "score":
-        return factor(result.row.metric) * result.row.deviation
+        return display_factor(result.row.metric) * result.row.deviation
     return result.row.noise.get("norm_deviation") if shows == "noise" else None
 
 
@@ -211,7 +214,7 @@ def _paper_figure(reproduction: Reproduction, result: ReproducedRow) -> float | 
 
 
 def _state_text(result: ReproducedRow) -> str:
-    """Return how many of a result's runs are finished, or why they stopped."""
+    """Return how many of a result's runs are finished, or why they stopped, as text."""
     if result.row is None:
         return "not run"
     if result.row.stopped:

@@ -26,7 +26,7 @@ from ldpfl.tasks.weighted_metrics import (
 )
 
 _SHARE_METRICS = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
-_MAX_NAMED = 10
+_MAX_NAMED = 10  # classes or clients that a sentence names
 _SHARE_METRICS_AT_THRESHOLDS = (SENSITIVITY, SPECIFICITY, PPV)
 
 
@@ -36,8 +36,8 @@ def _is_share(metric: str) -> bool:
     return metric in _SHARE_METRICS or metric.startswith(tuple(f"{name} at " for name in _SHARE_METRICS_AT_THRESHOLDS))
 
 
-def factor(metric: str) -> float:
-    """Return the factor by which a score of this metric is multiplied to be shown without a unit: 100 for shares."""
+def display_factor(metric: str) -> float:
+    """Return the factor by which a score of this metric is multiplied for display without a unit: 100 for shares, which are in per cent."""
     return 100.0 if _is_share(metric) else 1.0
 
 
@@ -54,12 +54,12 @@ def clients_a_round(result: Mapping[str, Any]) -> str:
     return f", {fewest:,} a round" if fewest == most else f", {fewest:,} to {most:,} a round"
 
 
-def heading(metric: str) -> str:
+def metric_heading(metric: str) -> str:
     """Return the heading above figures of this metric, with their unit."""
     return f"{metric} %" if _is_share(metric) else metric
 
 
-def shown(metric: str, score: float | None) -> str:
+def format_score(metric: str, score: float | None) -> str:
     """Return a score with its unit; "-" if it is not known."""
     if score is None or not isfinite(score):
         return "-"
@@ -69,45 +69,47 @@ def shown(metric: str, score: float | None) -> str:
 def with_interval(metric: str, score: float | None, interval: Sequence[float | None] | None) -> str:
     """Return a score with its 95 % interval, if it has one."""
     if interval is None or None in interval or score is None:
-        return shown(metric, score)
-    low, high = (factor(metric) * float(end or 0.0) for end in interval)
+        return format_score(metric, score)
+    low, high = (display_factor(metric) * float(end or 0.0) for end in interval)
     number_format = ".1f" if _is_share(metric) else "#.3g" if max(abs(low), abs(high)) < 100 else ".4g"
-    return f"{shown(metric, score)} ({low:{number_format}} to {high:{number_format}})"
+    return f"{format_score(metric, score)} ({low:{number_format}} to {high:{number_format}})"
 
 
-def cost(metric: str, without: float, score: float, cause: str = "noise") -> str:
-    """Return by how much noise, or another ``cause``, changes a score, as a part of a sentence."""
+def score_change(metric: str, without: float, score: float, cause: str = "noise") -> str:
+    """Return by how much ``cause`` changes a score from its value ``without`` the cause, as a part of a sentence."""
     if _is_share(metric):
         return f"{cause} costs {100 * (without - score):.2f} points"
     return f"with {cause} {score - without:+.4g}"
 
 
-def event_of(result: Mapping[str, Any]) -> str:
-    """Return a sentence on which class is the event and how often it occurs; for other numbers of classes, one with their names."""
+def event_sentence(result: Mapping[str, Any]) -> str:
+    """Return sentences on which of two classes is the event and how often it occurs; for more classes, a sentence with their names."""
     if result.get("event") is None:
         names = list(result.get("classes", ()))
         return f"The classes are {', '.join(names[:_MAX_NAMED])}{', ...' * (len(names) > _MAX_NAMED)}." if names else ""
     observed, names = result["scores"].get(OBSERVED), list(result.get("classes", ()))
-    sentence = f"The event is {result['event']!r}, the second class: {shown(OBSERVED, observed)} of {result['test_rows']:,} test rows."
+    sentence = (
+        f"The event is {result['event']!r}, the second class: {format_score(OBSERVED, observed)} of {result['test_rows']:,} test rows."
+    )
     if observed is None or observed <= 0.5 or len(names) != 2:
         return sentence
     reversed_names = json.dumps(names[::-1], ensure_ascii=False)
     return f"{sentence} If the rarer {names[0]!r} is the event that you mean, name it second: --set 'data.classes={reversed_names}'."
 
 
-def units_of(result: Mapping[str, Any]) -> str:
+def resampled_units(result: Mapping[str, Any]) -> str:
     """Return the units that the intervals' bootstrap draws with replacement."""
     return "persons, each with all its rows" if result.get("resampled") == "persons" else "rows"
 
 
-def no_score(result: Mapping[str, Any]) -> str:
+def no_score_sentence(result: Mapping[str, Any]) -> str:
     """Return a sentence on why a run has no score, which happens on Flower alone; otherwise an empty text."""
     if result["score"] is not None or result.get("at_clients"):
         return ""
     return "Nobody scored the model: the server had no test rows (data.test_path), and no client measured it (evaluation.epsilon)."
 
 
-def untold_labels(result: Mapping[str, Any]) -> str:
+def zero_f1_sentence(result: Mapping[str, Any]) -> str:
     """Return a sentence on why F1 is 0 if a model of several labels predicts none of them; otherwise an empty text."""
     scores = result.get("scores", {})
     if EXACT_MATCH not in scores or scores.get(MACRO_F1) != 0:
@@ -115,7 +117,7 @@ def untold_labels(result: Mapping[str, Any]) -> str:
     return f"{MACRO_F1} is 0: a label is predicted from a probability of 0.5 on, and no row that has a label reached this probability."
 
 
-def no_slope(result: Mapping[str, Any]) -> str:
+def no_slope_sentence(result: Mapping[str, Any]) -> str:
     """Return a sentence on why there is no calibration slope if the classes are perfectly separated; otherwise an empty text."""
     scores = result.get("scores", {})
     if SLOPE not in scores or scores[SLOPE] is not None or scores.get(AUROC) not in (0, 1):
@@ -134,7 +136,7 @@ def figure_rows(result: Mapping[str, Any]) -> list[list[str]]:
     references = [result[key] for key in ("noise_free_scores", "pooled_scores") if result.get(key)]
     intervals = result.get("intervals", {})
     return [
-        [name, with_interval(name, value, intervals.get(name)), *(shown(name, scores.get(name)) for scores in references)]
+        [name, with_interval(name, value, intervals.get(name)), *(format_score(name, scores.get(name)) for scores in references)]
         for name, value in result.get("scores", {}).items()
     ]
 
@@ -150,7 +152,7 @@ def _has_events(result: Mapping[str, Any]) -> bool:
 
 
 def _site_figures(result: Mapping[str, Any]) -> list[str]:
-    """Return the names of each client's figures: the main one, and others such as those that show too high or low predictions."""
+    """Return the names of each client's figures: the main score, and further ones that show, for example, too high or low predictions."""
     further = (PREDICTED, OBSERVED) if result.get("event") is not None else _FURTHER_SITE_FIGURES
     known = {name for site in result.get("sites", ()) for name in site["scores"]}
     return [name for name in dict.fromkeys((result["metric"], *further)) if name in known]
@@ -173,14 +175,15 @@ def site_spread(result: Mapping[str, Any]) -> str:
     """Return the mean of each shown figure over clients and over the worst tenth of them, as text; "" for fewer than ten clients."""
     means, names = site_means(result.get("sites", ())), _site_figures(result)
     return " ".join(
-        f"{name}: mean over {own.clients:,} clients {shown(name, own.mean)} (standard deviation {_deviation(name, own.deviation)}), over "
-        f"the worst {own.worst_clients:,} {shown(name, own.worst)}."
-        for name, own in means.items()
+        f"{name}: mean over {summary.clients:,} clients {format_score(name, summary.mean)} (standard deviation "
+        f"{_deviation(name, summary.deviation)}), over the worst {summary.worst_clients:,} {format_score(name, summary.worst)}."
+        for name, summary in means.items()
         if name in names
     )
 
 
 def _deviation(metric: str, deviation: float) -> str:
+    """Format the standard deviation of a score: for shares in percentage points."""
     return f"{100 * deviation:.2f} points" if _is_share(metric) else f"{deviation:.4g}"
 
 
@@ -195,7 +198,7 @@ def site_notes(result: Mapping[str, Any]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first ``names``, and how many more there are."""
+    """Return the first ``names`` as text, and the number of further ones."""
     more = len(names) - _MAX_NAMED
     return ", ".join(names[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -203,7 +206,7 @@ def listed(names: Sequence[str]) -> str:
 def intervals_sentence(result: Mapping[str, Any]) -> str:
     """Return a sentence on how intervals were computed, and one on why some figures have none."""
     any_bootstrap = any(not name.endswith(MEASURED_AT_CLIENTS) for name in result.get("intervals", ()))
-    sentence = f"Intervals: 95 %, by a bootstrap over test {units_of(result)}." if any_bootstrap else ""
+    sentence = f"Intervals: 95 %, by a bootstrap over test {resampled_units(result)}." if any_bootstrap else ""
     reason = result.get("intervals_note")
     missing = f"{'Some figures have no interval' if sentence else 'No intervals'}: {reason}." if reason else ""
     return " ".join(filter(None, (sentence, missing)))
@@ -214,4 +217,4 @@ def clipped_records(result: Mapping[str, Any]) -> str:
     shares = [share for share in result.get("clipped_records_per_round") or () if share is not None]
     if not shares:
         return ""
-    return f"{shares[0]:.1%} in the first round, {shares[-1]:.1%} in the last (known to a simulation only)"
+    return f"{shares[0]:.1%} in the first round, {shares[-1]:.1%} in the last (known only in a simulation)"

@@ -38,14 +38,15 @@ class SiteMeans(NamedTuple):
 def site_means(sites: Sequence[Mapping[str, Any]]) -> dict[str, SiteMeans]:
     """Return the summary of each figure of ``sites``, the entries of ``result.json``. A figure of fewer than ten clients is left out."""
     names = dict.fromkeys(name for site in sites for name in site["scores"])
-    found = {name: [score for site in sites if (score := site["scores"].get(name)) is not None and isfinite(score)] for name in names}
+    all_scores = {name: [score for site in sites if (score := site["scores"].get(name)) is not None and isfinite(score)] for name in names}
     return {
         name: _summary(sorted(scores, reverse=name in _LOWER_IS_BETTER))
-        for name, scores in found.items()
+        for name, scores in all_scores.items()
         if name not in _WITHOUT_A_WORST and len(scores) >= MIN_CLIENTS
     }
 
 
 def _summary(worst_first: Sequence[float]) -> SiteMeans:
+    """Return the summary of one figure's values at clients, which begin with the worst one."""
     tenth = ceil(len(worst_first) / 10)
     return SiteMeans(len(worst_first), fmean(worst_first), pstdev(worst_first), fmean(worst_first[:tenth]), tenth)

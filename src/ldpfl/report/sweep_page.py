@@ -13,7 +13,7 @@ from ldpfl.experiments.sweep_config import Cell, SweepConfig
 from ldpfl.experiments.sweep_rows import Row, rows
 from ldpfl.experiments.sweep_run import joint_guarantee, stored_results, stored_runs
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, WHAT_IS_PROTECTED, best_figure, least_protected, worth_of
-from ldpfl.report.console import score_of
+from ldpfl.report.console import score_with_spread
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
 from ldpfl.tasks import ACCURACY
@@ -32,11 +32,11 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
     """
     runs = stored_runs(sweep, overrides, folder)
     results, joint = stored_results(runs), joint_guarantee(runs)
-    planned = [cell for cell, _ in runs]
-    sweep_rows, count = rows(results), len({cell.folder_name for cell in planned})
+    planned_cells = [cell for cell, _ in runs]
+    sweep_rows, count = rows(results), len({cell.folder_name for cell in planned_cells})
     finished = len({cell.folder_name for cell, _ in results})
     with_epsilon = [
-        (row, figure[0]) for row in sweep_rows if row.score and (figure := best_figure(row.privacy)) is not None and isfinite(figure[0])
+        (row, best[0]) for row in sweep_rows if row.score and (best := best_figure(row.privacy)) is not None and isfinite(best[0])
     ]
     known_variants = {row.variant for row, _ in with_epsilon}
     without_epsilon = [row.variant for row in sweep_rows if row.score and row.variant not in known_variants]
@@ -44,7 +44,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         "sweep.html",
         title=sweep.name,
         description=sweep.description,
-        sentence=_sentence(planned),
+        sentence=_summary_sentence(planned_cells),
         state=f"{finished} of {count} runs are finished.",
         command=command if finished < count else "",
         metric=sweep_rows[0].metric if sweep_rows else ACCURACY,
@@ -61,13 +61,13 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
     )
 
 
-def _sentence(planned: Sequence[Cell]) -> str:
+def _summary_sentence(planned_cells: Sequence[Cell]) -> str:
     """Return the sentence on a sweep's models, data, clients, settings and seeds."""
-    configs = [cell.config for cell in planned]
+    configs = [cell.config for cell in planned_cells]
     models = _common_value([config.model.name for config in configs], "models")
     data = _common_value(["its own data" if config.data.brought else config.data.name for config in configs], "data sets")
     clients = _common_value([f"{config.clients.count:,} clients" for config in configs], "numbers of clients")
-    settings, seeds = len({(cell.variant, cell.point) for cell in planned}), len({cell.seed for cell in planned})
+    settings, seeds = len({(cell.variant, cell.point) for cell in planned_cells}), len({cell.seed for cell in planned_cells})
     return f"{models} on {data} with {clients}: {settings} setting{'s' * (settings > 1)}, {seeds} seed{'s' * (seeds > 1)} each."
 
 
@@ -78,13 +78,13 @@ def _common_value(values: Sequence[str], plural: str) -> str:
 
 
 def _row_values(row: Row, sweep: SweepConfig) -> dict[str, Any]:
-    """Return what the template shows of a row."""
-    best = best_figure(row.privacy)
+    """Return the template's values for a row."""
+    best = best_figure(row.privacy)  # the epsilon and the trusted party
     claim = f" ({AUTHORS_CLAIM})" if row.privacy.get("status") == AUTHORS_CLAIM else ""
     return {
         "variant": row.variant,
         "point": [str(value) for _, value in row.point] or ["-"] * len(sweep.axes),
-        "score": score_of(row),
+        "score": score_with_spread(row),
         "seeds": f"{len(row.score)} of {len(row.score) + len(row.stopped)}" if row.stopped else len(row.score),
         "epsilon": "-" if best is None else epsilon_text(best[0]),
         "worth": "" if best is None else worth_of(best[0]),
@@ -94,7 +94,7 @@ def _row_values(row: Row, sweep: SweepConfig) -> dict[str, Any]:
 
 
 def _stopped_reasons(sweep_rows: Sequence[Row]) -> Iterator[str]:
-    """Yield for each variant that was given up the reasons, once each."""
+    """Yield a sentence for each variant that was given up and each different reason."""
     yield from dict.fromkeys(f"{row.variant} was given up: {reason}" for row in sweep_rows for reason in row.stopped)
 
 

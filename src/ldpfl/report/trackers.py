@@ -22,7 +22,7 @@ class Tracker(Protocol):
     """Client of a tracker, for one run."""
 
     is_local: ClassVar[bool]
-    """Whether all figures stay in the run's folder, which holds those that are not public anyway."""
+    """Whether all figures stay in the run's folder. Then the tracker may also get figures that are not public."""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         """Begin a run called ``name``."""
@@ -46,7 +46,8 @@ class MLflow:
     is_local: ClassVar[bool] = False
 
     def __init__(self, folder: Path) -> None:
-        self._entities, self._client, self._run = _library("mlflow.entities", "mlflow"), _library("mlflow", "mlflow").MlflowClient(), ""
+        self._entities, self._client = _import_client("mlflow.entities", "mlflow"), _import_client("mlflow", "mlflow").MlflowClient()
+        self._run = ""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
         experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment_id(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ldpfl"))
@@ -61,9 +62,11 @@ class MLflow:
         return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        now = int(1000 * time())
+        now_ms = int(1000 * time())
         allowed_names = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
-        self._client.log_batch(self._run, metrics=[self._entities.Metric(name, value, now, step) for name, value in allowed_names.items()])
+        self._client.log_batch(
+            self._run, metrics=[self._entities.Metric(name, value, now_ms, step) for name, value in allowed_names.items()]
+        )
 
     def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
         self.log(figures, step)
@@ -90,18 +93,18 @@ class WandB:
     is_local: ClassVar[bool] = False
 
     def __init__(self, folder: Path) -> None:
-        self._library, self._folder = _library("wandb", "wandb"), folder
+        self._library, self._folder = _import_client("wandb", "wandb"), folder
         self._run: Any = None
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
-        nothing = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
+        switched_off = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
         self._run = self._library.init(
             project=os.environ.get("WANDB_PROJECT", "ldpfl"),
             name=name,
             dir=os.environ.get("WANDB_DIR", str(self._folder.absolute())),  # its service may have another current folder
             config=dict(settings),
             reinit="create_new",
-            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **nothing),
+            settings=self._library.Settings(host="", console="off", disable_git=True, disable_code=True, save_code=False, **switched_off),
         )
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
@@ -125,7 +128,7 @@ class TensorBoard:
     is_local: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
-        _library("torch.utils.tensorboard", "tensorboard")
+        _import_client("torch.utils.tensorboard", "tensorboard")
         self._folder = folder / "tensorboard"
         self._writer: SummaryWriter | None = None
 
@@ -153,7 +156,7 @@ TRACKERS: Mapping[str, type[MLflow] | type[WandB] | type[TensorBoard]] = {"mlflo
 """Trackers by name, which is also the name of the extra that installs the client."""
 
 
-def _library(module: str, extra: str) -> Any:
+def _import_client(module: str, extra: str) -> Any:
     """Import the client of a tracker.
 
     Raises:
@@ -162,7 +165,7 @@ def _library(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigError(f"tracking by {extra} needs its client: pip install 'ldpfl[{extra}]'") from error
+        raise ConfigError(f"track is {extra!r}, but its client is not installed: pip install 'ldpfl[{extra}]'") from error
 
 
 def round_figures(metric: str, metrics: RoundMetrics) -> dict[str, float]:

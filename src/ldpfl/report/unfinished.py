@@ -59,8 +59,8 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
     return finite_figures
 
 
-def progress_of(folder: RunFolder, config: RunConfig, rounds: int) -> str:
+def progress_sentence(folder: RunFolder, config: RunConfig, rounds: int) -> str:
     """Return how far a run is, in a sentence."""
     if folder.kind() is Kind.OWN_APP:
         return f"Round {rounds:,}. Only the run's custom app knows the number of rounds and the data."
-    return f"Round {rounds:,} of {config.training.rounds:,} so far. Figures of the whole run cover these rounds only."
+    return f"Round {rounds:,} of {config.training.rounds:,} so far. Figures of the whole run cover only these rounds."

@@ -27,7 +27,7 @@ class _LatestPage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock, self._stamp, self._text = threading.Lock(), object(), ""
+        self._lock, self._stamp, self._text = threading.Lock(), object(), ""  # a new object equals no stamp of the files
 
     def text(self) -> str:
         """Return the page, rendered again only if the run has written its files since the last call."""
@@ -38,22 +38,22 @@ class _LatestPage:
             return self._text
 
     def _current_stamp(self) -> object:
-        """Return a value that changes when one of the files changes that the page is made of."""
-        return tuple(_stamp(self._folder / name) for name in ("checkpoint.safetensors", LEDGER_FILE, "result.json"))
+        """Return a value that changes when a file of the run changes from which the page is made."""
+        return tuple(_time_and_size(self._folder / name) for name in ("checkpoint.safetensors", LEDGER_FILE, "result.json"))
 
     def _render(self) -> str:
         """Return the page, or one that says why there is none yet."""
         try:
             return page([self._folder], refresh_s=REFRESH_S)
-        except (LdpflError, OSError) as error:  # nothing yet, or a file that is being replaced
+        except (LdpflError, OSError) as error:  # no round is finished, or a file is being replaced
             return _NO_PAGE_YET.format(seconds=REFRESH_S, text=escape(str(error)))
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
+def _time_and_size(file: Path) -> tuple[int, int] | None:
     """Return a file's time and size; None if it does not exist."""
     try:
         state = file.stat()
-    except OSError:  # it is not there yet
+    except OSError:  # the run has not written the file yet
         return None
     return state.st_mtime_ns, state.st_size
 
@@ -63,6 +63,8 @@ _MAX_CONNECTIONS, _MAX_SILENCE_S = 32, 5.0
 
 
 class _Server(ThreadingHTTPServer):
+    """Server of one run's page, at an address that cannot be guessed, for a limited number of connections."""
+
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:

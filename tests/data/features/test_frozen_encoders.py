@@ -60,7 +60,7 @@ def test_a_head_trains_on_features_of_texts_under_each_kind_of_mechanism(mechani
     result = ldpfl.run(data=texts(60), target="label", features=f"hf:{base}", model="linear", settings=chosen, **SMALL)
     (note,) = (said for said in result.to_dict()["caveats"] if "data.features" in said)
     assert f"hf:{base}" in note
-    assert "taken for public" in note
+    assert "count as public" in note
 
 
 def test_an_image_s_features_are_the_mean_of_its_patches_states(looker: Path) -> None:

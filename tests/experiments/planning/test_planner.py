@@ -129,7 +129,7 @@ def test_a_plan_of_what_is_sent_by_layers_is_for_so_many(layers: int) -> None:
     setting = replace(ONE, weights=100, rounds=2, channel="direct", mechanism="harmony", layers=layers)
     assert figures(setting)["local_pure"] == 2 * layers
     assert setting.ranges().sizes == {1: (100,), 3: (34, 33, 33), 8: (13,) * 4 + (12,) * 4}[layers]
-    with pytest.raises(ConfigError, match="how many the model has"):
+    with pytest.raises(ConfigError, match="depend on the number of layers, which is missing"):
         replace(setting, layers=None)
     with pytest.raises(ConfigError, match="1 to 10 layers"):
         replace(ONE, weights=10, layers=11)
@@ -316,7 +316,7 @@ def test_what_derives_from_a_release_of_bits_is_not_solved_for(halved: Setting, 
         pass
 
     monkeypatch.setattr(Setting, "release", Correlated("halved", 0.5, 1))
-    with pytest.raises(ConfigError, match="halved does not send such: leave the target and the plot out"):
+    with pytest.raises(ConfigError, match="which halved does not send: leave the target and the plot out"):
         solve(halved, 0.5, clients=True, epsilon=False)
 
 

@@ -96,7 +96,7 @@ def test_no_certificate_calls_it_something_else(monkeypatch: pytest.MonkeyPatch)
     group = RoundGroup(RELEASE, 10, 10)
     monkeypatch.setattr("ldpfl.api.certified_lines.charged_groups", lambda ledger: [group])
     monkeypatch.setattr("ldpfl.api.certified_lines.Ledger.from_json", lambda text, origin: Ledger())
-    with pytest.raises(ConfigError, match="the ledger has a Concentrated, which no certificate can describe"):
+    with pytest.raises(ConfigError, match="the ledger has a release of the type Concentrated, which no certificate can describe"):
         certified("", "run", 1e-5, {})
 
 

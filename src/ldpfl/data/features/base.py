@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ldpfl.data.samples import Dataset
 
 
-TAKEN_FOR_PUBLIC = "the data that it was trained on are taken for public, and no guarantee here covers them"
+TAKEN_FOR_PUBLIC = "the data that it was trained on count as public, and no guarantee here covers them"
 """End of the note of features that come from a trained network."""
 
 
@@ -85,7 +85,7 @@ class DrawnFeatures(FeatureMap):
             size = " x ".join(map(str, self.picture_shape[1:]))
             raise ConfigError(f"features {self.name!r} need {self.kind_of_pictures} of {size} pixels, got samples that are {inputs}")
         if not 1 <= self.directions <= self.max_directions:
-            raise ConfigError(f"features {self.name!r} have 1 to {self.max_directions} directions, got {self.directions}")
+            raise ConfigError(f"directions of the features {self.name!r} is {self.directions}, expected 1 to {self.max_directions}")
         return (self.directions,)
 
 

@@ -61,7 +61,9 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
         ConfigError: even the noisiest bit exceeds ``epsilon``, or there are more than :data:`MAX_EVALUATIONS`.
     """
     if evaluations > MAX_EVALUATIONS:
-        raise ConfigError(f"{evaluations:,} evaluations in bits, and at most {MAX_EVALUATIONS:,} are planned: set evaluation.every higher")
+        raise ConfigError(
+            f"the run has {evaluations:,} evaluations in bits, expected at most {MAX_EVALUATIONS:,}: set evaluation.every higher"
+        )
     honest = min(honest, _MAX_COUNTED_CLIENTS)
 
     def epsilon_with(bit_epsilon: float) -> float:
@@ -72,7 +74,8 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
     inverse = smallest_argument(lambda x: epsilon_with(1 / x), guess, epsilon, 1 / _MAX_BIT, 1 / _MIN_BIT, _TOLERANCE)
     if inverse is None:
         raise ConfigError(
-            f"evaluation.epsilon = {epsilon:g} is below all that bits reach here, {epsilon_with(_MIN_BIT):.3g}: set it higher"
+            f"evaluation.epsilon is {epsilon:g}, but the smallest epsilon that bits reach here is {epsilon_with(_MIN_BIT):.3g}: set it "
+            "higher"
         )
     return 1 / inverse
 

@@ -124,8 +124,8 @@ class Setting:
             raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MAX_LAYERS):,} layers, got {self.layers}")
         if self.layers is None and self.weights > 1 and self._release_with(layers=1) != self._release_with(layers=2):
             raise ConfigError(
-                f"what {self.mechanism} sends depends on the layers: say how many the model has, layers (--layers), which are its "
-                "parameter tensors, 8 in two-layer-cnn"
+                f"the reports of {self.mechanism} depend on the number of layers, which is missing: give it as layers (--layers). Layers "
+                "are the model's parameter tensors, such as 8 in two-layer-cnn"
             )
 
     @property
@@ -230,12 +230,12 @@ def plan(setting: Setting) -> Plan:
     )
     statement = account_groups([group], setting.delta)
     if group.sampling == "visible":
-        note = "of a client that takes part in every round: how often one does at most is chance, and a run's ledger charges that"
+        note = "for a client that takes part in every round; how often a client takes part is random, and a run's ledger charges for that"
         statement = replace(statement, notes=(*statement.notes, note))
     statement = replace(statement, warnings=(*mechanism.properties.caveats, *statement.warnings))
     if cohort < setting.cohort:
         note = (
-            f"how many take part is chance: this holds of rounds of at least {cohort:,} clients, as all are but with probability "
+            f"the number of clients in a round is random: this holds if each round has at least {cohort:,}, which fails with probability "
             f"{_SHORTFALL_PROBABILITY:g}"
         )
         statement = replace(statement, notes=(*statement.notes, note))
@@ -312,7 +312,9 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
         ConfigError: both are None, no value reaches the target, or as for :func:`solve`.
     """
     if epsilon is None and clients is None:
-        raise ConfigError("a target needs epsilon (to find the clients) or clients (to find the epsilon)")
+        raise ConfigError(
+            "the target is set, but epsilon and clients are both missing: give epsilon to find the clients, or clients to find the epsilon"
+        )
     setting = Setting(1.0 if epsilon is None else epsilon, MOST_CLIENTS if clients is None else clients, **others)
     if clients is None:
         # The search varies the cohort, and needs a valid setting: the smallest one with an honest client in a round.
@@ -324,7 +326,9 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
         setting = replace(setting, clients=solution.clients)
     if epsilon is None:
         if solution.epsilon is None:
-            raise ConfigError(f"no useful epsilon reaches a central epsilon of {target:g} with {setting.clients} clients")
+            raise ConfigError(
+                f"no useful epsilon reaches a central epsilon of {target:g} with {setting.clients} clients: raise the target or clients"
+            )
         setting = replace(setting, epsilon=solution.epsilon)
     return setting, solution
 
@@ -332,20 +336,23 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
 def check_central_is_solvable(setting: Setting) -> None:
     """Raise a :class:`ConfigError` unless the setting's epsilon behind an ideal shuffler can be solved for and plotted."""
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
-        raise ConfigError("a central epsilon is solved for or drawn with channel ideal-shuffler and a cohort that is not secret")
+        raise ConfigError(
+            "a central epsilon can be solved for or drawn only with channel ideal-shuffler, and without self-sampling: change these "
+            "settings"
+        )
     release = setting.release
     restriction = ""
     if type(release) is not BinaryRelease:  # a subclass may have other properties
-        restriction = f"for one-bit reports, and {setting.mechanism} does not send such"
+        restriction = f"for one-bit reports, which {setting.mechanism} does not send"
     elif release.sampled > 1:
-        restriction = f"for bits about known coordinates, and {setting.mechanism} draws them"
+        restriction = f"for bits about known coordinates, but {setting.mechanism} draws them at random"
     if restriction:
-        raise ConfigError(f"a central epsilon is solved for or drawn {restriction}: {_ADVICE_WITHOUT_TARGET}")
+        raise ConfigError(f"a central epsilon can be solved for or drawn only {restriction}: {_ADVICE_WITHOUT_TARGET}")
 
 
 _ADVICE_WITHOUT_TARGET = (
-    "leave the target and the plot out, and ldpfl plan says what holds for an epsilon and a number of clients; or let a run look for its "
-    "noise, by privacy.target_epsilon"
+    "leave the target and the plot out, and ldpfl plan prints the guarantee for an epsilon and a number of clients; or let a run compute "
+    "its noise, by privacy.target_epsilon"
 )
 
 
@@ -433,7 +440,9 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
         return central_epsilon
 
     if "epsilon" not in mechanisms.settings_of(setting.mechanism).model_fields:
-        raise ConfigError(f"{setting.mechanism} has no epsilon that could be solved for: without a target, ldpfl plan says what holds")
+        raise ConfigError(
+            f"the mechanism {setting.mechanism} has no epsilon to solve for: leave the target out, and ldpfl plan prints the guarantee"
+        )
     # For a small epsilon, mu (of Gaussian differential privacy) is close to epsilon * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
     guess = max(1.0, (reports / honest) ** 0.5) / mu

@@ -148,7 +148,7 @@ def _unreachable_message(request: _Request, why: str) -> str:
     limits = f": it reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
     return (
         f"a target of epsilon {request.target:g} is out of reach of the regime {request.regime}{limits}{why}; set another target; "
-        "more clients or fewer rounds lower what is reached"
+        "more clients or fewer rounds lower the epsilon that is reached"
     )
 
 
@@ -181,16 +181,21 @@ class _Request:
                 f"{MOST_CLIENTS:.0e}, and weights x rounds at most {MOST_REPORTS:.0e}"
             )
         if max(self.group, self.linked) > 1 and self.regime != "shuffled":
-            raise ConfigError(f"coordinates are drawn and linked in groups in the regime shuffled, not in {self.regime}")
+            raise ConfigError(f"group and linked work only in the regime shuffled, not in {self.regime}: leave both out")
         if self.part not in get_args(Part) or (self.part != "record" and not self.protects_records):
-            raise ConfigError(f"persons are protected in the regimes records and records-summed, not in {self.regime}; got {self.part!r}")
+            raise ConfigError(
+                f"part is {self.part!r}, but persons are protected only in the regimes records and records-summed, not in {self.regime}: "
+                "leave it out"
+            )
         if self.evaluation_epsilon and not (not self.reports_once and 0 < self.evaluation_epsilon < self.target):
             raise ConfigError(
                 f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
                 "in any regime but local, in which a client reports once"
             )
         if self.reports_once and self.clients < self.rounds:
-            raise ConfigError(f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds")
+            raise ConfigError(
+                f"{self.clients:,} clients cannot take part once each in {self.rounds:,} rounds: set rounds to {self.clients:,} or less"
+            )
 
     @property
     def honest(self) -> int:

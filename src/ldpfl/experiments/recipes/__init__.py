@@ -38,7 +38,9 @@ def recipe_or_file(name: str | Path, *overrides: Iterable[str]) -> RunConfig:
         raise ConfigError(f"{name} is a folder: expected the name of a recipe, or a config file (*.toml)")
     if path.suffix == ".toml" or isinstance(name, Path):
         if path.as_posix() in recipes and not _is_true(Path.exists, path):
-            raise ConfigError(f"config file {name} cannot be read: there is none; the recipe of this name is a text, {path.as_posix()!r}")
+            raise ConfigError(
+                f"there is no config file {name}: to run the recipe of this name, give the text {path.as_posix()!r} instead of a path"
+            )
         return read_config(path, *overrides)
     if _is_true(Path.is_file, path):
         raise ConfigError(
