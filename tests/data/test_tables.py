@@ -106,7 +106,7 @@ def test_a_row_is_named_by_the_line_it_ends_in(tmp_path: Path) -> None:
         ("a,b\n", "has columns but no rows"),
         ("a,b\n1\n", "line 2: 1 cells, but the header has 2"),
         ("a,a\n1,2\n", "two columns are called 'a': rename one, or leave it out"),
-        ("a,,c\n1,2,3\n", "the 2. column has no name"),
+        ("a,,c\n1,2,3\n", "column number 2 has no name"),
         ('a,b\n1,"2\n', "line 2"),
         (b"a,b\n1,\xff\n", "line 2: not UTF-8"),
         (b"a,b\n1,\0\n", "is not a CSV file"),

@@ -370,7 +370,7 @@ def test_no_column_of_a_parquet_file_is_named_that_the_app_does_not_name(case: s
     assert lines
     assert not any(word in line for line in lines for word in ("80713", "hiv"))
     if own and case in ("numbers", "nested"):
-        assert "the 2. column" in lines[0]
+        assert "column number 2" in lines[0]
 
 
 def own_data(node: NodeSetUp, data: Path, classes: str = "") -> list[str]:

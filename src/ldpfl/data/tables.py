@@ -328,7 +328,7 @@ def _check_header(path: Path, header: Sequence[str], names_shown: bool) -> None:
     """Raise a :class:`DataError` if a column has no name, or two have the same, which the message shows only if ``names_shown``."""
     if "" in header:
         remedy = "name it, or leave it out. (pandas writes such a column of row numbers: save with to_csv(index=False))"
-        raise DataError(f"{path}: the {header.index('') + 1}. column has no name; {remedy}")
+        raise DataError(f"{path}: column number {header.index('') + 1} has no name; {remedy}")
     duplicates = [name for name, times in Counter(header).items() if times > 1]
     if duplicates:
         name = repr(duplicates[0]) if names_shown else f"the same {_HEADER_HINT}"
@@ -393,7 +393,7 @@ def _table_of_frame(
     if duplicates:
         fault = f"are called {duplicates[0]!r}" if names_shown else "have the same name"
         raise DataError(f"two columns {fault} in {where(0).rpartition(',')[0]}: rename one, or leave it out")
-    labels = [f"the column {name!r}" if names_shown else f"the {place}. column" for place, name in enumerate(names, start=1)]
+    labels = [f"the column {name!r}" if names_shown else f"column number {place}" for place, name in enumerate(names, start=1)]
     columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
     return Table(columns, where, digest, names_shown=names_shown)
 
