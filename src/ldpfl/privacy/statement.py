@@ -119,7 +119,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         notes += [_AT_SEVERAL_CLIENTS] * (protected_unit is _PERSON) + [_PERSONS_FOR_RECORDS] * has_persons
         notes += _notes_for_removing_one(groups, delta, protected_unit.unit)
     if clients > 1 and delta >= 1 / clients and protected_unit is _CLIENT:
-        warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: even publishing one of the clients at random would satisfy it")
+        warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: even publishing one client at random would satisfy it")
     third_party_warnings = _third_party_warnings(groups)
     warnings += third_party_warnings
     if third_party_warnings:
