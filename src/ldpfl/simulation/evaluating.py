@@ -26,7 +26,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Release
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import without_claim
-from ldpfl.simulation.local_training import AT_ONCE, LocalTask, evaluated
+from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import APART, NoisySum, client_sums, ranges_of, released_sum
 from ldpfl.tasks import ACCURACY, Targets, absent_targets, unusable
 from ldpfl.tasks.weighted_metrics import AUROC
@@ -65,8 +65,8 @@ class RecordScores:
         kind: kind of the targets.
         outputs: number of outputs of the model. For classes it is the number of classes.
         loss_bound: clipping bound of the loss.
-        one_by_one: whether model and loss process one record at a time, so that no record can change the vector of another, whatever they
-            do in a batch. Only built-in models and tasks need not.
+        one_by_one: whether each record has copies of model and loss to itself, so that no record can change the vector of another. Only
+            built-in models and tasks need not.
     """
 
     kind: Targets
@@ -112,8 +112,11 @@ class RecordScores:
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
-        batches = evaluated(task, weights, task.data.take(rows), at_once=1 if self.one_by_one else AT_ONCE)
-        vectors = [self.vectors(task, outputs.cpu(), targets.cpu()) for outputs, targets in batches]
+        vectors = []
+        for records in rows.split(1 if self.one_by_one else max(1, len(rows))):
+            own_task = task.isolated() if self.one_by_one else task
+            batches = evaluated(own_task, weights, task.data.take(records))
+            vectors += [self.vectors(own_task, outputs.cpu(), targets.cpu()) for outputs, targets in batches]
         return torch.cat(vectors) if vectors else torch.zeros(0, self.size, dtype=torch.float64)
 
     def vectors(self, task: LocalTask, outputs: Tensor, targets: Tensor) -> Tensor:

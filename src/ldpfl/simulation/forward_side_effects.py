@@ -35,14 +35,21 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @contextmanager
-def refuse_state_changes(module: nn.Module) -> Iterator[None]:
-    """Raise an error if the block changes ``module``: its parameters, their gradients, its buffers or other attributes.
+def refuse_state_changes(module: nn.Module, losses: Callable[..., object] | None = None) -> Iterator[None]:
+    """Raise an error if the block changes ``module`` or ``losses``.
+
+    Compared are a module's parameters, their gradients, its buffers, its other attributes and those of its class; and the attributes of a
+    loss, or the variables that it takes from the functions around it.
 
     Raises:
         PrivacyError: something has changed; the message names it.
     """
-    before = _snapshot(module)
-    with _refuse_changes(module, lambda: _differing_names(before, _snapshot(module))):
+
+    def state() -> dict[str, object]:
+        return _snapshot(module) | _snapshot_of_losses(losses)
+
+    before = state()
+    with _refuse_changes(module, lambda: _differing_names(before, state())):
         yield
 
 
@@ -97,6 +104,8 @@ def _snapshot(module: nn.Module) -> dict[str, object]:
     """Return the state of ``module``, by name, in a form that can be compared: copies of tensors, and other attributes as bytes."""
     snapshot: dict[str, object] = {}
     copies: dict[int, object] = {}  # by id: all parts of a model of ``transformers`` share one config, which is copied once
+    for owner in {cls: None for submodule in module.modules() for cls in type(submodule).__mro__}:
+        snapshot |= _class_attributes(owner)
     for module_name, submodule in module.named_modules():
         left_out = PARTS | VIEWS if isinstance(submodule, nn.RNNBase) else PARTS
         prefix = f"{module_name}." if module_name else ""
@@ -108,6 +117,30 @@ def _snapshot(module: nn.Module) -> dict[str, object]:
             if isinstance(value, Tensor) and isinstance(value, nn.Parameter):  # the first check is cheaper, and enough for most attributes
                 snapshot[f"{prefix}{key}.grad"] = _comparable_copy(value.grad)
     return snapshot
+
+
+def _class_attributes(owner: type) -> dict[str, object]:
+    """Return the values, by name, that the class ``owner`` keeps for all its objects. Classes of well-known libraries are left out."""
+    if owner.__module__.partition(".")[0] in _LIBRARIES_WITHOUT_CLASS_STATE:
+        return {}
+    values = ((key, value) for key, value in vars(owner).items() if isinstance(value, (*_MUTABLE, int, float, str, Tensor)))
+    return {f"{owner.__name__}.{key}": _comparable_copy(value) for key, value in values if not key.startswith("__")}
+
+
+_LIBRARIES_WITHOUT_CLASS_STATE = frozenset({"builtins", "torch", "ldpfl", "transformers", "peft", "timm"})
+_MUTABLE = (dict, list, set, bytearray)
+
+
+def _snapshot_of_losses(losses: Callable[..., object] | None) -> dict[str, object]:
+    """Return the state of a loss, by name, in a form that can be compared."""
+    if losses is None:
+        return {}
+    if isinstance(losses, nn.Module):
+        return {f"losses.{name}": value for name, value in _snapshot(losses).items()}
+    if isinstance(losses, FunctionType):  # pickle stores only its name
+        state = (_closure_values(losses), losses.__defaults__, losses.__kwdefaults__, losses.__dict__)
+        return {"losses": _comparable_copy(state)} if any(state) else {}
+    return {"losses": _comparable_copy(losses)}
 
 
 def _is_frozen(value: object) -> bool:

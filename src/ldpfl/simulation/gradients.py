@@ -19,7 +19,6 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.models.adapters import is_of_transformers
-from ldpfl.models.mending import copied
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule, for_many_clients_at_once
@@ -53,7 +52,7 @@ class GradientTrainer:
     at_once: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        with refuse_state_changes(self.task.module):
+        with refuse_state_changes(self.task.module, self.task.task.losses):
             return _negative_gradients(self.task, _weight_copies(self.task, weights), *_only_step(schedule), at_once=self.at_once)
 
 
@@ -88,7 +87,7 @@ class RecordGradientTrainer:
     compiled: CompiledSums | None = None
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        with refuse_state_changes(self.task.module):
+        with refuse_state_changes(self.task.module, self.task.task.losses):
             return self._train(weights, schedule, round_number)
 
     def in_round(self, ranges: LayerRanges) -> RecordGradientTrainer:
@@ -245,24 +244,20 @@ def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tenso
     # Each row has its own view of the parameters, without a copy. So the gradient of the sum holds each row's own gradient.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
     losses = for_many_clients_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
-    with refuse_tensor_writes(task.module, shared, by_value=False):
-        with ManyAtOnce():
-            total = losses(parameters, *task.batch(index), mask).sum()
+    with refuse_tensor_writes(task.module, shared, by_value=False), ManyAtOnce():
+        total = losses(parameters, *task.batch(index), mask).sum()
         gradients = torch.autograd.grad(total, parameters, materialize_grads=True)  # measured weights have no gradient
     flat = task.layout.flatten(dict(zip(names, gradients, strict=True))).neg_()
     return flat[:1] if doubled else flat
 
 
 def _negative_gradient_of_row(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
-    """Return minus the gradient of the mean loss over one row (B,), as (1, d).
-
-    The row has a copy of the model to itself. Otherwise a pass that changes the model could change the gradients of other rows, and a later
-    pass could undo the change before anybody compares.
-    """
-    task = replace(task, module=copied(task.module))
+    """Return minus the gradient of the mean loss over one row (B,), as (1, d). The row has copies of the model and the loss to itself."""
+    task = task.isolated()
     parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
     inputs, targets = task.batch(index)
-    with refuse_state_changes(task.module), refuse_tensor_writes(task.module, parameters, by_value=True):
+    state_kept = refuse_state_changes(task.module, task.task.losses)
+    with state_kept, refuse_tensor_writes(task.module, parameters, by_value=True):
         loss = task.loss(parameters, inputs, targets, mask)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     return task.layout.flatten(dict(zip(parameters, gradients, strict=True))).neg_()[None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ from ldpfl.data.inputs import Inputs, map_tensors
 from ldpfl.data.samples import Samples, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.models.layout import ParameterLayout, called_with
+from ldpfl.models.mending import copied
 from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import (
     ADAM_BETA_1,
@@ -113,6 +114,17 @@ class LocalTask:
         losses = self.losses(self.trained(parameters, inputs), targets)
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
+    def isolated(self) -> LocalTask:
+        """Return the same task with copies of the model and of the loss, for one record or client alone.
+
+        A model or loss that changes itself could change the vectors of other records, and a later record could undo the change before
+        anybody compares. State outside of both, such as a global variable or an attribute of a class, is not copied.
+
+        Raises:
+            PrivacyError, ConfigError: the model cannot be copied.
+        """
+        return replace(self, module=copied(self.module), task=replace(self.task, losses=copy.deepcopy(self.task.losses)))
+
     def module_with(self, weights: Tensor) -> nn.Module:
         """Return a copy of the whole module on the CPU, with ``weights`` (d,) as its trainable parameters."""
         module = copy.deepcopy(self.module).cpu()
@@ -150,7 +162,7 @@ class VectorizedTrainer:
         if schedule.clients == 1:  # a batch of one uses other kernels, which round differently, so it is doubled
             doubled = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
             return self.train(weights.expand(2, -1), doubled, round_number)[:1]
-        with refuse_state_changes(self.task.module):
+        with refuse_state_changes(self.task.module, self.task.task.losses):
             return self._train(weights, schedule, round_number)
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
@@ -164,9 +176,9 @@ class VectorizedTrainer:
         for step in range(schedule.steps):
             inputs, targets = task.batch(schedule.index[:, step])
             mask = schedule.mask[:, step]
-            with refuse_tensor_writes(task.module, dict(zip(names, parameters, strict=True)), by_value=False):
-                with ManyAtOnce(self.patches):
-                    total = client_losses(parameters, inputs, targets, mask).sum()
+            trained = dict(zip(names, parameters, strict=True))
+            with refuse_tensor_writes(task.module, trained, by_value=False), ManyAtOnce(self.patches):
+                total = client_losses(parameters, inputs, targets, mask).sum()
                 # Clients share no parameter, so the gradient of the sum is every client's own gradient.
                 gradients = torch.autograd.grad(total, parameters)
             if task.clip_norm is not None:
@@ -174,8 +186,7 @@ class VectorizedTrainer:
             descent.step(gradients, mask.amax(dim=1))
         if len(parameters) == 1:  # no copy, which would take a tenth of a step of logistic regression
             return parameters[0].detach().flatten(1)
-        trained = dict(zip(names, (p.detach() for p in parameters), strict=True))
-        return task.layout.flatten(trained)
+        return task.layout.flatten(dict(zip(names, (p.detach() for p in parameters), strict=True)))
 
 
 def clipped(gradients: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, ...]:
@@ -208,12 +219,16 @@ class LoopTrainer:
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         clients = (BatchSchedule(index[None], mask[None]) for index, mask in zip(schedule.index, schedule.mask, strict=True))
-        with refuse_state_changes(self.task.module):
-            return torch.stack([self._train_one(weights, client, round_number) for client in clients])
+        return torch.stack([self._train_one(weights, client, round_number) for client in clients])
 
     def _train_one(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return the trained weights (d,) of the only client of ``schedule``."""
-        task = self.task
+        """Return the trained weights (d,) of the only client of ``schedule``, which has copies of the model and the loss to itself."""
+        task = self.task.isolated()
+        with refuse_state_changes(task.module, task.task.losses):
+            return self._train_copy(task, weights, schedule, round_number)
+
+    def _train_copy(self, task: LocalTask, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
+        """Return what :meth:`_train_one` does, with the copies in ``task``."""
         start = task.layout.unflatten(weights.to(task.data.device))
         parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
         optimiser = _torch_optimiser(task.optimiser, parameters.values(), round_number)
@@ -282,8 +297,9 @@ FEW_CHANNELS = 4
 class ManyAtOnce(TorchFunctionMode):
     """Context in which ``torch.func.vmap`` processes many clients or records at once.
 
-    It refuses operators with a batching rule written by their author. Such a rule sees the values of all clients or records, and could mix
-    them. PyTorch's own rules do not.
+    It refuses operators with a batching rule or a backward pass written by their author, hooks on gradients, and functions that pack the
+    tensors saved for the backward pass. They see the values of all clients or records, and could mix them. PyTorch's own batching rules
+    do not.
 
     With ``patches``, convolutions over few channels are computed as matrix products of patches. PyTorch's rule turns a convolution with
     per-client weights into one grouped convolution. With one to four input channels per group, that kernel leaves most of a vector unit
@@ -295,28 +311,46 @@ class ManyAtOnce(TorchFunctionMode):
     def __init__(self, patches: bool = True) -> None:
         super().__init__()
         self._patches = patches
+        self._without_packing = torch.autograd.graph.disable_saved_tensors_hooks(
+            "the model packs tensors for its backward pass, which could mix samples"
+        )
+
+    def __enter__(self) -> ManyAtOnce:
+        self._without_packing.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._without_packing.__exit__(*error)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if name := _named_batching_rule(func, args):
-            raise RuntimeError(f"{name} has its own rule for vmap, which could mix samples")
+            raise RuntimeError(f"{name} has its own rule for vmap or its own backward pass, which could mix samples")
+        if func in _WAYS_TO_HOOKS:
+            raise RuntimeError("the model sets a hook on gradients, which could mix samples")
         if self._patches and func in (torch.conv2d, F.conv2d) and _has_few_channels(*args, **(kwargs or {})):
             return _patch_conv2d(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
 def _named_batching_rule(func: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Return the name of the operator that ``func`` calls, if its author wrote (or may have written) its batching rule; else ""."""
+    """Return the name of the operator that ``func`` calls, if its author may have written its batching rule or its backward pass; else "".
+
+    PyTorch leaves this context before a backward pass, so that an operator which is called there would not be seen.
+    """
     if isinstance(func, _OPERATOR_TYPES):
         return "" if str(func).startswith(_OPERATORS_OF_TORCH) else str(func)
     function = args[0] if args else None  # vmap passes the class of a torch.autograd.Function
-    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)) or function.generate_vmap_rule:
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
         return ""
     return "" if function.__module__.startswith(_MODULES_WITH_CHECKED_RULES) else function.__name__
 
 
 _OPERATOR_TYPES = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+_WAYS_TO_HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__})
 _OPERATORS_OF_TORCH = ("aten.", "prim.", "prims.")
 _MODULES_WITH_CHECKED_RULES = ("torch.", "ldpfl.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -131,7 +132,13 @@ _PART_SIZE = 128 * _BATCH_SIZE
 
 
 def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progress, cache_file: Path | None) -> dict[str, Tensor]:
-    """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped."""
+    """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped.
+
+    Features by import path are computed for one sample at a time, by a copy of their module. Whatever this code keeps of a sample, or does
+    to a batch, then changes the features of no other sample.
+    """
+    is_alone = not is_cacheable(name)
+    batch_size = 1 if is_alone else _BATCH_SIZE
     total, done = len(dataset.train) + len(dataset.test), 0
     what = f"features {name} ({'stored for later runs' if cache_file else 'computed in each run'})"
     by_split: dict[str, Tensor] = {}
@@ -147,10 +154,11 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
                 done += len(part)
                 progress(what, done, total)
                 continue
-            for start in range(0, len(part), _BATCH_SIZE):
-                batch = features(inputs[first + start : first + min(start + _BATCH_SIZE, len(part))]).half()
+            for start in range(0, len(part), batch_size):
+                transform = copy.deepcopy(features) if is_alone else features
+                batch = transform(inputs[first + start : first + min(start + batch_size, len(part))]).half()
                 # A feature that is not finite becomes 0. If it were an error, the error would reveal that such a sample exists.
-                part[start : start + _BATCH_SIZE] = batch.where(torch.isfinite(batch), 0.0)
+                part[start : start + batch_size] = batch.where(torch.isfinite(batch), 0.0)
                 done += len(batch)
                 progress(what, done, total)
             if path and len(rows) > _PART_SIZE:  # a single part is cached as the whole, by the caller
