@@ -58,11 +58,12 @@ def predict(
     source = RunFolder(Path(folder))
     described = source.model_file()
     check_no_personal_layers(described.personal)
-    if not source.encoding_path.exists():
+    encoder = source.measured_encoder()
+    if encoder is None:
         if id_column is not None:
             raise ConfigError(f"id_column (--id) works only with models of tables, and the model in {source.path} is not one: leave it out")
         return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
-    encoder, model = source.encoder(), named_model(model) if isinstance(model, str) else model
+    model = named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.with_tokenizer(model)
     if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
