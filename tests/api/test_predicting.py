@@ -234,3 +234,14 @@ def test_lines_have_the_index_of_the_frame() -> None:
     assert found.index.tolist() == [40, 3, 17]
     alone = result.predict(frame.iloc[[3]])
     assert found.loc[3].tolist() == alone.loc[3].tolist()
+
+
+def test_a_column_in_another_unit_is_noted(tmp_path: Path, ldpfl: CommandLine) -> None:
+    frame = pd.DataFrame({"age": [30.0, 50.0] * 30, "sick": ["no", "yes"] * 30})
+    settings = {"training.rounds": 1, "data.bounds": {"age": [0, 100]}, "data.scaling": "bounds"}
+    api.run(data=frame, target="sick", count=3, folder=tmp_path / "run", settings=settings, **HOW)
+    assert "notes" not in api.predict(tmp_path / "run", frame.assign(age=[30.0, 50.0, 101.0] * 20)).attrs
+    (tmp_path / "rows.csv").write_text("age\n360\n50\n", encoding="utf-8")
+    outcome = ldpfl("predict", tmp_path / "run", tmp_path / "rows.csv")
+    assert "column 'age' lie beyond the range" in outcome.err
+    assert "note" not in outcome.out

@@ -356,7 +356,7 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     os.mkfifo(folder / "model.safetensors")
     assert "no regular file" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "encoding.json").unlink()
-    assert "was not trained on a table" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    assert "encoding.json is missing" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
 
 
 def parameters_of(module: nn.Module) -> torch.Tensor:

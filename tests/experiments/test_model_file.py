@@ -99,11 +99,46 @@ def test_weights_of_another_model_are_named(folder: Path, tmp_path: Path) -> Non
 def test_a_folder_of_before_is_told_of(folder: Path, tmp_path: Path) -> None:
     place = copied(folder, tmp_path)
     (place / "model.json").unlink()
+    with pytest.raises(DataError, match=r"model\.json is missing: restore the file$"):
+        api.predict(place, ROWS)
+    (place / "model.safetensors").unlink()
     with pytest.raises(LdpflError, match=r"has no model\.json: it holds no finished run"):
         api.predict(place, ROWS)
-    (place / "result.json").write_text("{}")
-    with pytest.raises(LdpflError, match=r"is of an earlier version: remove result\.json"):
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "encoding.json"])
+def test_a_missing_file_of_a_model_is_named(folder: Path, tmp_path: Path, name: str) -> None:
+    place = copied(folder, tmp_path)
+    (place / name).unlink()
+    with pytest.raises(DataError, match=rf"{name} is missing: restore the file$"):
         api.predict(place, ROWS)
+
+
+def test_missing_files_of_a_finished_run_are_refused_and_written_again(folder: Path, tmp_path: Path) -> None:
+    names = ["model.safetensors", "model.json", "encoding.json", "ledger.json", "metrics.jsonl"]
+    rows = tmp_path / "rows.csv"
+    pd.DataFrame({"age": np.arange(80) % 50 + 20.0, "sick": ["no", "yes", "yes", "no"] * 20}).to_csv(rows, index=False)
+    place = tmp_path / "run"
+    few = {"training.rounds": 1, "model.name": "logistic-regression"}
+    api.run(data=rows, target="sick", count=4, settings=few, folder=place, baseline=False, progress=False)
+    written = {name: (place / name).read_bytes() for name in names}
+    (place / "encoding.json").unlink()
+    with pytest.raises(DataError, match=r"encoding\.json is missing: restore the file, or let ldpfl run --resume"):
+        api.export(place, tmp_path / "out")
+    (place / "ledger.json").unlink()
+    with pytest.raises(DataError, match=r"ledger\.json is missing"):
+        api.account(place)
+    for name in names:
+        (place / name).unlink(missing_ok=True)
+    api.run(folder=place, resume=True, progress=False)
+    assert {name: (place / name).read_bytes() for name in names} == written
+    (place / "checkpoint.jsonl").unlink()
+    with pytest.raises(DataError, match=r"checkpoint\.jsonl is missing"):
+        api.run(folder=place, resume=True, progress=False)
+    (place / "checkpoint.safetensors").unlink()
+    (place / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match=r"checkpoint\.safetensors is missing"):
+        api.run(folder=place, resume=True, progress=False)
 
 
 ANYTHING = st.recursive(

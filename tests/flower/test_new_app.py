@@ -52,7 +52,7 @@ def test_what_the_public_knows_of_columns_is_left_to_be_said(tmp_path: Path, tab
     assert f"seed = {seed}: decides the random initial weights, and which nodes are asked if a round asks only some" in outcome.out
     assert not (tmp_path / "heart" / "policy.toml").exists()
     files = ("--out", tmp_path / "policy.toml", "--budget", tmp_path / "budget.sqlite")
-    assert "expected the smallest value first, then the largest" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)
+    assert "then the largest: fill in its publicly known bounds" in ldpfl.refused("policy", "init", tmp_path / "heart", *files)
     project = tmp_path / "heart" / "pyproject.toml"
     project.write_text(project.read_text().replace("[0, 0]", "[0, 120]"))
     assert "All 10 rows" in ldpfl("policy", "init", tmp_path / "heart", "--data", table, *files).out

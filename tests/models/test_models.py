@@ -15,6 +15,7 @@ from ldpfl import ParameterLayout, models, validate_module
 from ldpfl.data.features.drawn_leaves import draw_pictures
 from ldpfl.data.features.leaves import LeafFeatures
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError
+from ldpfl.util.suggestions import nearest
 
 OF_TEXTS = ("embedding-bag", "gru", "lstm", "transformer")
 GRAY, COLOUR = (1, 28, 28), (3, 32, 32)
@@ -81,6 +82,7 @@ def test_images_too_small_for_a_model_are_refused(name: str, shape: tuple[int, i
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'two-layer-cnn'.*package\.module:Class"):
         models.create("two-layer-ccn", GRAY, 10, seed=0)
+    assert nearest("SBP", ["age", "dbp", "sbp"]) == "sbp"
 
 
 def test_a_model_by_import_path_gets_its_options_and_its_seed() -> None:

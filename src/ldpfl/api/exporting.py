@@ -63,7 +63,8 @@ def export(
         raise ConfigError(f"{run_path} contains a run that is not finished: finish it with ldpfl run --resume, then export it")
     described = run_folder.model_file().without_local_folders()
     check_no_personal_layers(described.personal)
-    encoder = run_folder.encoder().handed_on() if run_folder.encoding_path.exists() else None
+    measured_encoder = run_folder.measured_encoder()
+    encoder = None if measured_encoder is None else measured_encoder.handed_on()
     if config.data.brought and not config.mechanism.protects:
         raise ConfigError(
             f"{run_path} was trained on your data without noise, so its model may reveal any row: train it with a mechanism other than "
@@ -120,8 +121,8 @@ def write_model(run_folder: RunFolder, out: Path) -> None:
     with replace_atomically(target.model_path) as temporary:
         described.copy_weights(run_folder.model_path, temporary)
     _copy_adapter(run_folder.adapter_path, out)
-    if run_folder.encoding_path.exists():
-        write_text(target.encoding_path, run_folder.encoder().handed_on().model_dump_json(indent=1) + "\n")
+    if (encoder := run_folder.measured_encoder()) is not None:
+        write_text(target.encoding_path, encoder.handed_on().model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
 
 

@@ -38,7 +38,8 @@ def predict(
 
     A line has the likeliest class and the probability of each class; or the probability of each label; or a number in the target's unit.
     Only three files of ``folder`` are read: ``model.safetensors``, ``model.json`` and, for a table, ``encoding.json``. None of them holds
-    a secret, or a row that the model was trained on.
+    a secret, or a row that the model was trained on. If columns of a table may have another unit than in training, the list
+    ``attrs["notes"]`` of the result says so.
 
     Args:
         folder: folder of a finished run, or one that :func:`ldpfl.export` wrote.
@@ -58,11 +59,12 @@ def predict(
     source = RunFolder(Path(folder))
     described = source.model_file()
     check_no_personal_layers(described.personal)
-    if not source.encoding_path.exists():
+    encoder = source.measured_encoder()
+    if encoder is None:
         if id_column is not None:
             raise ConfigError(f"id_column (--id) works only with models of tables, and the model in {source.path} is not one: leave it out")
         return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
-    encoder, model = source.encoder(), named_model(model) if isinstance(model, str) else model
+    model = named_model(model) if isinstance(model, str) else model
     if encoder.data.tokenizer == described.name and isinstance(model, str):
         encoder = encoder.with_tokenizer(model)
     if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
@@ -80,11 +82,13 @@ def predict_csv(
     threshold: float | None = None,
     id_column: str | None = None,
     file: Path | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> str:
     """Return the result of :func:`predict` as CSV, and write it to ``file`` if one is given.
 
     The first column is the number of each row, from 1, in the order of the file, or of a folder's files sorted by name. Images have
-    their file's name instead. A text that a spreadsheet would run as a formula is escaped.
+    their file's name instead. A text that a spreadsheet would run as a formula is escaped. ``on_note`` is called with each note on the
+    rows, see :func:`predict`.
 
     Raises:
         ConfigError, DataError: as for :func:`predict`.
@@ -93,6 +97,8 @@ def predict_csv(
     if file is not None:
         check_suffix(file, "a table in CSV", ".csv", ".txt")
     table = predict(folder, rows, model=model, threshold=threshold, id_column=id_column)
+    for note in table.attrs.get("notes", ()) if on_note is not None else ():
+        on_note(note)
     rows_are_image_files = "file" in table and not RunFolder(Path(folder)).encoding_path.exists()
     if not rows_are_image_files:
         table.insert(0, "row", range(1, len(table) + 1), allow_duplicates=True)  # a target may be called "row", too

@@ -68,7 +68,16 @@ def predict(
 
     A word that a spreadsheet would take for a formula, such as =A1, has an apostrophe before it; numbers stay as they are.
     """
-    text = api.predict_csv(run, rows, model=model, threshold=threshold, id_column=id_, file=out)
+    console = terminal(stderr=True)
+    text = api.predict_csv(
+        run,
+        rows,
+        model=model,
+        threshold=threshold,
+        id_column=id_,
+        file=out,
+        on_note=lambda note: console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True),
+    )
     if out is None:
         print(text, end="")
         return

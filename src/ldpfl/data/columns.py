@@ -236,7 +236,8 @@ def read_features(table: Table, config: DataConfig) -> Features:
 
 
 _READING_RULES = {
-    "numbers": "A number beyond a limit, such as <0.5 or >200, counts as the limit",
+    "numbers": "A number beyond a limit, such as <0.5 or >200, counts as the limit. Codes in digits, such as those of wards, count as "
+    "quantities unless data.words names them",
     "dates": "A date counts as its days since 1970-01-01",
 }
 """Rules for each kind of column. The note states them whether or not such cells occur, since whether they occur is private."""
@@ -264,7 +265,8 @@ def public_bounds(config: DataConfig, name: str) -> tuple[float, float] | None:
         return None
     low, high = config.bounds[name]
     if not 0 < high - low < inf:
-        raise ConfigError(f"data.bounds.{name} is [{low:g}, {high:g}], expected the smallest value first, then the largest: exchange them")
+        remedy = "fill in its publicly known bounds" if low == high else "exchange them"
+        raise ConfigError(f"data.bounds.{name} is [{low:g}, {high:g}], expected the smallest value first, then the largest: {remedy}")
     return low, high
 
 

@@ -29,6 +29,9 @@ Knots = tuple[_Floats, _Floats]
 _MAX_WIDTH = 1 << 24
 """Maximum number of inputs or outputs. Without it, an encoding from an untrusted file could exhaust the memory."""
 
+_MUCH_BEYOND = 0.5
+"""Share of a column's values beyond the outer knots from which its unit may be another than in training."""
+
 
 class Encoder(BaseModel):
     """How rows of a table are encoded as inputs, and outputs decoded. All of it is public or was measured with noise.
@@ -87,10 +90,26 @@ class Encoder(BaseModel):
         return self
 
     @property
+    def _number_columns(self) -> list[str]:
+        """Names of the columns of numbers, in the order of ``places``. Empty for a model of texts."""
+        return [name for name in self.data.columns if name not in self.data.words and name not in self.data.categories]
+
+    @property
     def hidden_columns(self) -> frozenset[str]:
         """Columns of numbers that the model does not see: noise hid their scale, so they are 0 in each row."""
-        numbers = [name for name in self.data.columns if name not in self.data.words and name not in self.data.categories]
-        return frozenset(name for name, knots in zip(numbers, self.knots, strict=False) if knots is None)
+        return frozenset(name for name, knots in zip(self._number_columns, self.knots, strict=False) if knots is None)
+
+    def columns_beyond_knots(self, inputs: Tensor) -> list[str]:
+        """Return the columns of numbers of which at least half of the values in ``inputs`` (N, width) lie beyond the outer knots."""
+        beyond = []
+        for name, place, knots in zip(self._number_columns, self.places, self.knots, strict=False):
+            values = inputs[:, place].double()
+            values = values[~values.isnan()]
+            if knots is not None and len(values):
+                least, largest = knots[0][0], knots[0][-1]
+                if ((values < least) | (values > largest)).double().mean() >= _MUCH_BEYOND:
+                    beyond.append(name)
+        return beyond
 
     def scaled(self, inputs: Tensor) -> Tensor:
         """Return ``inputs`` (N, width) with their numbers scaled as in training.

@@ -31,7 +31,8 @@ def predict_rows(
 ) -> pandas.DataFrame:
     """Return the predictions of ``module`` for ``rows``, one line for each row.
 
-    If ``rows`` is a data frame, the result has the same index.
+    If ``rows`` is a data frame, the result has the same index. If columns may have another unit than in training, the entry ``"notes"``
+    of its ``attrs`` is a list of texts that say so.
 
     Args:
         threshold: predict the second of two classes wherever its probability is at least this.
@@ -46,12 +47,22 @@ def predict_rows(
     # missing=() keeps an identifier that reads "None", which would otherwise mean "no value".
     identifiers = None if id_column is None else column_words(replace(table, missing=()), _require_id_column(table, id_column))
     with torch.no_grad():
-        predictions = encoder.predictions(_outputs(module.eval(), _inputs(encoder, table)), threshold)
+        inputs = _unscaled_inputs(encoder, table)
+        predictions = encoder.predictions(_outputs(module.eval(), _scaled(encoder, inputs)), threshold)
     if id_column is not None:
         if (name := printable(id_column)) in predictions:
             raise ConfigError(f"id_column (--id) is {id_column!r}, the target that the model predicts: name a column that identifies rows")
         predictions.insert(0, name, np.array([printable(identifier) for identifier in identifiers or ()], dtype=object))
-    return predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
+    predictions = predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
+    if isinstance(inputs, Tensor) and (beyond := encoder.columns_beyond_knots(inputs)):
+        predictions.attrs["notes"] = [_NOTE_ON_UNITS.format(name=name) for name in beyond]
+    return predictions
+
+
+_NOTE_ON_UNITS = (
+    "at least half of the values of the column {name!r} lie beyond the range that the model was trained for, and count as the end of that "
+    "range: check that the column has the same unit as in training"
+)
 
 
 def _outputs(module: nn.Module, inputs: Inputs) -> Tensor:
@@ -72,7 +83,7 @@ def encode_rows(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs
     Raises:
         DataError: an input column is missing, or a value does not fit. The message names the place.
     """
-    return _inputs(encoder, _table(encoder, rows))
+    return _scaled(encoder, _unscaled_inputs(encoder, _table(encoder, rows)))
 
 
 def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
@@ -89,8 +100,13 @@ def _require_id_column(table: Table, name: str) -> str:
     return name
 
 
-def _inputs(encoder: Encoder, table: Table) -> Inputs:
-    """Return the model's inputs (N, ...) for the rows of ``table``: tokens of texts, or scaled columns."""
+def _unscaled_inputs(encoder: Encoder, table: Table) -> Inputs:
+    """Return the model's inputs (N, ...) for the rows of ``table``: tokens of texts, or columns that are not scaled yet."""
     if encoder.data.text:
         return read_texts(table, encoder.data, encoder.targets)
-    return encoder.scaled(torch.from_numpy(read_features(table, encoder.data).values))
+    return torch.from_numpy(read_features(table, encoder.data).values)
+
+
+def _scaled(encoder: Encoder, inputs: Inputs) -> Inputs:
+    """Return ``inputs`` with their numbers scaled as in training. Texts have no numbers to scale."""
+    return inputs if encoder.data.text or not isinstance(inputs, Tensor) else encoder.scaled(inputs)

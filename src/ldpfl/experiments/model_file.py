@@ -52,6 +52,7 @@ class ModelFile(BaseModel):
         adapter, adapter_rank, adapter_alpha, adapter_modules, adapter_tokens, licence: settings of the config.
         base: SHA-256 of the frozen weights of a pretrained model, which are not saved with the model; empty if all weights are saved.
         personal: setting of the config: layers that stayed at the clients. The saved model has their initial values.
+        has_encoding: whether the file ``encoding.json`` belongs to the model, which encodes rows of a table.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -74,6 +75,7 @@ class ModelFile(BaseModel):
     licence: str = ""
     base: str = ""
     personal: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
+    has_encoding: bool = False
 
     @model_validator(mode="after")
     def _check_consistent(self) -> Self:
@@ -93,6 +95,8 @@ class ModelFile(BaseModel):
         std: tuple[float, ...],
         classes: tuple[str, ...] = (),
         base: str = "",
+        *,
+        has_encoding: bool = False,
     ) -> ModelFile:
         """Return the description of a trained ``model`` for ``data``. ``base`` is the digest of its frozen weights, if it has any."""
         name = public_name(model.name) if lies_in_file(model.name) else model.name
@@ -110,6 +114,7 @@ class ModelFile(BaseModel):
             **model.model_dump(include={*_ADAPTER_SETTINGS, "licence"}) | {"adapter_modules": tuple(model.adapter_modules)},
             base=base,
             personal=tuple(model.personal),
+            has_encoding=has_encoding,
         )
 
     def without_local_folders(self) -> ModelFile:
@@ -131,8 +136,9 @@ class ModelFile(BaseModel):
 
         Raises:
             ConfigError: the model is code, and the caller names none.
-            DataError: the file is damaged, or of another model.
+            DataError: the file is missing, damaged, or of another model.
         """
+        check_present(weights)
         model = self._model_to_make(caller_model)
         try:
             check_regular(weights)
@@ -152,8 +158,9 @@ class ModelFile(BaseModel):
         """Write only the tensors of the safetensors file ``weights`` to the file ``to``. Metadata are left out, and links are refused.
 
         Raises:
-            DataError: the file is damaged, a link, or of another built-in model.
+            DataError: the file is missing, damaged, a link, or of another built-in model.
         """
+        check_present(weights)
         try:
             check_regular(weights)
             if weights.is_symlink():
@@ -202,6 +209,18 @@ class ModelFile(BaseModel):
             raise
         except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's
             raise ValueError(f"no such model can be made, {type(error).__name__}: {error}") from error
+
+
+def check_present(path: Path) -> None:
+    """Raise if the file ``path`` of a finished run or an export is missing.
+
+    Raises:
+        DataError: there is no such file. If the folder is a simulation's, the message says how to write the file again.
+    """
+    if not path.exists():
+        can_resume = (path.parent / "config.toml").exists() and not (path.parent / "kind.txt").exists()
+        remedy = f", or let ldpfl run --resume --out {path.parent} write it again" if can_resume else ""
+        raise DataError(f"{path} is missing: restore the file{remedy}")
 
 
 def check_no_personal_layers(personal: Sequence[str]) -> None:

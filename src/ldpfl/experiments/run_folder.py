@@ -19,7 +19,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
-from ldpfl.experiments.model_file import ModelFile, read_description, tensors_to_save
+from ldpfl.experiments.model_file import ModelFile, check_present, read_description, tensors_to_save
 from ldpfl.experiments.other_folders import SWEEP as SWEEP
 from ldpfl.experiments.other_folders import describe_other_folder, trials_mark
 from ldpfl.experiments.personal_file import load_personal, save_personal
@@ -373,11 +373,13 @@ class RunFolder:
 
         Raises:
             ConfigError: no round is finished, so nothing was released yet.
-            DataError: a file is damaged, or the files contradict each other.
+            DataError: a file is missing or damaged, or the files contradict each other.
         """
         checkpoint = self.checkpoint()
         if not self.ledger_path.exists():
             self._check_no_other_folder()
+            if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events):
+                check_present(self.ledger_path)
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
         reported_rounds = (self.result() or {}).get("rounds", 0)
         ledger = Ledger.load(self.ledger_path)
@@ -417,16 +419,13 @@ class RunFolder:
 
         Raises:
             ConfigError: the folder holds no model.
-            DataError: the description is damaged.
+            DataError: the description is damaged, or is missing beside the weights.
         """
         try:
             description: ModelFile = read_description(self.description_path, ModelFile)
         except FileNotFoundError:
-            if self.model_path.exists() and self.result_path.exists():
-                raise ConfigError(
-                    f"{self.path} has no {self.description_path.name}, so it is of an earlier version: remove {self.result_path.name}, and "
-                    "finish the run again by ldpfl run --resume"
-                ) from None
+            if self.model_path.exists():
+                check_present(self.description_path)
             raise ConfigError(
                 f"{self.path} has no {self.description_path.name}: it holds no finished run; give the folder of a "
                 "finished run, or one that ldpfl export wrote"
@@ -438,11 +437,13 @@ class RunFolder:
 
         Raises:
             ConfigError: the model was not trained on rows of a table.
-            DataError: the encoding is damaged.
+            DataError: the encoding is missing or damaged.
         """
         try:
             encoder: Encoder = read_description(self.encoding_path, Encoder)
         except FileNotFoundError:
+            if self.model_file().has_encoding:
+                check_present(self.encoding_path)
             raise ConfigError(
                 f"{self.path} holds a model that was not trained on a table: load its module with ldpfl.load_model, and give it inputs"
             ) from None
@@ -454,9 +455,10 @@ class RunFolder:
         """Return the encoder of a finished run, with the scales that it measured; None before its end, or if its data are not a table.
 
         Raises:
-            DataError: the encoding is damaged.
+            DataError: the encoding is damaged, or is missing beside a model of a table.
         """
-        return self.encoder() if self.encoding_path.exists() else None
+        is_expected = self.encoding_path.exists() or (self.description_path.exists() and self.model_file().has_encoding)
+        return self.encoder() if is_expected else None
 
     @property
     def is_over(self) -> bool:
@@ -481,9 +483,12 @@ class RunFolder:
 
         Raises:
             ConfigError: the rounds so far used other data or another device, so the model would be a mixture.
+            DataError: the run is finished, but its checkpoint is missing.
         """
         checkpoint = self.checkpoint()
         if checkpoint is None:
+            if self.result_path.exists():
+                raise DataError(f"{self.checkpoint_path} is missing beside {self.result_path.name} of a finished run: restore the file")
             return start
         if checkpoint.origin != start.origin:
             raise ConfigError(
@@ -550,6 +555,18 @@ class RunFolder:
         self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None
     ) -> None:
         """Write the files of a finished run. ``result.json`` is written last, so its presence shows that all others are complete."""
+        self.save_model(checkpoint, task, result, described, encoder)
+        write_text(self.result_path, to_json(result, indent=2) + "\n")
+
+    def missing_files(self, encoder: Encoder | None) -> list[str]:
+        """Return the names of the files that :meth:`save_model` writes with ``encoder`` and that are not in the folder."""
+        paths = [self.metrics_path, self.ledger_path, self.model_path, self.description_path]
+        return [path.name for path in (*paths, *([] if encoder is None else [self.encoding_path])) if not path.exists()]
+
+    def save_model(
+        self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None
+    ) -> None:
+        """Write the files of a finished run except ``result.json``."""
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # All tensors of the module are cloned, since a shared parameter appears under several names and safetensors refuses shared memory.
@@ -561,7 +578,6 @@ class RunFolder:
         if encoder is not None:
             write_text(self.encoding_path, encoder.model_dump_json(indent=1) + "\n")
         write_text(self.description_path, described.model_dump_json(indent=1) + "\n")
-        write_text(self.result_path, to_json(result, indent=2) + "\n")
 
     def _save_metrics(self, checkpoint: Checkpoint) -> None:
         """Write the metrics of all rounds anew."""

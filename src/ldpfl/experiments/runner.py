@@ -92,8 +92,8 @@ class Runner:
         """Run ``config`` in ``folder``.
 
         The folder can be resumed after each round. A resumed run ends in the same model, metrics and config as an uninterrupted one.
-        A finished run is returned unchanged, with its baseline added if that is wanted and missing. On a user's own data a missing
-        baseline is not added, since it may have been left out on purpose.
+        A finished run is returned unchanged. Files of it that are missing are written again, and its baseline is added if that is wanted
+        and missing. On a user's own data a missing baseline is not added, since it may have been left out on purpose.
 
         Args:
             baseline: whether to train a noise-free baseline. None repeats the choice that the run was started with; a new run has one.
@@ -124,7 +124,12 @@ class Runner:
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
                     self._draw_learning_curve(folder, figures)
-                return Finished(config, federation, folder.checkpoint_or(start), figures, data)
+                final = folder.checkpoint_or(start)
+                if missing := folder.missing_files(federation.encoder):
+                    final = folder.checkpoint_to_resume(start)
+                    folder.save_model(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
+                    self.observer.warn(f"files that were missing are written again from the checkpoint: {', '.join(missing)}")
+                return Finished(config, federation, final, figures, data)
             if config.secret_noise and require_secret(folder.secret()) != secret:
                 raise ConfigError(
                     f"another process began a run in {folder.path} at the same time: wait for its end, or give another folder"
@@ -313,7 +318,8 @@ def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> M
     classes = data.classes if task.task.targets == "class" else ()  # of ordered classes there is an output less
     if is_pretrained(model.name):
         model = model.model_copy(update={"licence": licence_of(model.name, model.licence)})
-    return ModelFile.of(model, Description.of(data), task.task.targets, task.mean, task.std, classes, digest)
+    has_encoding = federation.encoder is not None
+    return ModelFile.of(model, Description.of(data), task.task.targets, task.mean, task.std, classes, digest, has_encoding=has_encoding)
 
 
 def _clipping_warning(metrics: RoundMetrics) -> str:

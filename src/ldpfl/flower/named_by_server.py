@@ -66,7 +66,7 @@ def check_nothing_opened_or_run(config: RunConfig) -> None:
         ConfigError: ``config`` names data by path, hub or code, or a task that is code. Nodes decline these anyway.
     """
     if config.data.brought:
-        raise ConfigError(_DATA_NOT_OPENED)
+        raise ConfigError(f"{_DATA_NOT_OPENED}: write an app whose nodes have their own tables by ldpfl init --flower")
     if is_code(config.task.name):
         raise ConfigError(f"the task {config.task.name!r} is code, which this command does not run: use a built-in task")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from math import isfinite
@@ -137,8 +138,26 @@ def _limit_lines(config: RunConfig, encoder: Encoder | None, statement: Statemen
         yield "- How good the model is is not said: scores were measured on rows that are not protected. Measure it on rows of your own.\n"
     if encoder is not None:
         yield "- Names of columns, and whether each holds numbers or words, count as public.\n"
-    for line in (*public_caveats(config, list(result.get("caveats", ()))), *statement.notes, *statement.warnings):
+    caveats = filter(None, map(_without_advice, public_caveats(config, list(result.get("caveats", ())))))
+    for line in (*caveats, *statement.notes, *statement.warnings):
         yield f"- {_escape_markdown(line)}\n"
+
+
+def _without_advice(caveat: str) -> str:
+    """Return ``caveat`` without advice on settings and commands, which is for the run's owner. A sentence ends where advice begins."""
+    kept = []
+    for sentence in re.split(r"(?<=\.) (?=[A-Z])", caveat):
+        clauses = re.split(r"(; |: |, so )", sentence)
+        end = next((place for place in range(0, len(clauses), 2) if _ADVICE.search(clauses[place])), len(clauses) + 1)
+        kept += ["".join(clauses[: end - 1]).removesuffix(".")] if end else []
+    return ". ".join(kept)
+
+
+_ADVICE = re.compile(
+    r" --[a-z]|\(--[a-z]|\bby ldpfl [a-z]|"
+    r"\b(?:[Ss]et|[Ll]ist|[Nn]ame)\b.* (?:data|task|model|clients|training|mechanism|privacy|evaluation)\.[a-z_]+"
+)
+"""Clause of a caveat that says which setting or command its owner may use."""
 
 
 def _usage_lines(described: ModelFile, encoder: Encoder | None) -> Iterator[str]:

@@ -92,8 +92,10 @@ class Checkpoint:
         """Read a checkpoint.
 
         Raises:
-            DataError: the file is damaged.
+            DataError: the file is damaged, or its log is missing.
         """
+        if path.exists() and not log_path(path).exists():
+            raise DataError(f"{log_path(path)} is missing, which belongs to {path.name}: restore the file")
         try:
             check_regular(path)
             with safe_open(path, framework="pt") as handle:

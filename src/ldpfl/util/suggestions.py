@@ -12,6 +12,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     options = sorted(known)
     last_part = {option: option.rsplit(".", 1)[-1] for option in options}
     matches = [option for option in options if last_part[option] == name]
+    matches = matches or [option for option in options if last_part[option].casefold() == name.casefold()]
     if not matches and len(name) >= _MIN_ABBREVIATION:  # "eps" is short for epsilon, though "epochs" has more of its letters
         matches = sorted((option for option in options if last_part[option].startswith(name)), key=len)
     matches = matches or get_close_matches(name, options, n=1, cutoff=0.5)
