@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -22,11 +23,22 @@ from ldpfl.data import Samples
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import CallerObjects, load_dataset
+from ldpfl.mechanisms.dp_sgd import require_dp_sgd
 from ldpfl.server import Checkpoint
-from ldpfl.simulation import Federation, GradientTrainer, LoopTrainer, RecordGradientTrainer, VectorizedTrainer, simulate, train_clients
+from ldpfl.simulation import (
+    Federation,
+    GradientTrainer,
+    LoopTrainer,
+    RecordGradientTrainer,
+    VectorizedTrainer,
+    local_training,
+    simulate,
+    train_clients,
+)
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler
 from ldpfl.simulation.local_steps import full_batch
+from ldpfl.simulation.record_sums import client_sums
 from ldpfl.tasks import Task
 
 Pass = Callable[["Net", Tensor], Tensor]
@@ -226,6 +238,76 @@ def test_a_record_that_changes_the_model_changes_no_other_record_even_if_a_third
         summed(1e6, trainer)
     node = replace(trainer, confined=True)
     assert float((summed(1e6, node) - summed(0.5, node)).norm()) <= 2 * trainer.clip.steps  # the two data sets differ in one record
+
+
+@pytest.mark.parametrize("undone", [False, True], ids=["node", "node, undone by a later record"])
+def test_a_record_that_changes_the_model_changes_no_other_score(undone: bool) -> None:
+    settings = RECORDS | {"evaluation.share": 0.5, "evaluation.epsilon": 0.5, "clients.count": 1}
+    federation, start = built(Switch(frozen=False), settings)
+    judged = federation.judged
+    assert judged is not None
+    mechanism, units = require_dp_sgd(judged.mechanism), judged.units
+
+    def summed(first: float) -> Tensor:
+        inputs = federation.task.data.tensor.clone()
+        inputs[units[0][0], 0] = first
+        inputs[units[0][-1], 0] = -1e6 if undone else 0.5
+        task = replace(federation.task, data=Samples(inputs, federation.task.data.targets), module=Switch(frozen=False))
+        return client_sums(judged.vectors, task, start.state.weights, units, mechanism.steps, confined=True).double()
+
+    assert float((summed(1e6) - summed(0.5)).norm()) <= 2 * mechanism.steps  # the two data sets differ in one record
+
+
+def test_a_client_that_changes_the_model_changes_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, start = built(Switch(frozen=False), UPDATES)
+    assert isinstance(federation.trainer, LoopTrainer)
+    monkeypatch.setattr(local_training, "refuse_state_changes", lambda *_: nullcontext())
+
+    def trained(first: float) -> Tensor:
+        inputs = federation.task.data.tensor.clone()
+        inputs[federation.samples[0], 0] = first
+        task = replace(federation.task, data=Samples(inputs, federation.task.data.targets))
+        return train_clients(replace(federation, trainer=LoopTrainer(task)), start.state, np.arange(4))
+
+    assert torch.equal(trained(1e6)[1:], trained(0.5)[1:])
+
+
+class KeptByItsClass(nn.Module):
+    seen: ClassVar[dict[str, float]] = {"largest": 0.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.seen["largest"] += 1.0
+        return torch.as_tensor(self.layer(rows))
+
+
+def test_what_a_class_keeps_is_found() -> None:
+    with pytest.raises(PrivacyError, match=r"KeptByItsClass changed KeptByItsClass\.seen while it ran"):
+        built(KeptByItsClass(), RECORDS)
+
+
+class RunningScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def counted(outputs: int) -> Task:
+    """Return a task whose loss counts its calls."""
+    return replace(tasks.create("classification", outputs), name="counted", losses=RunningScale())
+
+
+@KINDS
+def test_a_loss_that_keeps_something_is_refused(kind: dict[str, Any]) -> None:
+    with pytest.raises(PrivacyError, match=r"changed losses(\.calls)? while it ran"):
+        built(nn.Linear(3, 2), kind | {"task.name": f"{__name__}:counted"})
 
 
 def _but_one(trainer: Any) -> list[Any]:
