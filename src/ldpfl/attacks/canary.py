@@ -253,11 +253,12 @@ class _CanaryTrials:
 def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) -> Tensor:
     """Return the expected mean (d,) of the reports of ``others`` (K - 1, d) and a client at the center.
 
-    Subtracting this mean shifts all scores by the same amount. So the audit's result does not depend on it.
+    Scores are computed from means less this expected mean, which keeps them near 0. All scores shift by the same amount, so an inexact
+    expected mean would not change the audit's result.
     """
     total = ranges.expand()[0].clone()
     for row in others.double():
-        # A mechanism without protection does not clamp values either.
+        # Mechanisms clamp values to their ranges, but for those that protect nothing, which report values as they are.
         total += row if isinf(guarantee_of(mechanism, ranges).epsilon) else ranges.clamp(row)
     return total / (len(others) + 1)
 

@@ -28,8 +28,8 @@ _NEIGHBOURS = (1, 16, 256)
 def clopper_pearson(hits: int, trials: int, error: float) -> tuple[float, float]:
     """Return the exact two-sided confidence interval for a probability, ``error / 2`` on either side.
 
-    It also holds for the mean probability of trials that differ from each other, except where the count is within one
-    of what that mean predicts, which no useful ``error`` reaches (Hoeffding 1956).
+    It also holds for the mean probability of trials that differ from each other (Hoeffding 1956). His theorem leaves out counts that are
+    within one of the expected count, but for any useful ``error`` these lie well inside of the interval.
 
     Source: Clopper & Pearson 1934.
     """

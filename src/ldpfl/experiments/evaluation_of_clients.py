@@ -31,7 +31,7 @@ def check_evaluation_fits(config: RunConfig) -> None:
             "measurement: choose another mechanism, or leave evaluation.epsilon out"
         )
     if config.clients.self_sampling != "off" or config.clients.once:
-        raise ConfigError("evaluation.epsilon needs all clients at once: leave clients.self_sampling and clients.once out")
+        raise ConfigError("evaluation.epsilon needs all clients in every round: leave clients.self_sampling and clients.once out")
     if not (server_sees_senders(channel) or mechanism.sends_bits or evaluates_by_sums(config)):
         raise ConfigError(
             f"evaluation.epsilon releases bits, which shuffling.channel = {channel!r} hides only among other bits, but mechanism "

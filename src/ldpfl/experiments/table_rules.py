@@ -314,7 +314,8 @@ def _largest_residual(targets: Targets, outputs: int) -> float:
 def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
     """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, at outputs that predict the base rate.
 
-    For parallel outputs it is the second derivative with respect to their score.
+    Ordered classes and survival times have one score, to which each output adds a constant. Then it is the second derivative with respect
+    to that score.
     """
     if targets == "class":
         probabilities = np.asarray(shares)

@@ -219,7 +219,8 @@ def _check_trial(config: RunConfig) -> None:
     is_evaluated(config)  # raises if the config does not fit an evaluation on held-back records
     if config.shuffling.channel not in ("direct", "secure-sum"):
         raise ConfigError(
-            f"shuffling.channel is {config.shuffling.channel!r}, behind which clients measure no score: set it to 'secure-sum' or 'direct'"
+            f"shuffling.channel is {config.shuffling.channel!r}, but tuning needs scores measured by clients, which this channel does not "
+            "carry: set it to 'secure-sum' or 'direct'"
         )
     if config.clients.fraction != 1:
         raise ConfigError(f"clients.fraction is {config.clients.fraction:g}, but in a trial all clients take part: set it to 1")

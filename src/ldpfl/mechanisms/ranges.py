@@ -121,10 +121,10 @@ class LayerRanges:
         return LayerRanges(self.center[layers], self.radius[layers], tuple(counts[layers].tolist()))
 
     def with_part(self, part: LayerRanges, chosen: Tensor) -> LayerRanges:
-        """Return these ranges, with those of ``part`` for every layer that has a ``chosen`` weight, (d,) bool.
+        """Return these ranges, with those of ``part`` for every layer that has a ``chosen`` weight, (d,) bool. It undoes :meth:`part`.
 
         Raises:
-            ConfigError: the layers of ``part`` are not those that :meth:`part` returns for ``chosen``.
+            ConfigError: ``part`` has other layer sizes than the chosen weights.
         """
         counts = self._count_per_layer(chosen)
         layers = counts > 0

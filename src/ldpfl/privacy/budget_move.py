@@ -28,8 +28,8 @@ def move(path: Path, to: Path) -> Books:
         raise ConfigError(f"{to} exists and is left as it is: give another name")
     if os.path.lexists(copy):
         raise ConfigError(
-            f"{copy} was left by a move that was interrupted. If ldpfl budget show says that {path} is 0, rename it to {to.name}; "
-            "if not, remove it, and move again"
+            f"{copy} was left by a move that was interrupted. If ldpfl budget show says that the budget in {path} is 0, rename {copy} to "
+            f"{to.name}; if not, remove {copy}, and move again"
         )
     with budget_transaction(path, write=True) as connection:  # nobody else charges until this is over
         if read_open_books(connection).limit.epsilon == 0:

@@ -110,7 +110,9 @@ def _is_attained(events: Sequence[RoundEvent], colluding: int) -> bool:
 
 
 def _is_ordered_by_mu(groups: Sequence[RoundGroup]) -> bool:
-    """Whether a round of Gaussian noise with a larger mu costs more under each trust model.
+    """Whether a round of Gaussian noise with a larger mu (of Gaussian DP) costs more under each trust model.
+
+    Then the round with the largest mu is the costliest, and no other one need be computed.
 
     False if rounds differ in anything but mu that the cost depends on: unit, sampling rate, channel. False for a sum. False behind a
     shuffler if cohorts differ, since a larger cohort may hide a larger mu better, or if participation is secret.

@@ -135,7 +135,8 @@ class PureRelease(_ByUnit):
 def usable_blanket(epsilon: float, share: float) -> float | None:
     """Return ``share`` as the ``blanket`` of a :class:`PureRelease`, or None if it is useless.
 
-    It is useless if epsilon is so large that nobody hides the report, or if rounding moved it out of its range (e^-epsilon, 1).
+    The blanket is the probability that a report does not depend on its client's data. Behind a shuffler, such reports of others hide a
+    client. It is useless if epsilon is so large that they are too rare, or if rounding moved it out of its range (e^-epsilon, 1).
     """
     return share if epsilon <= LARGEST_HIDDEN and exp(-epsilon) < share < 1 else None
 

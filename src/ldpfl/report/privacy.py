@@ -167,7 +167,7 @@ def regime_title(plan: dict[str, Any]) -> str:
 
 
 def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each figure of a regime's plan."""
+    """Yield name and value of each figure of a plan for a regime, that is for who is protected from whom."""
     by_record = plan["regime"].startswith("records")
     records_each = f", {counted(plan['records'], plan['part'])} each" if by_record else ""
     yield "clients", f"{plan['clients']:,}{records_each}{'; --records sets how many' if by_record and plan['records'] == 1 else ''}"
@@ -179,11 +179,11 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     noise_ratio = plan["noise"] / plan["trusted_noise"]
     yield "noise in the mean", f"{plan['noise']:.3g} of a gradient's length, {noise_ratio:.3g} times a trusted server's"
     units = f"{plan['part']}s a client" if by_record else "clients"
-    yield "for noise of a tenth of it", f"{plan['wanted']:,} {units}"
+    yield "for noise of 0.1 gradient lengths", f"{plan['wanted']:,} {units}"
     round_bytes = plan["bytes_per_client"]
     yield "sent by a client", f"{round_bytes:,} bytes a round, {round_bytes * plan['reports']:,} in all"
     if plan["evaluation_epsilon"]:
-        yield "measuring at clients", f"epsilon {number(plan['evaluation_epsilon'])} of these"
+        yield "measuring at clients", f"epsilon {number(plan['evaluation_epsilon'])} of the total"
     if plan["regime"] == "shuffled":
         yield "over a relay", f"{plan['relay_records']:,} records a round"
 

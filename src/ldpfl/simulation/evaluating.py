@@ -375,7 +375,7 @@ def _auroc_figure(negatives: NDArray[np.float64], positives: NDArray[np.float64]
     """Return the AUROC from the counts in bins of scores, ``negatives`` for the first class and ``positives`` for the second.
 
     It is the probability that a record of the second class has the higher score; ties count half. Deviations are to first order (delta
-    method). The derivative with respect to scaling all counts of a class is 0.
+    method). Scaling all counts of a class does not change the AUROC, so its totals need not be exact. ``noise`` is a count's deviation.
     """
     below = np.cumsum(negatives) - negatives / 2
     above = positives.sum() - np.cumsum(positives) + positives / 2

@@ -28,9 +28,10 @@ def expected_count(outputs: Tensor) -> Tensor:
 
 
 def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return half the Poisson deviance of counts (B,). Its gradient is the expected count less the count, for outputs up to 4.
+    """Return half the Poisson deviance of counts (B,): the negative log-likelihood less its smallest value for any output, so at least 0.
 
-    The deviance is the negative log-likelihood less the smallest value that it has for any output, so it is not negative.
+    Outputs are logarithms of expected counts. The gradient is the expected count less the count, for outputs up to 4. Above 4,
+    :func:`expected_count` grows more slowly than the exponential, which keeps gradients small.
     """
     smallest = targets - torch.xlogy(targets, targets)
     return expected_count(outputs) - targets * outputs - smallest
@@ -81,12 +82,13 @@ def survival_probabilities(logits: Tensor) -> Tensor:
 def interval_targets(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
     """Return the targets (N, K) of :func:`hazard_losses`, for intervals that end at ``cuts`` (K,).
 
-    A row that was observed until ``times`` without an event has no event in the intervals of which it was observed for at least half.
+    A target is 1 in the interval of the event, 0 in intervals before it, and NaN where it is unknown. A row that was observed until
+    ``times`` without an event has 0 in the intervals of which it was observed for at least half.
     """
     starts = torch.cat([cuts.new_zeros(1), cuts[:-1]])
     times, events = times[:, None], events[:, None] > 0
     inside = (times > starts) & (times <= cuts)
-    inside[:, 0] |= times[:, 0] <= cuts[0]
+    inside[:, 0] |= times[:, 0] <= cuts[0]  # times of 0 or less belong to the first interval
     targets = torch.full(inside.shape, torch.nan, dtype=torch.float32)
     targets[torch.where(events, times > cuts, times >= (starts + cuts) / 2)] = 0.0
     targets[events & inside] = 1.0

@@ -23,7 +23,8 @@ def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool,
         what: what the file is, for the message.
         error: type of the error to raise.
         secret: whether other users may not even read the file.
-        alone: whether other users may not create files beside it either, because the reader uses such files, as a database its journal.
+        alone: whether to refuse a folder in which other users can create files, too. A reader that opens files beside this one, as SQLite
+            opens a journal, needs that.
 
     Raises:
         LdpflError: of the type ``error``: another user can access the file, or the file's owner cannot be determined.

@@ -37,7 +37,8 @@ class SampledReports:
         index, values = self.index, self.values
         if index.dtype != np.int64 or values.dtype != np.float32 or index.ndim != 2 or index.shape != values.shape:
             raise ProtocolError(
-                f"sampled reports have {index.dtype} {index.shape} and {values.dtype} {values.shape}, expected int64, float32"
+                f"sampled reports have {index.dtype} {index.shape} and {values.dtype} {values.shape}, expected int64 and float32 of one "
+                "shape (reports, weights)"
             )
         if not 1 <= self.coordinates <= self.dimension:
             raise ProtocolError(f"a report has {self.coordinates} weights, expected 1 to {self.dimension}")

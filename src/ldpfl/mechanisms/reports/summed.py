@@ -96,5 +96,7 @@ class SummedReports:
         if not self.mixed:
             raise PrivacyError("this sum has no noise yet, so it cannot be read: call mix first")
         if self.dimension != ranges.dimension:
-            raise PrivacyError(f"the sum has {self.dimension} weights, but the ranges have {ranges.dimension}: use those of one model")
+            raise PrivacyError(
+                f"the sum has {self.dimension} weights, but the ranges have {ranges.dimension}: use ranges of the sum's model"
+            )
         return (ranges.expand()[0] + self.total.double() * (self.scale / self.clients)).float()

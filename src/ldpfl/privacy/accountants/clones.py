@@ -124,7 +124,10 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
 
 
 def _clone_counts(clients: int, coin_share: float) -> tuple[Array, Array]:
-    """Return the possible numbers of clones and their probabilities. Numbers left out have a total probability below 1e-30."""
+    """Return the possible numbers of clones and their probabilities. Numbers left out have a total probability below 1e-30.
+
+    A clone is another client whose report is drawn independently of its own data, which has the probability ``coin_share``.
+    """
     log_odds = inf if coin_share >= 1 else log(coin_share) - log1p(-coin_share)
     if log_odds == inf or clients == 1:
         return np.array([float(clients - 1)]), np.ones(1)
