@@ -92,7 +92,7 @@ def test_killed_in_between_no_new_file_counts_beside_the_old_one(spent: Path, mo
             budget_move.move(other, spent.with_name("else.sqlite"))
     assert read_books(other).limit.epsilon == 5.0
     assert not spent.with_name("else.sqlite").exists()
-    with pytest.raises(ConfigError, match="if not, remove it"):
+    with pytest.raises(ConfigError, match="if not, remove"):
         budget_move.move(other, spent.with_name("else.sqlite"))
 
 
