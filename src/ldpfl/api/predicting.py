@@ -97,8 +97,9 @@ def predict_csv(
     if file is not None:
         check_suffix(file, "a table in CSV", ".csv", ".txt")
     table = predict(folder, rows, model=model, threshold=threshold, id_column=id_column)
-    for note in table.attrs.get("notes", ()) if on_note is not None else ():
-        on_note(note)
+    if on_note is not None:
+        for note in table.attrs.get("notes", ()):
+            on_note(note)
     rows_are_image_files = "file" in table and not RunFolder(Path(folder)).encoding_path.exists()
     if not rows_are_image_files:
         table.insert(0, "row", range(1, len(table) + 1), allow_duplicates=True)  # a target may be called "row", too
