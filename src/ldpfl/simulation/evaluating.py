@@ -113,9 +113,10 @@ class RecordScores:
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
         vectors = []
-        for records in rows.split(1 if self.one_by_one else max(1, len(rows))):
+        at_once = 1 if self.one_by_one else max(1, len(rows))
+        for start in range(0, len(rows), at_once):
             own_task = task.isolated() if self.one_by_one else task
-            batches = evaluated(own_task, weights, task.data.take(records))
+            batches = evaluated(own_task, weights, task.data.take(rows[start : start + at_once]))
             vectors += [self.vectors(own_task, outputs.cpu(), targets.cpu()) for outputs, targets in batches]
         return torch.cat(vectors) if vectors else torch.zeros(0, self.size, dtype=torch.float64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any, Literal, Protocol
@@ -274,8 +275,8 @@ def measured(task: LocalTask, weights: Tensor, samples: Samples, *, every: bool 
     return task.task.measured(evaluated(task, weights, samples), every=every)
 
 
-def evaluated(task: LocalTask, weights: Tensor, samples: Samples, at_once: int = AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the outputs of the model with ``weights`` (d,) for ``samples``, and the targets, in batches of ``at_once`` samples.
+def evaluated(task: LocalTask, weights: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the outputs of the model with ``weights`` (d,) for ``samples``, and the targets, in batches of AT_ONCE samples.
 
     Raises:
         PrivacyError: the model changes its own state while it runs, so the evaluated model would not be the given one.
@@ -283,8 +284,8 @@ def evaluated(task: LocalTask, weights: Tensor, samples: Samples, at_once: int =
     # The model gets copies, so that it cannot change the broadcast weights.
     parameters = {name: value.clone() for name, value in task.layout.unflatten(weights.to(samples.device)).items()}
     with torch.no_grad(), refuse_state_changes(task.module):
-        for start in range(0, len(samples), at_once):
-            batch = samples.take(slice(start, start + at_once))
+        for start in range(0, len(samples), AT_ONCE):
+            batch = samples.take(slice(start, start + AT_ONCE))
             with refuse_tensor_writes(task.module, parameters, by_value=True):
                 outputs = task.outputs(parameters, task.normalised(batch.inputs))
             yield outputs, batch.targets
@@ -311,18 +312,17 @@ class ManyAtOnce(TorchFunctionMode):
     def __init__(self, patches: bool = True) -> None:
         super().__init__()
         self._patches = patches
-        self._without_packing = torch.autograd.graph.disable_saved_tensors_hooks(
-            "the model packs tensors for its backward pass, which could mix samples"
-        )
+        self._context = ExitStack()
 
     def __enter__(self) -> ManyAtOnce:
-        self._without_packing.__enter__()
-        super().__enter__()
+        with suppress(RuntimeError):  # the caller's own hooks are on, as those by which memory is measured
+            self._context.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_NO_PACKING))
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._without_packing.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._context.close()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -350,7 +350,8 @@ def _named_batching_rule(func: Callable[..., Any], args: Sequence[Any]) -> str:
 
 
 _OPERATOR_TYPES = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
-_WAYS_TO_HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__})
+_WAYS_TO_HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__})  # type: ignore[union-attr]
+_NO_PACKING = "the model packs tensors for its backward pass, which could mix samples"
 _OPERATORS_OF_TORCH = ("aten.", "prim.", "prims.")
 _MODULES_WITH_CHECKED_RULES = ("torch.", "ldpfl.")
 
