@@ -90,7 +90,7 @@ def test_frames_and_tensors_are_swept_and_gone_on_with(tmp_path: Path) -> None:
     again = api.sweep(folder=out, resume=True, data=FRAME, progress=False)
     assert again.to_dict() == made.to_dict()
     assert contents(out) == before
-    with pytest.raises(ConfigError, match="it cannot be resumed"):
+    with pytest.raises(ConfigError, match="use the same data"):
         api.sweep(folder=out, resume=True, data=FRAME.assign(age=FRAME["age"] + 1), progress=False)
     with pytest.raises(ConfigError, match="give files instead of objects, or jobs=1"):
         api.sweep(data=FRAME, target="sick", jobs=2, progress=False)

@@ -57,8 +57,8 @@ def test_every_option_reaches_the_attack(ldpfl: CommandLine) -> None:
 
 
 def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine) -> None:
-    assert "--delays needs numbers" in ldpfl.refused(*QUICK, "--delays", "1,two", "--out", "out")
-    assert "--watched needs numbers" in ldpfl.refused(*QUICK, "--watched", "1.5", "--out", "out")
+    assert "--delays is '1,two', expected numbers" in ldpfl.refused(*QUICK, "--delays", "1,two", "--out", "out")
+    assert "--watched is '1.5', expected" in ldpfl.refused(*QUICK, "--watched", "1.5", "--out", "out")
     assert "delays must be" in ldpfl.refused(*QUICK, "--delays", "-1")
     assert "clients must be" in ldpfl.refused(*QUICK, "--clients", "1", "--out", "out")
     assert "jitter must be" in ldpfl.refused(*QUICK, "--jitter", "nan", "--out", "out")

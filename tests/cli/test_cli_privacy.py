@@ -353,7 +353,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
         (["--epsilon", "1", "--target-central", "nan"], "target"),
         (["--epsilon", "1", "--target-central", "4", "--channel", "direct"], "ideal-shuffler"),
         (["--epsilon", "1", "--target-central", "4", "--mechanism", "none"], "none"),
-        (["--epsilon", "1", "--target-central", "4", "--self-sampling", "--participation", "0.1"], "secret"),
+        (["--epsilon", "1", "--target-central", "4", "--self-sampling", "--participation", "0.1"], "self-sampling"),
     ],
 )
 def test_a_mistake_about_a_plan_gets_one_line(arguments: list[str], named: str, ldpfl: CommandLine) -> None:

@@ -264,7 +264,7 @@ def test_the_command_for_a_simulation_works_as_it_is_printed(
 ) -> None:
     out = ldpfl("show", unfinished).out
     assert "1 of 3 rounds done" in out
-    assert "--data-dir that it was begun with" in out
+    assert "if the run was begun with --data-dir, give it again" in out
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
     out = ldpfl("show", unfinished).out
     assert "--data-dir" not in out
