@@ -212,9 +212,9 @@ def test_without_isolation_the_draws_are_those_of_before() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_cannot_be_isolated_is_refused(scheme: Scheme) -> None:
-    with pytest.raises(ConfigError, match="private_label is 10, .*10 labels from 0 to 9"):
+    with pytest.raises(ConfigError, match=r"private_label is 10, .*10 labels from 0 to 9"):
         divide(BALANCED, 10, private=10, scheme=scheme)
-    with pytest.raises(ConfigError, match="2 or more, got 1"):
+    with pytest.raises(ConfigError, match=r"is 1, .*: set clients\.count to 2 or more"):
         divide(BALANCED, 1, scheme=scheme)
     with pytest.raises(ConfigError, match=r"data\.private_label is 3, the only label"):
         divide(np.full(20, 3), 4, private=3, scheme=scheme)
