@@ -73,7 +73,7 @@ def test_both_concentrations_reach_the_division(tiny_task: Dataset) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["data.private_label=10"], "no label 10"),
+        (["data.private_label=10"], "data.private_label is 10, but the training data has 10 labels"),
         (["data.private_label=3", "clients.count=1"], "set clients.count to 2 or more"),
         (["data.private_label=3", "data.partition=labels", "data.labels_per_client=1"], "labels_per_client"),
     ],

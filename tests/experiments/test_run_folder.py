@@ -127,6 +127,7 @@ def test_a_damaged_result_is_refused_by_name(text: str, folder: RunFolder) -> No
 def test_a_damaged_checkpoint_is_refused_by_name(folder: RunFolder) -> None:
     folder.open(config_of(), resume=False)
     folder.checkpoint_path.write_bytes(b"half")
+    folder.checkpoint_path.with_suffix(".jsonl").touch()
     with pytest.raises(DataError, match=r"checkpoint\.safetensors is damaged"):
         folder.checkpoint()
 
