@@ -121,7 +121,7 @@ def test_a_clients_token_has_its_signing_key_and_keeps_it(tmp_path: Path) -> Non
 
 def test_rounds_are_listed_by_what_the_relay_s_operator_may_see_and_cancelled(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:
     place = ("--store", tmp_path / "relay.db")
-    assert call("rounds", *place).startswith("no round")
+    assert "holds no round" in call("rounds", *place)
     clock.now = time.time() - 500
     opened(sqlite_store, 1, closes_in_s=100.0)
     opened(sqlite_store, 2, closes_in_s=5000.0)
