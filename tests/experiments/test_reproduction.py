@@ -170,7 +170,7 @@ def test_whoever_stops_it_finds_what_was_finished_and_leaves_nothing_behind(
             raise KeyboardInterrupt
 
     before = psutil.Process().children(recursive=True)
-    monkeypatch.setattr("ldpfl.report.progress.ProgressDisplay.several", lambda self, *progress: stop(*progress))
+    monkeypatch.setattr("ldpfl.report.progress.ProgressDisplay.runs_progress", lambda self, *progress: stop(*progress))
     with pytest.raises(KeyboardInterrupt):
         api.reproduce(own, folder=out, data_dir=tiny_data, jobs=2, settings=["training.rounds=400"], progress=False)
     assert not [child for child in psutil.Process().children(recursive=True) if child not in before]
