@@ -106,7 +106,7 @@ def test_a_model_that_does_not_compile_is_trained_as_it_is_with_a_note(tiny_task
     monkeypatch.setattr(trainers, "is_worth_compiling", lambda calls, work: True)
     federation, _ = federation_of(tiny_task, f"model.name={GIVEN}", warned=said, given=Told())
     assert isinstance(federation.trainer, VectorizedTrainer)
-    assert any("cannot be compiled" in line and "trained as it is" in line for line in said)
+    assert any("cannot be compiled" in line and "trained uncompiled" in line for line in said)
     with pytest.raises(ConfigError, match="cannot be compiled"):
         federation_of(tiny_task, f"model.name={GIVEN}", "training.compile=on", given=Told())
 
