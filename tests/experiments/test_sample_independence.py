@@ -130,6 +130,24 @@ class Copied(torch.autograd.Function):
         return Copied.apply(with_all_large(rows)), in_dims[0]  # type: ignore[no-untyped-call]
 
 
+class CopiedGradient(torch.autograd.Function):
+    """A copy of one record. Its backward pass calls an operator with its own rule for vmap, which gets the gradients of all records."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return copied(gradients[0])
+
+
 @torch.library.custom_op("ldpfl_tests::copied", mutates_args=())
 def copied(rows: Tensor) -> Tensor:
     return rows.clone()
@@ -139,7 +157,10 @@ torch.library.register_autograd("ldpfl_tests::copied", lambda ctx, gradient: gra
 torch.library.register_vmap("ldpfl_tests::copied", lambda info, dims, rows: (copied(with_all_large(rows)), dims[0]))
 
 
-@pytest.mark.parametrize(("operator", "name"), [(Copied.apply, "Copied"), (copied, "ldpfl_tests.copied.default")])
+OPERATORS = [(Copied.apply, "Copied"), (CopiedGradient.apply, "CopiedGradient"), (copied, "ldpfl_tests.copied.default")]
+
+
+@pytest.mark.parametrize(("operator", "name"), OPERATORS)
 def test_an_operator_with_its_own_rule_for_vmap_carries_no_record_to_others(operator: Callable[[Tensor], Tensor], name: str) -> None:
     module = Net(nn.Linear(6, 6), lambda part, rows: part(operator(rows)))
     config, notes = api.configure("own", settings=SETTINGS | RECORDS | {"clients.count": 1}), list[str]()

@@ -31,7 +31,7 @@ def delta_of(first: dict[Any, float], second: dict[Any, float], epsilon: float) 
 
 
 def law_of_ones(inputs: tuple[int, ...], truth: float) -> dict[Any, float]:
-    """Return the law of the number of ones among bits, each of which equals its input with probability ``truth``."""
+    """Return the probability of each number of ones. A bit equals its input with probability ``truth``."""
     law: dict[Any, float] = {0: 1.0}
     for bit in inputs:
         one = truth if bit else 1 - truth

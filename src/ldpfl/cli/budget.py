@@ -158,7 +158,7 @@ def _policy_as_json(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, 
 
 
 def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend], rounds_left: int | None) -> Table:
-    """Return the table of what was spent and what is left; ``rounds_left`` is how many rounds like the last one are still allowed."""
+    """Return the table of the spent and the remaining budget. The budget allows ``rounds_left`` more rounds like the last one."""
     books, charges = budget.books, budget.charges
     limit = books.limit
     spent = books.spent(limit.delta)

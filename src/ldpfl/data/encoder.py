@@ -100,7 +100,7 @@ class Encoder(BaseModel):
         return frozenset(name for name, knots in zip(self._number_columns, self.knots, strict=False) if knots is None)
 
     def columns_beyond_knots(self, inputs: Tensor) -> list[str]:
-        """Return the columns of numbers of which at least half of the values in ``inputs`` (N, width) lie beyond the outer knots."""
+        """Return the number columns in which at least half of the values of ``inputs`` (N, width) lie beyond the outer knots."""
         beyond = []
         for name, place, knots in zip(self._number_columns, self.places, self.knots, strict=False):
             values = inputs[:, place].double()

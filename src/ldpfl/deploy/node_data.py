@@ -28,7 +28,9 @@ _MAX_NAMED = 5
 _WRONG_FACTOR = 5
 """From this multiple of the stated mean on, a node's own number of records (or persons) counts as wrong."""
 _UNUSUAL_FACTOR = 3
-"""From this multiple of the stated mean on, and from the mean divided by it down, the number gets a finding. Nodes may differ so much."""
+"""A node's own number gets a finding if it is this many times the stated mean, or if the mean is this many times the number.
+
+Nodes may differ so much, so the finding is no error."""
 
 
 def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:

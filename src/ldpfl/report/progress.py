@@ -21,7 +21,7 @@ class _SecondsLeft(ProgressColumn):
     """Time left at the mean speed since this process began. Rounds from before a resume do not count."""
 
     def render(self, task: Task) -> Text:
-        """Return the time left of ``task``, of which "already" steps were done before the time "began"."""
+        """Return the estimated remaining time of ``task``. Its field "already" counts the steps that were done before the time "began"."""
         done_here = task.completed - float(task.fields["already"])
         if done_here <= 0 or task.total is None:
             return Text("--:-- left", style="cyan")

@@ -219,17 +219,16 @@ class LoopTrainer:
     task: LocalTask
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        clients = (BatchSchedule(index[None], mask[None]) for index, mask in zip(schedule.index, schedule.mask, strict=True))
-        return torch.stack([self._train_one(weights, client, round_number) for client in clients])
+        trained = []
+        for index, mask in zip(schedule.index, schedule.mask, strict=True):
+            task = self.task.isolated()
+            with refuse_state_changes(task.module, task.task.losses):
+                trained.append(self._train_one(task, weights, BatchSchedule(index[None], mask[None]), round_number))
+        return torch.stack(trained)
 
-    def _train_one(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return the trained weights (d,) of the only client of ``schedule``, which has copies of the model and the loss to itself."""
-        task = self.task.isolated()
-        with refuse_state_changes(task.module, task.task.losses):
-            return self._train_copy(task, weights, schedule, round_number)
-
-    def _train_copy(self, task: LocalTask, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return what :meth:`_train_one` does, with the copies in ``task``."""
+    @staticmethod
+    def _train_one(task: LocalTask, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
+        """Return the trained weights (d,) of the only client of ``schedule``, by the model and the loss of ``task``."""
         start = task.layout.unflatten(weights.to(task.data.device))
         parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
         optimiser = _torch_optimiser(task.optimiser, parameters.values(), round_number)

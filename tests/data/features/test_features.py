@@ -222,10 +222,37 @@ class Scaled(nn.Module):
         return images.flatten(1) / images.max()  # large images have a pixel of each brightness, so that this is the same for all batches
 
 
+class Running(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.mean = 0, 0.0
+
+    def forward(self, rows):
+        self.calls += 1
+        kept, self.mean = self.mean if self.calls > 30 else 0.0, 0.9 * self.mean + 0.1 * float(rows.mean())  # later than in any trial
+        return rows - kept
+
+
 def features(others):
+    if others == "running":
+        return Running()
     parts = {"sequence": Sequence(), "scale": Scaled(), "none": nn.LayerNorm(3)}
     return parts.get(others) or nn.BatchNorm1d(3, track_running_stats=False)
 """
+
+
+def test_features_that_keep_something_of_a_row_change_no_other_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("looking.py").write_text(LOOKING, encoding="utf-8")
+    rows = torch.rand(40, 3)
+    found = []
+    for first in (0.5, 1e4):
+        changed = rows.clone()
+        changed[0] = first
+        train, test = (Samples(values, torch.zeros(len(values), dtype=torch.int64)) for values in (changed, rows[:4]))
+        found.append(extracted(Dataset("own", train, test, 2, (), (), "x"), "looking.py:features", {"others": "running"}, silent))
+    assert torch.equal(found[0].train.tensor[1:], found[1].train.tensor[1:])
+    assert torch.equal(found[0].test.tensor, found[1].test.tensor)
 
 
 def test_features_that_look_at_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def _shuffled_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsil
 
 
 def _single_bits_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
-    """Return the bound for bits of which an observer sees only how many clients sent a one."""
+    """Return the bound for shuffled bits. An observer sees only how many clients sent a one."""
     bits = [(CountedBit(_parameter_of(group), group.cohort), group) for group in charged]
     if len(charged) == 1 and charged[0].release.units * charged[0].rounds == 1:
         bit = bits[0][0]
@@ -216,7 +216,7 @@ def _single_bits_bound(charged: Sequence[ChargedRounds], delta: float, stated_ep
 
 
 def _blanketed_reports_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
-    """Return the bound for shuffled messages of which a stated share, the blanket, does not depend on the client's data."""
+    """Return the bound for shuffled messages. A message is independent of its client's data with a stated probability, the blanket."""
     kinds: list[tuple[ReleaseBound, int]] = []
     for group in charged:
         report = BlanketedReport(_parameter_of(group) * group.linked, _message_blanket(group), group.cohort)

@@ -136,7 +136,7 @@ def _why_random_check_in_not_charged(
 
 
 def _why_one_round_each_not_charged(charged: ChargedRounds, rounds: Sequence[ChargedRounds]) -> str:
-    """Return why ``charged`` does not cover ``rounds`` of which each client joined one, in a secret random order; else an empty text.
+    """Return why ``charged`` does not cover ``rounds``, in one of which, drawn in secret, each client took part; else an empty text.
 
     A single message then hides among the messages of all rounds.
     """
