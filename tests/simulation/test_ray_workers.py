@@ -33,6 +33,7 @@ from simulated import federation_of
 CPU = torch.device("cpu")
 CLIENTS = 96
 SHARES = 6
+SLOW_MACHINE = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "300"}  # Ray gives a client's server 30 s to start
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers import no tests
 
@@ -74,7 +75,7 @@ def cluster() -> Iterator[TwoNodes]:
     pytest.importorskip("ray")
     context = get_context("loky")
     here, there = context.Pipe()
-    host = context.Process(target=be_cluster, args=(there,), env={"RAY_USAGE_STATS_ENABLED": "0"})
+    host = context.Process(target=be_cluster, args=(there,), env={"RAY_USAGE_STATS_ENABLED": "0", **SLOW_MACHINE})
     host.start()
     there.close()
     nodes = TwoNodes(here)
