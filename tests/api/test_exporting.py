@@ -154,6 +154,22 @@ def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_pa
         api.predict(given, rows, model="linear")
 
 
+@pytest.mark.parametrize("is_file", [False, True], ids=["object", "file"])
+def test_code_on_which_a_guarantee_rests_is_named_wherever_the_guarantee_stands(is_file: bool, rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef net() -> nn.Module:\n    return nn.Linear(1, 2)\n")
+    model: Any = f"{tmp_path / 'net.py'}:net" if is_file else nn.Linear(1, 2)
+    note = f"model{' net.py:net' if is_file else ''}: code that is not ldpfl's. The guarantee assumes that it treats each record by itself"
+    found = api.run(data=rows, **HOW, settings=FEW, model=model, folder=tmp_path / "run", baseline=False)
+    certificate = api.certify(tmp_path / "run").to_json()
+    card = (api.export(found, tmp_path / "given") / "README.md").read_text()
+    for text in (*found.to_dict()["caveats"], *api.account(tmp_path / "run").warnings, certificate, card):
+        assert str(tmp_path) not in text
+    for texts in (found.to_dict()["caveats"], api.account(tmp_path / "run").warnings, [certificate], [card]):
+        assert any(note in text for text in texts)
+    built_in = api.run(data=rows, **HOW, settings=FEW, folder=tmp_path / "other", baseline=False)
+    assert not any("not ldpfl's" in line for line in (*built_in.to_dict()["caveats"], *api.account(tmp_path / "other").warnings))
+
+
 def test_a_page_that_is_handed_on_leaves_out_what_is_not_covered(run: Path, ldpfl: CommandLine) -> None:
     whole, result = page([run]), RunFolder(run).result()
     assert result is not None

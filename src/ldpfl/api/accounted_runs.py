@@ -12,7 +12,7 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import check_persons_named
-from ldpfl.experiments.figures import extension_caveats
+from ldpfl.experiments.figures import assumption_caveats
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import TRIAL, RunFolder
 from ldpfl.experiments.secret_seed import shared_seed_warnings
@@ -77,7 +77,7 @@ def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> l
     runs_made = [made for run_or_recipe in runs if (made := _config_and_simulated(run_or_recipe)) is not None]
     planned = [config_from(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
     check_same_persons([*(config for config, _ in runs_made), *planned])
-    warnings = [line for config, _ in runs_made for line in extension_caveats(config)]
+    warnings = [line for config in [*(made for made, _ in runs_made), *planned] for line in assumption_caveats(config)]
     warnings += [TRIAL for run in runs if (folder := _run_folder(run)) is not None and folder.is_trial]
     return warnings + list(shared_seed_warnings(config for config, is_simulated in runs_made if is_simulated))
 

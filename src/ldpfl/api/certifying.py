@@ -16,7 +16,7 @@ from ldpfl import mechanisms
 from ldpfl.api.arguments import checked
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.figures import extension_caveats
+from ldpfl.experiments.figures import assumption_caveats
 from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import Ledger
@@ -82,7 +82,7 @@ def _run_caveats(folder: RunFolder, result: Mapping[str, Any], events: int) -> l
     if result:
         return public_caveats(config, [str(caveat) for caveat in result.get("caveats", ())])
     unfinished = f"{config.training.rounds} rounds were meant to be run, and {events} releases were made when this was certified"
-    return [unfinished, *extension_caveats(config)]
+    return [unfinished, *assumption_caveats(config)]
 
 
 def _signing_key(path: Path) -> Ed25519PrivateKey:

@@ -34,7 +34,7 @@ from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted, number
-from ldpfl.util.user_code import is_pretrained
+from ldpfl.util.user_code import GIVEN, is_code, is_pretrained, public_name
 
 
 def summarise(
@@ -323,7 +323,24 @@ def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Che
     return [f"{STOPPED} {last_round} of {rounds}, and all are counted: when to stop followed from {decided_by}"]
 
 
-def extension_caveats(config: RunConfig) -> list[str]:
+def assumption_caveats(config: RunConfig) -> list[str]:
+    """Return a caveat for each assumption of the guarantee that follows from ``config``: on code that is not ldpfl's, on added rounds."""
+    return [*_code_caveats(config), *_extension_caveats(config)]
+
+
+def _code_caveats(config: RunConfig) -> list[str]:
+    """Return the caveat that the guarantee rests on code that is not ldpfl's; an empty list if there is none, or nothing is protected."""
+    names = {"model": config.model.name, "task": config.task.name, "features": config.data.features}
+    code = [f"{what} {public_name(name)}".removesuffix(f" {GIVEN}") for what, name in names.items() if name == GIVEN or is_code(name)]
+    if not code or config.mechanism.name == "none":
+        return []
+    return [
+        f"{' and '.join(code)}: code that is not ldpfl's. The guarantee assumes that it treats each record by itself and keeps nothing of "
+        "it. ldpfl tests this, but cannot prove it"
+    ]
+
+
+def _extension_caveats(config: RunConfig) -> list[str]:
     """Return the caveat of a run to which rounds were added; an empty list for other runs."""
     added, rounds = config.training.extended, config.training.rounds
     if not added:
@@ -385,7 +402,7 @@ def _privacy_entries(config: RunConfig, federation: Federation, checkpoint: Chec
     caveats = [
         *_stopping_caveats(config, federation, checkpoint),
         *_ending_caveats(config, checkpoint),
-        *extension_caveats(config),
+        *assumption_caveats(config),
         *_target_caveats(config, statement),
         *_delta_caveats(config, federation),
         *_emphasis_caveats(config),
