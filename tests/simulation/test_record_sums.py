@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -21,7 +21,7 @@ from ldpfl.simulation import LocalTask
 from ldpfl.simulation.evaluating import RecordScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_steps import LocalOptimiser
-from ldpfl.simulation.record_sums import RecordVectors, client_sums, lattice_points, released_sum
+from ldpfl.simulation.record_sums import RecordVectors, client_sums, lattice_points, mean_vectors, released_sum
 from ldpfl.util.randomness import Purpose
 
 STEPS_OF = (2**10, STEPS)
@@ -98,6 +98,40 @@ def test_no_record_changes_what_another_adds_to_an_evaluation_whatever_the_model
     outlier = client_sums(scores, with_outlier, weights, Division.of([np.array([8])]), STEPS)
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(both, sums[0] + outlier)
+
+
+@dataclass(frozen=True)
+class PlaceTelling:
+    """A rule whose vectors hold what may decide how a row is rounded, and nothing else of other rows: its place, and the batch's length."""
+
+    size: int = 3
+    one_by_one: bool = False
+
+    def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
+        return torch.stack([rows, torch.arange(len(rows)), torch.full((len(rows),), len(rows))], dim=1).double()
+
+
+@pytest.mark.parametrize("changed", [0, 7, 299])
+def test_how_many_rows_a_unit_has_decides_nothing_about_the_rounding_of_others(changed: int) -> None:
+    task, weights = task_of(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    sizes = np.random.default_rng(0).integers(0, 12, 300)
+    others = np.arange(300) != changed
+    results = []
+    for size in (0, 1, 5, 8, 9, 700):
+        sizes[changed] = size
+        results.append(mean_vectors(PlaceTelling(), task, weights, [np.arange(count) for count in sizes])[others])
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_the_mean_of_a_units_rows_is_that_of_their_vectors(one_by_one: bool) -> None:
+    task, weights = task_of(torch.randn(600, 2, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 3)
+    scores = RecordScores("class", 3, 2.0, one_by_one=one_by_one)
+    units = [np.arange(size) + size for size in (3, 0, 1, 8, 9, 260)]
+    means = mean_vectors(scores, task, weights, units)
+    vectors = scores.of(task, weights, torch.arange(600))
+    expected = [vectors[rows].mean(dim=0) if len(rows) else torch.zeros(scores.size, dtype=torch.float64) for rows in units]
+    torch.testing.assert_close(means, torch.stack(expected), rtol=0, atol=1e-6)
 
 
 def test_a_person_counts_as_one_record() -> None:

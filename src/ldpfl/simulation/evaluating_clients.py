@@ -20,7 +20,6 @@ from functools import cached_property
 from math import sqrt
 from typing import Any
 
-import numpy as np
 import torch
 from scipy.linalg import hadamard
 from torch import Tensor
@@ -30,7 +29,7 @@ from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.evaluating import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
 from ldpfl.simulation.local_training import LocalTask
-from ldpfl.simulation.record_sums import NoisySum, OneByOne, RecordVectors, ranges_of, released_pool, vectors_of_units
+from ldpfl.simulation.record_sums import NoisySum, OneByOne, RecordVectors, mean_vectors, ranges_of, released_pool
 from ldpfl.transport.shuffling import PartialPool, ReportPool
 from ldpfl.util.randomness import Purpose
 
@@ -63,11 +62,7 @@ class ClientScores(RecordScores):
             confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`: a record that fails has zeros.
         """
         vectors: RecordVectors = OneByOne(self) if confined else self
-        sums = torch.zeros(len(units), self.size, dtype=torch.float64)
-        for owners, batch in vectors_of_units(vectors, task, weights, units):
-            sums.index_add_(0, owners, batch)
-        means = sums / torch.from_numpy(np.maximum(units.sizes, 1))[:, None]
-        return self.sent_values(means)
+        return self.sent_values(mean_vectors(vectors, task, weights, list(units)))
 
     @abstractmethod
     def sent_values(self, means: Tensor) -> Tensor:

@@ -78,6 +78,11 @@ class LeastSquares:
         """Public ranges of the vector that a client sends."""
         return ranges_of(self.size)
 
+    @property
+    def one_by_one(self) -> bool:
+        """False: vectors are computed many at once."""
+        return False
+
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vectors (R, size) of the task's records at ``rows`` (R,). They do not depend on ``weights``."""
         inputs, targets = task.batch(rows)

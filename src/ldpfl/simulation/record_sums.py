@@ -13,7 +13,7 @@ less than sqrt(d) to a distance, and :func:`points_per_unit` leaves room for tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Protocol
@@ -30,7 +30,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.summed import SummedReports
-from ldpfl.simulation.local_training import LocalTask
+from ldpfl.simulation.local_training import AT_ONCE, LocalTask
 from ldpfl.transport.shuffling import PartialPool, ReportPool, mix
 from ldpfl.util.randomness import Purpose, SeededStreams, bound_stream
 
@@ -54,6 +54,10 @@ class RecordVectors(Protocol):
     @property
     def size(self) -> int:
         """Length of the vectors."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether vectors are computed one by one. Else the rounding of a vector may depend on its place in the batch."""
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vector of each sample at ``rows`` (R,), as (R, size) float64 on the CPU. Zeros stand for a sample without an answer.
@@ -97,15 +101,6 @@ def client_sums(
     """
     vectors = OneByOne(vectors) if confined else vectors
     sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
-    for owners, batch in vectors_of_units(vectors, task, weights, units, persons):
-        sums.index_add_(0, owners, lattice_points(batch, steps))
-    return sums
-
-
-def vectors_of_units(
-    vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Division, persons: Persons | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the vectors of all clients' ``units``, records or persons, in batches: the vectors' clients (R,), and the vectors (R, size)."""
     owners, indices = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
     for start in range(0, len(indices), at_once):
@@ -113,8 +108,38 @@ def vectors_of_units(
         if persons is None:
             values = _row_vectors(vectors, task, weights, batch)
         else:
-            values = _person_means(vectors, task, weights, batch, persons, at_once)
-        yield torch.from_numpy(owners[start : start + at_once]), values
+            rows, _ = persons.all_rows_of(batch)
+            values = mean_vectors(vectors, task, weights, np.split(rows, np.cumsum(persons.counts[batch])[:-1]))
+        sums.index_add_(0, torch.from_numpy(owners[start : start + at_once]), lattice_points(values, steps))
+    return sums
+
+
+def mean_vectors(vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Sequence[NDArray[np.int64]]) -> Tensor:
+    """Return the mean (U, size) of the vectors of each unit's rows: of a person's rows, or of a client's records. Zeros if it has none.
+
+    A unit's mean depends on nothing of the other units, not even on their numbers of rows. The rounding of a vector may depend on its
+    place in a batch (see ``tests/simulation/test_record_sums.py``). So units with few rows share batches in which each unit has the same
+    place, filled with another row where it has none left, and a unit with many rows has batches of its own.
+    """
+    group_size = min(AT_ONCE, max(1, _VALUES_AT_ONCE // vectors.size))
+    sums = torch.zeros(len(units), vectors.size, dtype=torch.float64)
+    for first in range(0, len(units), group_size):
+        group = units[first : first + group_size]
+        for place in range(0 if vectors.one_by_one else _MAX_SHARED_ROWS):
+            rows_left = [place < len(rows) <= _MAX_SHARED_ROWS for rows in group]
+            if not any(rows_left):
+                break
+            batch = np.array([rows[place] if is_left else 0 for rows, is_left in zip(group, rows_left, strict=True)])
+            sums[first : first + len(group)][rows_left] += _row_vectors(vectors, task, weights, batch)[rows_left]
+        for index, rows in enumerate(group, first):
+            if vectors.one_by_one or len(rows) > _MAX_SHARED_ROWS:
+                for start in range(0, len(rows), group_size):
+                    sums[index] += _row_vectors(vectors, task, weights, rows[start : start + group_size]).sum(dim=0)
+    return sums / torch.tensor([max(1, len(rows)) for rows in units])[:, None]
+
+
+_MAX_SHARED_ROWS = 8
+"""Maximum number of rows of a unit that shares batches with others. More would mean more filling, fewer more batches."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +147,7 @@ class OneByOne:
     """A rule that computes the ``vectors`` of records one by one. A record that fails has zeros."""
 
     vectors: RecordVectors
+    one_by_one: bool = True
 
     @property
     def size(self) -> int:
@@ -145,20 +171,6 @@ class OneByOne:
 def _row_vectors(vectors: RecordVectors, task: LocalTask, weights: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """Return the vector of each of the task's ``rows`` (R,), as (R, size)."""
     return vectors.of(task, weights, torch.from_numpy(rows).to(task.data.device))
-
-
-def _person_means(
-    vectors: RecordVectors, task: LocalTask, weights: Tensor, indices: NDArray[np.int64], persons: Persons, at_once: int
-) -> Tensor:
-    """Return for each person of ``indices`` (P,) the mean (size,) of its rows' vectors. At most ``at_once`` rows are in memory."""
-    rows, sharing = persons.all_rows_of(indices)
-    owners = torch.from_numpy(np.repeat(np.arange(len(indices)), persons.counts[indices]))
-    row_weights = torch.from_numpy(1.0 / sharing)
-    means = torch.zeros(len(indices), vectors.size, dtype=torch.float64)
-    for start in range(0, len(rows), at_once):
-        batch = slice(start, start + at_once)
-        means.index_add_(0, owners[batch], _row_vectors(vectors, task, weights, rows[batch]) * row_weights[batch, None])
-    return means
 
 
 @dataclass(frozen=True)
