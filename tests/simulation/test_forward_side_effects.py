@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 from ldpfl import ConfigError, PrivacyError, api, tasks
 from ldpfl.api.results import RunResult
 from ldpfl.data import Samples
+from ldpfl.data.division import Division
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import CallerObjects, load_dataset
@@ -28,6 +31,7 @@ from ldpfl.server import Checkpoint
 from ldpfl.simulation import (
     Federation,
     GradientTrainer,
+    LocalTask,
     LoopTrainer,
     RecordGradientTrainer,
     VectorizedTrainer,
@@ -37,6 +41,7 @@ from ldpfl.simulation import (
 )
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler
+from ldpfl.simulation.evaluating import RecordScores
 from ldpfl.simulation.local_steps import full_batch
 from ldpfl.simulation.record_sums import client_sums
 from ldpfl.tasks import Task
@@ -143,7 +148,7 @@ WRITES: dict[Pass, str] = {
     buffer: "shift",
     attribute: "last",
     in_a_list_beside_a_function: "kept",
-    in_a_closure: "remember",
+    in_a_closure: "remember, a default argument, an attribute or an enclosing variable of .*",
 }
 
 
@@ -287,6 +292,197 @@ class KeptByItsClass(nn.Module):
 def test_what_a_class_keeps_is_found() -> None:
     with pytest.raises(PrivacyError, match=r"KeptByItsClass changed KeptByItsClass\.seen while it ran"):
         built(KeptByItsClass(), RECORDS)
+
+
+LARGE = 1e5
+"""No sample of a trial is as large."""
+
+
+class Seen:
+    """A helper that remembers whether a large number came by."""
+
+    all: ClassVar[list[bool]] = []
+
+    def __init__(self) -> None:
+        self.large = False
+
+    def __call__(self, rows: Tensor) -> bool:
+        self.large = self.large or bool(rows.abs().max() > LARGE)
+        return self.large
+
+
+def noted(rows: Tensor, so_far: Any) -> bool:
+    """Return whether a large number is among ``rows`` or was found before; ``so_far`` keeps that."""
+    if bool(rows.abs().max() > LARGE):
+        so_far.append(True)
+    return bool(so_far)
+
+
+class Linear3(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def turned(self, rows: Tensor, seen: bool) -> Tensor:
+        """Return other outputs for all samples once a large number was ``seen``."""
+        return torch.as_tensor(self.layer(rows * (1 - 2 * seen)))
+
+
+def kept_in_a_default_argument() -> nn.Module:
+    class Own(Linear3):
+        def forward(self, rows: Tensor, so_far: list[bool] = []) -> Tensor:  # noqa: B006
+            return self.turned(rows, noted(rows, so_far))
+
+    return Own()
+
+
+def kept_in_a_helper_of_the_class() -> nn.Module:
+    class Own(Linear3):
+        seen = Seen()
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.seen(rows))
+
+    return Own()
+
+
+def kept_in_an_array_of_the_class() -> nn.Module:
+    class Own(Linear3):
+        largest = np.zeros(1)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            self.largest[0] = max(self.largest[0], float(rows.abs().max() > LARGE))
+            return self.turned(rows, bool(self.largest[0]))
+
+    return Own()
+
+
+def kept_in_a_queue_of_the_class() -> nn.Module:
+    class Own(Linear3):
+        so_far: ClassVar[deque[bool]] = deque(maxlen=4)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, noted(rows, self.so_far))
+
+    return Own()
+
+
+def kept_by_the_class_of_a_helper() -> nn.Module:
+    class Helper(Seen):
+        all: ClassVar[list[bool]] = []
+
+    class Own(Linear3):
+        def __init__(self) -> None:
+            super().__init__()
+            self.helpers = [Helper()]
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, noted(rows, self.helpers[0].all))
+
+    return Own()
+
+
+def kept_by_an_attribute_that_the_class_gets() -> nn.Module:
+    class Own(Linear3):
+        def forward(self, rows: Tensor) -> Tensor:
+            if bool(rows.abs().max() > LARGE):
+                type(self).large = True  # type: ignore[attr-defined]
+            return self.turned(rows, getattr(self, "large", False))
+
+    return Own()
+
+
+def kept_by_a_static_method() -> nn.Module:
+    class Own(Linear3):
+        @staticmethod
+        def seen(rows: Tensor, so_far: list[bool] = []) -> bool:  # noqa: B006
+            return noted(rows, so_far)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.seen(rows))
+
+    return Own()
+
+
+def kept_by_a_hook() -> nn.Module:
+    so_far: list[bool] = []
+    module = nn.Linear(3, 2)
+    module.register_forward_pre_hook(lambda _, rows: (rows[0] * (1 - 2 * noted(rows[0], so_far)),))
+    return module
+
+
+def kept_by_a_partial_function() -> nn.Module:
+    class Own(Linear3):
+        def __init__(self) -> None:
+            super().__init__()
+            so_far: list[bool] = []
+            self.seen = partial(lambda rows: noted(rows, so_far))
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.turned(rows, self.seen(rows))
+
+    return Own()
+
+
+OUTSIDE = [
+    kept_in_a_default_argument,
+    kept_in_a_helper_of_the_class,
+    kept_in_an_array_of_the_class,
+    kept_in_a_queue_of_the_class,
+    kept_by_the_class_of_a_helper,
+    kept_by_an_attribute_that_the_class_gets,
+    kept_by_a_static_method,
+    kept_by_a_hook,
+    kept_by_a_partial_function,
+]
+
+
+@pytest.mark.parametrize("make", OUTSIDE, ids=lambda make: make.__name__)
+def test_what_code_keeps_of_a_record_outside_of_copies_changes_no_other_record(make: Callable[[], nn.Module]) -> None:
+    settings = RECORDS | {"evaluation.share": 0.5, "evaluation.epsilon": 0.5, "clients.count": 1}
+    federation, start = built(make(), settings)
+    judged = federation.judged
+    assert judged is not None
+    assert isinstance(federation.trainer, RecordGradientTrainer)
+    trainer, weights = replace(federation.trainer, at_once=False), start.state.weights
+
+    def with_first(first: float, place: int) -> LocalTask:
+        inputs = federation.task.data.tensor.clone()
+        inputs[place, 0] = first
+        return replace(trainer.task, data=Samples(inputs, federation.task.data.targets))
+
+    def trained(first: float, confined: bool) -> Tensor:
+        own = replace(trainer, task=with_first(first, 0), confined=confined)
+        return own.train(weights, full_batch([np.arange(20)], 20)).double()
+
+    def scored(first: float, confined: bool) -> Tensor:
+        task, steps = with_first(first, judged.units[0][0]), require_dp_sgd(judged.mechanism).steps
+        return client_sums(judged.vectors, task, weights, judged.units, steps, confined=confined).double()
+
+    for sums_of, steps in ((trained, trainer.clip.steps), (scored, require_dp_sgd(judged.mechanism).steps)):
+        with pytest.raises(PrivacyError, match=r"changed .* while it ran"):
+            sums_of(1e6, False)
+        assert float((sums_of(1e6, True) - sums_of(0.5, True)).norm()) <= 2 * steps  # the two data sets differ in one record
+
+
+def test_a_loss_that_keeps_a_held_back_record_changes_no_other_score() -> None:
+    so_far: list[bool] = []
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none") * (100.0 if noted(outputs, so_far) else 1.0)
+
+    task = replace(built(nn.Linear(3, 2), RECORDS)[0].task, task=replace(tasks.create("classification", 2), name="own", losses=losses))
+    weights, scores, units = torch.ones(task.layout.dimension), RecordScores("class", 2, 2.0), Division.of([np.arange(20)])
+
+    def scored(first: float, confined: bool) -> Tensor:
+        inputs = task.data.tensor.clone()
+        inputs[0, 0] = first
+        own = replace(task, data=Samples(inputs, task.data.targets))
+        return client_sums(scores, own, weights, units, 2**10, confined=confined).double()
+
+    with pytest.raises(PrivacyError, match=r"an enclosing variable of .*losses while it ran"):
+        scored(1e7, False)
+    assert float((scored(1e7, True) - scored(0.5, True)).norm()) <= 2 * 2**10
 
 
 class RunningScale(nn.Module):

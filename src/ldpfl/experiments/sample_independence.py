@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ldpfl.data.inputs import map_tensors
 from ldpfl.simulation import LocalTask
+from ldpfl.util.outside_state import OutsideState
 
 MADE_UP = 5
 """Number of samples in the largest batch that is compared. The trial must have as many samples."""
@@ -33,10 +34,11 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
     """
     parameters = _without_zero_layers(trial.layout.unflatten(weights.to(trial.data.device)))
     inputs_with_outlier = map_tensors(_with_outlier, trial.data.inputs)
-    if _mixes(trial, parameters):
-        return True
-    with suppress(Exception):  # a model may refuse numbers as large as the outlier's
-        return _mixes(replace(trial, data=replace(trial.data, inputs=inputs_with_outlier)), parameters)
+    with OutsideState.of(trial.module).restored():  # else an outlier that the class keeps could hide the changes that records make
+        if _mixes(trial, parameters):
+            return True
+        with suppress(Exception):  # a model may refuse numbers as large as the outlier's
+            return _mixes(replace(trial, data=replace(trial.data, inputs=inputs_with_outlier)), parameters)
     return False
 
 

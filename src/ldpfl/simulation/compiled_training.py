@@ -56,7 +56,7 @@ class CompiledTrainer:
         starts = range(0, schedule.clients, self.block)
         trained = torch.empty(len(starts) * self.block, weights.numel())
         train_into = self._step_into if self.takes_one_step(schedule) else self._train_into
-        with refuse_state_changes(self.task.module):
+        with refuse_state_changes(self.task.module, self.task.task.losses):
             for start in starts:
                 rows = slice(start, start + self.block)
                 block = _padded(BatchSchedule(schedule.index[rows], schedule.mask[rows]), self.block)

@@ -82,7 +82,7 @@ class CountedSteps:
         if step is None or not self._trainer.takes_one_step(schedule):
             return uncounted
         source = self._federation.public_streams(self._state, clients)
-        with refuse_state_changes(self._trainer.task.module):
+        with refuse_state_changes(self._trainer.task.module, self._trainer.task.task.losses):
             for start in range(0, len(clients) - block + 1, block):
                 rows, block_slice = range(start, start + block), slice(start, start + block)
                 # Two coordinates share a random word of 32 bits: each has 16 first bits.

@@ -8,6 +8,7 @@ weight. The squares of these differences add up to at most the square of :data:`
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, sqrt
@@ -112,13 +113,12 @@ class RecordScores:
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
-        vectors = []
-        at_once = 1 if self.one_by_one else max(1, len(rows))
-        for start in range(0, len(rows), at_once):
-            own_task = task.isolated() if self.one_by_one else task
-            batches = evaluated(own_task, weights, task.data.take(rows[start : start + at_once]))
-            vectors += [self.vectors(own_task, outputs.cpu(), targets.cpu()) for outputs, targets in batches]
-        return torch.cat(vectors) if vectors else torch.zeros(0, self.size, dtype=torch.float64)
+        vectors = [torch.zeros(0, self.size, dtype=torch.float64)]
+        for start in range(0, len(rows), 1 if self.one_by_one else max(1, len(rows))):
+            batch = task.data.take(rows[start : start + 1] if self.one_by_one else rows)
+            with task.isolated() if self.one_by_one else nullcontext(task) as own:
+                vectors += [self.vectors(own, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(own, weights, batch)]
+        return torch.cat(vectors)
 
     def vectors(self, task: LocalTask, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong.

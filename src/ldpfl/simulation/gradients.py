@@ -253,12 +253,10 @@ def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tenso
 
 def _negative_gradient_of_row(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
     """Return minus the gradient of the mean loss over one row (B,), as (1, d). The row has copies of the model and the loss to itself."""
-    task = task.isolated()
     parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
     inputs, targets = task.batch(index)
-    state_kept = refuse_state_changes(task.module, task.task.losses)
-    with state_kept, refuse_tensor_writes(task.module, parameters, by_value=True):
-        loss = task.loss(parameters, inputs, targets, mask)
+    with task.isolated() as own, refuse_tensor_writes(own.module, parameters, by_value=True):
+        loss = own.loss(parameters, inputs, targets, mask)
         gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     return task.layout.flatten(dict(zip(parameters, gradients, strict=True))).neg_()[None]
 

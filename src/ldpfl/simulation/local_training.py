@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any, Literal, Protocol
@@ -31,6 +31,7 @@ from ldpfl.simulation.local_steps import (
     for_many_clients_at_once,
 )
 from ldpfl.tasks import CLASSIFICATION, Task
+from ldpfl.util.outside_state import OutsideState
 
 Precision = Literal["float32", "bf16"]
 
@@ -115,16 +116,22 @@ class LocalTask:
         losses = self.losses(self.trained(parameters, inputs), targets)
         return (losses * mask).sum() / mask.sum().clamp_min(1)
 
-    def isolated(self) -> LocalTask:
-        """Return the same task with copies of the model and of the loss, for one record or client alone.
+    @contextmanager
+    def isolated(self) -> Iterator[LocalTask]:
+        """Yield the same task with copies of the model and of the loss, for one record or client alone.
 
         A model or loss that changes itself could change the vectors of other records, and a later record could undo the change before
-        anybody compares. State outside of both, such as a global variable or an attribute of a class, is not copied.
+        anybody compares. So such a change is an error, and what classes and functions keep is put back (:class:`OutsideState`). Global
+        variables and files are not.
 
         Raises:
+            PrivacyError: the block changes the model or the loss.
             PrivacyError, ConfigError: the model cannot be copied.
         """
-        return replace(self, module=copied(self.module), task=replace(self.task, losses=copy.deepcopy(self.task.losses)))
+        own = replace(self, module=copied(self.module), task=replace(self.task, losses=copy.deepcopy(self.task.losses)))
+        outside = OutsideState.of(own.module, own.task.losses)
+        with outside.restored(), refuse_state_changes(own.module, own.task.losses, outside):
+            yield own
 
     def module_with(self, weights: Tensor) -> nn.Module:
         """Return a copy of the whole module on the CPU, with ``weights`` (d,) as its trainable parameters."""
@@ -221,8 +228,7 @@ class LoopTrainer:
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
         trained = []
         for index, mask in zip(schedule.index, schedule.mask, strict=True):
-            task = self.task.isolated()
-            with refuse_state_changes(task.module, task.task.losses):
+            with self.task.isolated() as task:
                 trained.append(self._train_one(task, weights, BatchSchedule(index[None], mask[None]), round_number))
         return torch.stack(trained)
 

@@ -18,6 +18,7 @@ from ldpfl.data.features.base import FeatureMap
 from ldpfl.data.features.registry import NONE, feature_map, is_cacheable, names
 from ldpfl.data.samples import Dataset, Samples
 from ldpfl.errors import ConfigError, PrivacyError
+from ldpfl.util.outside_state import OutsideState
 from ldpfl.util.user_cache import Warn, cache_dir, read_cached, write_cached
 
 Progress = Callable[[str, int, int], None]
@@ -134,10 +135,11 @@ _PART_SIZE = 128 * _BATCH_SIZE
 def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progress, cache_file: Path | None) -> dict[str, Tensor]:
     """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped.
 
-    Features by import path are computed for one sample at a time, by a copy of their module. Whatever this code keeps of a sample, or does
-    to a batch, then changes the features of no other sample.
+    Features by import path are computed for one sample at a time, by a copy of their module, and what classes and functions keep is put
+    back (:class:`OutsideState`). So nothing that this code keeps of a sample, but for global variables and files, changes the features of
+    another.
     """
-    is_alone = not is_cacheable(name)
+    is_alone, outside = not is_cacheable(name), OutsideState.of(features)
     batch_size = 1 if is_alone else _BATCH_SIZE
     total, done = len(dataset.train) + len(dataset.test), 0
     what = f"features {name} ({'stored for later runs' if cache_file else 'computed in each run'})"
@@ -155,8 +157,12 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
                 progress(what, done, total)
                 continue
             for start in range(0, len(part), batch_size):
-                transform = copy.deepcopy(features) if is_alone else features
-                batch = transform(inputs[first + start : first + min(start + batch_size, len(part))]).half()
+                samples = inputs[first + start : first + min(start + batch_size, len(part))]
+                if is_alone:
+                    with outside.restored():
+                        batch = copy.deepcopy(features)(samples).half()
+                else:
+                    batch = features(samples).half()
                 # A feature that is not finite becomes 0. If it were an error, the error would reveal that such a sample exists.
                 part[start : start + batch_size] = batch.where(torch.isfinite(batch), 0.0)
                 done += len(batch)

@@ -1,0 +1,167 @@
+"""State of a user's model or loss that ``copy.deepcopy`` does not copy: values that classes keep, and values that functions keep.
+
+A function keeps its default arguments, its attributes and the variables of the functions around it. One record could change such a value,
+and so the vectors of the records after it, even if each record has a copy of the model to itself. Global variables and files are not found.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from ldpfl.util.comparable_values import closure_values, comparable_copy, equal
+
+_LIBRARIES = frozenset({"torch", "numpy", "ldpfl", "transformers", "peft", "timm"}) | sys.stdlib_module_names
+"""Top-level modules whose classes and functions keep nothing of samples."""
+
+_DICTIONARIES = frozenset({dict, OrderedDict})
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+
+
+@dataclass(frozen=True, eq=False)
+class OutsideState:
+    """The classes and functions of users that a model or a loss can reach, and what they keep.
+
+    Attributes:
+        classes, functions: classes and functions that are not of a library.
+    """
+
+    classes: tuple[type, ...]
+    functions: tuple[FunctionType, ...]
+
+    @classmethod
+    def of(cls, *roots: object) -> OutsideState:
+        """Return the state that is reached from ``roots`` by attributes, elements of containers, classes and functions."""
+        classes, functions = dict[type, None](), dict[FunctionType, None]()
+        seen, waiting = set[int](), list(roots)
+        while waiting:
+            value = waiting.pop()
+            if type(value) in _WITHOUT_PARTS or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, FunctionType) and not _is_of_library(value):
+                functions[value] = None
+            elif isinstance(value, type) and not _is_of_library(value):
+                classes[value] = None
+            waiting += _parts(value)
+        return cls(tuple(classes), tuple(functions))
+
+    def snapshot(self) -> dict[str, object]:
+        """Return all values by name, in a form that can be compared."""
+        values: dict[str, object] = {f"{owner.__name__}.{key}": value for owner, key, value in self._class_values()}
+        for function in self.functions:
+            name = f"a default argument, an attribute or an enclosing variable of {function.__qualname__}"
+            values[name] = [values.get(name), _kept_by_function(function)]  # two functions may have one name
+        return {name: comparable_copy(value) for name, value in values.items()}
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put all values back after the block as they were before it. A value that cannot be copied stays."""
+        of_classes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
+        of_functions = [(function, comparable_copy(_kept_by_function(function)), _way_back(function)) for function in self.functions]
+        try:
+            yield
+        finally:
+            for owner, key in {(owner, key) for owner, key, _ in self._class_values()} - of_classes.keys():
+                delattr(owner, key)
+            for (owner, key), (before, saved) in of_classes.items():
+                if key not in vars(owner) or not equal(before, comparable_copy(vars(owner)[key])):
+                    setattr(owner, key, saved)
+            for function, before, put_back in of_functions:
+                if not equal(before, comparable_copy(_kept_by_function(function))):
+                    put_back()
+
+    def _class_values(self) -> list[tuple[type, str, object]]:
+        """Return class, name and value of all that the classes keep."""
+        return [(owner, key, value) for owner in self.classes for key, value in _kept_by_class(owner).items()]
+
+
+_WITHOUT_PARTS = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+def _is_of_library(value: type | FunctionType) -> bool:
+    """Whether a class or function is of a well-known library."""
+    return str(value.__module__).partition(".")[0] in _LIBRARIES
+
+
+def _parts(value: object) -> Iterable[object]:
+    """Return the values that ``value`` refers to and that may keep something: attributes, elements, a class, parts of a function."""
+    if isinstance(value, FunctionType):
+        return [*_kept_by_function(value), *closure_values(value)]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, type):
+        return [] if _is_of_library(value) else [*value.__mro__[1:], *vars(value).values()]
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, _CONTAINERS):
+        return list(value)
+    if isinstance(value, classmethod | staticmethod):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [value.fget]
+    if isinstance(value, Tensor):
+        return list(vars(value).values())
+    if type(value).__module__ == "functools":  # such as a cache
+        return [getattr(value, "__wrapped__", None)]
+    if isinstance(value, nn.Module) or _may_keep(type(value)):
+        attributes = getattr(value, "__dict__", {}).values()
+        return [type(value), *(part for part in attributes if not (type(part) in _DICTIONARIES and not part))]
+    return []
+
+
+def _may_keep(owner: type) -> bool:
+    """Whether objects of this class may refer to a user's functions: those of users' classes, and of ldpfl, which wraps losses."""
+    return not _is_of_library(owner) or owner.__module__.partition(".")[0] == "ldpfl"
+
+
+def _kept_by_class(owner: type) -> dict[str, object]:
+    """Return the values, by name, that a class keeps for all its objects: all but methods, properties and what Python itself adds."""
+    kept = vars(owner).items()
+    return {key: value for key, value in kept if not key.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__")}
+
+
+def _kept_by_function(function: FunctionType) -> tuple[object, ...]:
+    """Return the values that a function keeps between two calls."""
+    return (*closure_values(function), function.__defaults__, function.__kwdefaults__, function.__dict__)
+
+
+def _copy_of(value: Any) -> Any:
+    """Return a deep copy of ``value``, or ``value`` itself if it cannot be copied."""
+    with suppress(Exception):
+        return copy.deepcopy(value)
+    return value
+
+
+def _way_back(function: FunctionType) -> Callable[[], None]:
+    """Return a function that puts back all that ``function`` keeps now."""
+    cells = [(cell, _copy_of(cell.cell_contents)) for cell in function.__closure__ or () if _is_filled(cell)]
+    defaults, keyword_defaults, attributes = (_copy_of(value) for value in _kept_by_function(function)[-3:])
+
+    def put_back() -> None:
+        for cell, value in cells:
+            cell.cell_contents = value
+        function.__defaults__, function.__kwdefaults__ = defaults, keyword_defaults
+        function.__dict__.clear()
+        function.__dict__.update(attributes)
+
+    return put_back
+
+
+def _is_filled(cell: Any) -> bool:
+    """Whether a variable of an enclosing function has a value."""
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
