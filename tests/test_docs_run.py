@@ -53,7 +53,7 @@ NOT_RUN = {
     r"plan .*--target-central .*": "solves for half a minute; test_docs.py asks the README's figures of the planner",
     r"attack gan .*": "trains an image generator for minutes; tests/cli/test_cli_attacks.py has a shorter one",
     r"(policy key|relay token|relay rounds|relay cancel|budget) .*": "an operator's; tests/deploy/test_rotation.py runs the page's",
-    r"policy init (\.|my-app|APP).*": "needs the app's folder; tests/test_examples.py and test_app_on_the_page.py run such apps",
+    r"policy init (\.|APP).*": "needs the app's folder; tests/test_examples.py and test_app_on_the_page.py run such apps",
     r"(init|audit|run) .*my-bits": "needs pip; tests/mechanisms/test_new_package.py runs the package",
     r"ledger ldp-fl/mnist": "accounts for a minute; tests/cli/test_cli_privacy.py accounts smaller recipes",
 }

@@ -1,8 +1,8 @@
-"""The complete app of docs/flower.md runs as it stands there, from its files to a report about its run."""
+"""The app in examples/flower-own-app, which docs/flower.md explains, runs from its files to a report about its run."""
 
 from __future__ import annotations
 
-import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -16,31 +16,17 @@ from ldpfl.privacy.budget_file import read_charges
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("imports-of-apps")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-own-app"
 
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    """The folder that the page shows."""
-    folder = tmp_path / "my-app"
-    (folder / "my_app").mkdir(parents=True)
-    (folder / "my_app" / "__init__.py").touch()
-    section = PAGE.read_text(encoding="utf-8").split("## A server of your own")[1].split("\n## ")[0]
-    files = re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in files] == [
-        "pyproject.toml",
-        "my_app/config.toml",
-        "my_app/server_app.py",
-        "my_app/client_app.py",
-        "my_app/training.py",
-    ]
-    for name, text in files:
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
+    """A copy of the example."""
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "own-app", ignore=shutil.ignore_patterns("__pycache__")))
 
 
 def test_it_trains_what_its_nodes_tables_teach(app: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("--config", app / "my_app" / "config.toml", "--layers", "2,1")
+    asked = ("--config", app / "own_app" / "config.toml", "--layers", "2,1")
     assert "3 reports of duchi (direct)" in ldpfl("policy", "init", app, *asked).out
     rows = np.random.default_rng(4).normal(size=(40, 2))
     table = np.column_stack([rows, rows @ [1.0, -1.0] + 0.5])
@@ -57,7 +43,7 @@ def test_it_trains_what_its_nodes_tables_teach(app: Path, ldpfl: CommandLine, mo
     Path("budgets").mkdir()
     monkeypatch.setenv("LDPFL_BUDGETS", str(Path("budgets").absolute()))
     monkeypatch.syspath_prepend(app)
-    from my_app import client_app, server_app  # type: ignore[import-not-found]
+    from own_app import client_app, server_app  # type: ignore[import-not-found]
 
     settings = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]["ldpfl"]
     grid = InProcessGrid(client_app.app, 3, run_config={f"ldpfl.{name}": value for name, value in settings.items()})

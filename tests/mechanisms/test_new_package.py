@@ -45,9 +45,10 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_page_quotes_the_package_as_it_is_written() -> None:
-    blocks = re.findall(r"```(?:toml|python)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    written = package_files(NAME)
-    assert blocks == [written["pyproject.toml"], written["my_bits.py"]]
+    page, written = PAGE.read_text(encoding="utf-8"), package_files(NAME)
+    assert re.findall(r"```python\n(.*?)```", page, re.DOTALL) == [written["my_bits.py"]]
+    assert 'my-bits = "my_bits:MyBitsSettings"' in page
+    assert 'my-bits = "my_bits:MyBitsSettings"' in written["pyproject.toml"]
 
 
 @pytest.mark.slow
