@@ -182,8 +182,6 @@ def test_code_about_ones_own_data_runs_on_a_table(tmp_path: Path, monkeypatch: p
     frame = patients()
     names: dict[str, object] = {"frame": frame, "new_rows": frame.drop(columns="outcome")}
     monkeypatch.setattr(package, "run", _without_bar)
-    Path("hospitals").mkdir()
-    frame.to_csv(Path("hospitals", "north.csv"), index=False)
     for block in blocks(ROOT / "docs" / "own-data.md"):
         exec(compile(block, "own-data.md", "exec"), names)
 

@@ -51,7 +51,8 @@ class DataConfig(BaseModel):
     """A built-in data set, the id of one on the Hugging Face hub (``owner/name``), or ``package.module:function``, which returns a
     data frame or an ``ldpfl.data.Dataset``; or ``node``, on Flower: each node's own table."""
     path: str = ""
-    """A CSV or Parquet file, or a folder of them, instead of a data set by name."""
+    """A CSV or Parquet file, a folder of them, or a folder of images by class, instead of a data set by name. The pixels x of images become
+    (x / 255 - 0.5) / 0.25."""
     target: str | list[str] = ""
     """The column that is to be predicted; several for a task of several labels; for survival the time and the event."""
     columns: list[str] = []
@@ -77,7 +78,7 @@ class DataConfig(BaseModel):
     ``survival``. By default it is measured with the columns."""
     numbers: list[str] = []
     """Columns that hold numbers. ``words`` and ``dates`` name columns of words and dates. By default most of a column's cells decide. Codes
-    with leading zeros, such as ``0471``, are words."""
+    with leading zeros, such as ``0471``, are words. Among numbers, a cell such as ``<0.5`` counts as the number at the limit."""
     words: list[str] = []
     """See ``numbers``."""
     dates: list[str] = []
@@ -116,7 +117,7 @@ class DataConfig(BaseModel):
     features_digest: str = ""
     """SHA-256 of the frozen weights that compute the ``features``, as Flower's terms name it. If set, other weights are refused."""
     feature_options: dict[str, bool | int | float | str] = {}
-    """Options of the ``features``."""
+    """Options of the ``features``. ``timm`` takes ``size``, in pixels, and ``weights``, a file in place of the hub's."""
     partition: Scheme | Annotated[str, AfterValidator(_check_code)] = "iid"
     """How samples are divided over clients: equal shares, by Dirichlet proportions of each label, by labels, or unequal shares. Or your own
     ``file.py:function`` or ``package.module:function``, which is called with the number of samples, the number of clients and the seed,
