@@ -146,7 +146,10 @@ def _copy_of(value: Any) -> Any:
 
 def _way_back(function: FunctionType) -> Callable[[], None]:
     """Return a function that puts back all that ``function`` keeps now."""
-    cells = [(cell, _copy_of(cell.cell_contents)) for cell in function.__closure__ or () if _is_filled(cell)]
+    cells = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # the variable has no value yet
+            cells.append((cell, _copy_of(cell.cell_contents)))
     defaults, keyword_defaults, attributes = (_copy_of(value) for value in _kept_by_function(function)[-3:])
 
     def put_back() -> None:
@@ -157,11 +160,3 @@ def _way_back(function: FunctionType) -> Callable[[], None]:
         function.__dict__.update(attributes)
 
     return put_back
-
-
-def _is_filled(cell: Any) -> bool:
-    """Whether a variable of an enclosing function has a value."""
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
