@@ -156,8 +156,8 @@ class RelayedRounds(ABC):
         if status.state != "released":
             uploads, needed, number = counted(status.uploads or 0, "upload"), status.terms.min_clients, round_.number
             LOGGER.info(
-                "round %d was begun before this start, and the relay has %s of the %d it needs: waiting up to %g s, because nodes may still "
-                "upload. To end the round without reports, at the relay: ldpfl relay cancel %s %d",
+                "round %d was begun before this start, and the relay has %s of the %d it needs: waiting up to %g s, because nodes may "
+                "still upload. To end the round without reports, at the relay: ldpfl relay cancel %s %d",
                 *(number, uploads, needed, round_.timeout, round_.run, number),
             )
         return self.collect(round_, (), round_.timeout)
