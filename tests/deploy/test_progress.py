@@ -62,6 +62,25 @@ def test_each_step_is_told_once(site: Site) -> None:
     assert reported.told[told:] == [("the rounds are over; the aggregator computes the figures and the guarantee of the run",)]
 
 
+def test_a_machine_that_is_too_slow_for_all_nodes_of_a_round_is_told_once(site: Site) -> None:
+    heard, config = Heard(), RunConfig()
+    watch, rounds = Watch(site, {}, heard, config), config.training.rounds
+    late = "ERROR :     replaced: round {} is reported as no change, because training failed: the app took too long. See\n"
+    for node in site.nodes[1:]:
+        node.log.write_text("".join(late.format(number) for number in range(1, rounds + 1)), encoding="utf-8")
+    site.nodes[0].log.write_text(late.format(2) + "ERROR :     replaced: round 1 is reported as no change, because of a bug\n", "utf-8")
+    watch.tell_news()
+    watch.tell_news()
+    (advice,) = [str(text) for (text,) in heard.told if "fewer --clients" in str(text)]
+    assert advice.startswith("round 2: no node has trained in time: this machine is too slow for so many nodes at once")
+    watch.check_trained(rounds)
+    with site.nodes[0].log.open("a", encoding="utf-8") as log:
+        log.writelines(late.format(number) for number in range(1, rounds + 1) if number != 2)
+    watch.tell_news()
+    with pytest.raises(DeploymentError, match=r"no round has trained .* fewer --clients"):
+        watch.check_trained(rounds)
+
+
 def listing(path: Path, **run: str) -> Path:
     path.write_text("a line of Flower's\n" + json.dumps({"success": True, "runs": [run]}), encoding="utf-8")
     return path

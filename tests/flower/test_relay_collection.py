@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -26,7 +27,7 @@ from ldpfl.flower.client_app import FAILED
 from ldpfl.flower.report_collection import OpenRound
 from ldpfl.flower.round_request import read_request
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.relay import Terms
+from ldpfl.relay import RelayAggregator, RoundStatus, Terms
 from ldpfl.server import Checkpoint
 from ldpfl.transport.shuffling import RecordPlan
 from ldpfl.transport.shuffling.sealing import OVERHEAD
@@ -391,6 +392,48 @@ def test_a_server_killed_before_anyone_uploaded_waits_no_longer_than_for_a_round
     world.before_upload = lambda client: None
     last = world.run(2, folder=folder)
     assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
+
+
+@pytest.mark.parametrize("when", ["waiting", "pulling", "resumed"])
+@pytest.mark.slow
+def test_a_round_that_is_cancelled_at_the_relay_is_charged_and_the_run_goes_on(
+    when: str, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(world.folder / "run")
+    caplog.set_level(logging.INFO)
+
+    def cancel() -> None:
+        world.store.cancel("aggregator", world.asked[0].terms.run, 1)
+
+    def sleep(seconds: float) -> None:
+        world.now[0] += seconds
+        cancel()
+
+    def wait(self: RelayAggregator, run: str, number: int, timeout_s: float) -> RoundStatus:
+        status = wait_for_relay(self, run, number, timeout_s)
+        cancel()
+        return status
+
+    def kill(client: int) -> None:
+        raise Killed
+
+    if when == "resumed":
+        world.before_upload = kill
+        with pytest.raises(Killed):
+            world.run(2, folder=folder)
+        world.before_upload = lambda client: None
+    wait_for_relay = RelayAggregator.wait
+    if when == "pulling":
+        monkeypatch.setattr(RelayAggregator, "wait", wait)
+    else:
+        monkeypatch.setattr(world, "sleep", sleep)
+    last = world.run(2, folder=folder)
+    assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
+    assert [(event.cohort, event.population) for event in last.ledger.events] == [(3, CLIENTS), (CLIENTS, CLIENTS)]
+    assert caplog.text.count("round 1 was cancelled at the relay, which has deleted its reports: it is charged all the same") == 1
+    told = "round 1 was begun before this start, and the relay has 0 uploads of the 3 it needs: waiting up to 100 s"
+    assert caplog.text.count(told) == (when == "resumed")
+    assert caplog.text.count(f"ldpfl relay cancel {world.asked[0].terms.run} 1") == (when == "resumed")
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -286,8 +286,11 @@ def test_a_public_page_names_no_folder_of_this_machine(tiny_data: Path, config_f
     run = tmp_path / "run"
     named = {"model.name": f"{secret}/code.py:Net", "data.partition": f"{secret}/code.py:deal", "data.tokenizer": f"hf:{secret}"}
     api.run(config_file, folder=run, data_dir=tiny_data, progress=False, settings=named)
+    with (run / "config.toml").open("a", encoding="utf-8") as config:
+        config.write(f'# a quote that nobody closes: "{secret}/notes\n')
     own, public = page([run]), page([run], public=True)
     assert str(secret) in own
+    assert "closes: &#34;notes" in public
     assert "code.py:Net" in public
     assert "code.py:deal" in public
     assert not any(folder in public for folder in (str(tmp_path), str(tiny_data), tmp_path.name))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
 
@@ -168,6 +169,34 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused(tmp_path: Path) ->
 def test_toml_that_is_too_much_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"too deeply|digits|Exceeds|more than 8 parts"):
         from_toml(text)
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_a_quote_before_the_end_of_a_string_hides_no_key_of_many_parts(quote: str) -> None:
+    """The text is TOML: the string ends with its fourth quote, and the rest of both lines is a comment."""
+    text = f"x = {quote * 3}a{quote * 4} # {quote} {quote * 3}\n{{key}} = 1 # {quote * 3}\n"
+    assert from_toml(text.format(key="a.b")) == {"x": f"a{quote}", "a": {"b": 1}}
+    with pytest.raises(ValueError, match="more than 8 parts"):
+        from_toml(text.format(key="a." * 20 + "b"))
+
+
+@pytest.mark.parametrize("start", ["", "x=", 'x="', 'x="""', "x='''"])
+@pytest.mark.parametrize(
+    "repeated", ['"\\', '\\"', "'", "''''", '\\"""', '""""', '"""\\', '"\n', "#'\n", "a.", ". ", '"a".', "[a]\n", "{a="]
+)
+def test_the_time_to_read_toml_grows_with_its_length_and_not_with_the_square(start: str, repeated: str) -> None:
+    """A text 16 times as long may take 16 times as long; the square would be 256 times."""
+
+    def cost_s(length: int) -> float:
+        text, costs = start + repeated * (length // len(repeated)), []
+        for _ in range(3):
+            began = time.process_time()
+            with suppress(ValueError):
+                from_toml(text)
+            costs.append(time.process_time() - began)
+        return min(costs)
+
+    assert cost_s(64_000) < 80 * max(cost_s(4_000), 2e-5)
 
 
 def test_dots_in_strings_comments_and_numbers_are_not_those_of_a_key() -> None:

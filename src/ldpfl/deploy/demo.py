@@ -33,10 +33,11 @@ from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.flower.confined_process import TOO_LONG
 from ldpfl.flower.new_app import write_app
 from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.ready_server import ROUNDS_OVER
-from ldpfl.flower.round_kinds import PlannedRound, planned_round
+from ldpfl.flower.round_kinds import PlannedRound, last_round, planned_round
 from ldpfl.privacy.budget_file import Books, read_books
 from ldpfl.util.files import write_text
 
@@ -163,6 +164,7 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         run_end = RunEnd.read(listing.log)
         run_end.check_completed(site.superlink / "superlink.log")
         _check_reports(trial, site)
+        watch.check_trained(trial.rounds)
         relayed = _read_relayed(site, http.get(f"{programs.relay_url}/metrics").text)
     observer.step("stopping everything")
     result = RunFolder(site.run).result()
@@ -291,6 +293,7 @@ class Watch:
     observer: DemoObserver
     config: RunConfig
     _replacements_told: Counter[str] = field(default_factory=Counter)
+    _late_nodes: Counter[int] = field(default_factory=Counter)  # by round
     _rounds_asked: int = 0
     _rounds_told: int = 0
     _end_told: bool = False
@@ -301,6 +304,10 @@ class Watch:
             for reason in islice(replacement_reasons(node), self._replacements_told[node.name], None):
                 self._replacements_told[node.name] += 1
                 self.observer.step(f"{node.name}: {reason}")
+                if (late := _LATE_REASON.match(reason)) is not None:
+                    self._late_nodes[int(late[1])] += 1
+                    if self._is_lost(int(late[1])):
+                        self.observer.step(f"round {late[1]}: no node has trained in time: {_TOO_SLOW}")
         participation = self._read_participation()  # read first, so that finished rounds are told before the next one
         for metrics in finished_rounds(self.site)[self._rounds_told :]:
             self._rounds_told += 1
@@ -313,6 +320,16 @@ class Watch:
         if not self._end_told and any(ROUNDS_OVER in line for line in _lines_if_any(self.site.operator / "run.log")):
             self._end_told = True
             self.observer.step("the rounds are over; the aggregator computes the figures and the guarantee of the run")
+
+    def check_trained(self, rounds: int) -> None:
+        """Raise if no node has trained in time in any of the run's ``rounds`` training rounds."""
+        numbers = range(1, last_round(self.config, rounds) + 1)
+        if all(self._is_lost(number) for number in numbers if planned_round(self.config, number).is_training):
+            raise DeploymentError(f"no round has trained the model, because all nodes took too long: {_TOO_SLOW}")
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether all nodes have reported no change in this round, because they took too long to train."""
+        return self._late_nodes[number] == len(self.site.nodes)
 
     def _read_participation(self) -> Participation | None:
         """Return the participation that the aggregator wrote last; None if there is no readable file yet."""
@@ -353,3 +370,5 @@ def _lines_if_any(path: Path) -> list[str]:
 
 _REFUSAL_LINE = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed|would decline|not answered): .*)")
 _REPLACEMENT_LINE = re.compile(r"ERROR\s*:\s*replaced: (.*)")
+_LATE_REASON = re.compile(rf"round (\d+) .*{TOO_LONG}")
+_TOO_SLOW = "this machine is too slow for so many nodes at once. Give fewer --clients, or a longer --reply-s"

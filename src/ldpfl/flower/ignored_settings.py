@@ -36,7 +36,7 @@ def setting_notes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     if at_nodes:
         meaning = (
             "a policy's min_clients, and the noise of a sum, are planned for this number of nodes in a round: set it to the number of "
-            "ldpfl.nodes"
+            "your nodes. With ldpfl.nodes = 0 a round waits for that many"
         )
         yield f"clients.count = {clients.count}: {meaning}"
         partition_settings = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")

@@ -23,7 +23,7 @@ from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.report_collection import OpenRound, Received
 from ldpfl.flower.terms import Answer, agreement_of, check_window, numbers_in_sum, require_adding_up
 from ldpfl.privacy.events import Channel
-from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RoundStatus, SumTerms, Terms
+from ldpfl.relay import RelayAggregator, RelayNotReleased, RelayRefused, RelayRoundOver, RoundStatus, SumTerms, Terms
 from ldpfl.simulation.workers import cores
 from ldpfl.transport.shuffling import ReportPool
 from ldpfl.transport.shuffling.opening import open_in_batches
@@ -115,17 +115,22 @@ class RelayedRounds(ABC):
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
         """Wait up to ``left_s`` seconds for the relay to release the round, and read it. Cancel it if the relay does not release it.
 
+        A round that its operator has cancelled at the relay has no reports.
+
         Raises:
             RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round, and the run goes on with
                 this round when it is started again.
         """
         try:
             self.relay.wait(round_.run, round_.number, left_s)
+            return self.read_release(round_)
+        except RelayRoundOver:
+            LOGGER.warning("round %d was cancelled at the relay, which has deleted its reports: it is charged all the same", round_.number)
+            return Received(None)
         except RelayNotReleased:
             self.relay.cancel(round_.run, round_.number)
             reason = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
             return Received(None, refused=(reason,))
-        return self.read_release(round_)
 
     def give_up(self, round_: OpenRound) -> bool:
         """Cancel the round and return True; or return False if the relay has enough uploads to release it.
@@ -146,7 +151,16 @@ class RelayedRounds(ABC):
     def recover(self, round_: OpenRound) -> Received | None:
         """Return the reports of a round that the relay still holds, None if it holds none; errors as for :meth:`collect`."""
         status = self._status(round_)
-        return None if status is None or status.state == "gone" else self.collect(round_, (), round_.timeout)
+        if status is None or status.state == "gone":
+            return None
+        if status.state != "released":
+            uploads, needed, number = counted(status.uploads or 0, "upload"), status.terms.min_clients, round_.number
+            LOGGER.info(
+                "round %d was begun before this start, and the relay has %s of the %d it needs: waiting up to %g s, because nodes may "
+                "still upload. To end the round without reports, at the relay: ldpfl relay cancel %s %d",
+                *(number, uploads, needed, round_.timeout, round_.run, number),
+            )
+        return self.collect(round_, (), round_.timeout)
 
     def delete_round(self, run: str, number: int) -> None:
         """Have the relay delete everything that it holds of the round."""

@@ -154,13 +154,11 @@ def _config_text(folder: RunFolder, *, hide_seed: bool, hide_paths: bool) -> str
     text = read_text(folder.config_path)
     for key in (*(["seed"] if hide_seed else []), *(["path", "test_path"] if hide_paths else [])):
         text = re.sub(rf"^{key} = .*$", f"# {key}: in the run's folder", text, count=1, flags=re.MULTILINE)
-    return re.sub(r'"(?:[^"\\\n]|\\.)*"', _without_folder_part, text) if hide_paths else text
+    return _QUOTED.sub(lambda quoted: f'"{public_name(quoted[1])}{quoted[2]}', text) if hide_paths else text
 
 
-def _without_folder_part(quoted: re.Match[str]) -> str:
-    """Return a string of TOML, with its quotes, without the folder if it is a path."""
-    inner = quoted[0][1:-1]
-    return f'"{public_name(inner)}"'
+_QUOTED = re.compile(r'"((?:[^"\\\n]++|\\.)*+)("?)')
+"""Matches a string of TOML, closed or not, so that each character is read once."""
 
 
 def _left_out_sentence(config: RunConfig) -> str:

@@ -225,8 +225,18 @@ _MAX_KEY_PARTS = 8
 
 _LONG_KEY = re.compile(r"(?:\.[ \t]*+[\w-]*+[ \t]*+){" + str(_MAX_KEY_PARTS) + "}")
 
-_NOT_KEYS = re.compile(r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
-"""Strings and comments. A quoted part of a key is a string, too, and is replaced by a bare one before keys are looked at."""
+_NOT_KEYS = re.compile(
+    r'"""(?:[^"\\]++|\\.?|"(?!""))*+(?:"{3,5}|\Z)'  # one or two quotes may stand before the three that end it
+    r"|'''(?:[^']++|'(?!''))*+(?:'{3,5}|\Z)"
+    r'|"(?:[^"\\\n]++|\\[^\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*+",
+    re.DOTALL,
+)
+"""Strings and comments. A quoted part of a key is a string, too, and is replaced by a bare one before keys are looked at.
+
+Reads each character once, because a string that nobody closes counts to the end of its line or text: there TOML is wrong anyhow.
+"""
 
 
 def from_toml(text: str) -> dict[str, Any]:
