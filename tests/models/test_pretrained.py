@@ -244,7 +244,7 @@ def test_a_base_that_tells_no_texts_apart_is_advised_a_longer_step(base: Path) -
     (note,) = [note for note in found.to_dict()["caveats"] if note.startswith("nothing was found to have been learnt")]
     assert "try a larger training.server_learning_rate (for a pretrained model 1 to 3" in note
     assert "data.bounds" not in note
-    with pytest.raises(ConfigError, match="leave data.columns out"):
+    with pytest.raises(ConfigError, match=r"leave data\.columns out"):
         ldpfl.run(data=frame.assign(more="x"), target="label", text="text", columns=["text", "more"], model=str(base), **SMALL)
 
 
