@@ -49,7 +49,8 @@ def run_sweep(
     under ``failed``, and the run is tried again when the sweep is resumed.
 
     Raises:
-        ConfigError: a run's settings do not fit together, which is checked before any run starts; or ``out`` holds another sweep.
+        ConfigError: a run's settings do not fit together, which is checked before any run starts; or ``out`` holds another sweep, or runs
+            of other rows.
         DataError: a run's files are damaged.
         WriteError: ``out`` cannot be written. Finished runs are kept.
         LdpflError: all runs failed. This is the error of the first one.
@@ -60,6 +61,7 @@ def run_sweep(
     write_text(out / _RUNS, to_json([cell.folder_name for cell in planned]))
     for cell in planned:  # files that are damaged or of another version concern the whole folder
         _result_of_this_version(cell, out)
+    begun = {cell.folder_name for cell in planned if cell.folder(out).config_path.exists()}
     ahead(planned, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
     errors: list[LdpflError] = []
@@ -67,9 +69,10 @@ def run_sweep(
         on_run(number, len(planned), cell)
         try:
             results.append((cell, run_cell(cell, runner, out)))
-        except WriteError:  # it would meet the other runs, too
-            raise
         except LdpflError as error:
+            # A full disk, or rows that have changed since a run began, concern the other runs, too.
+            if isinstance(error, WriteError) or (isinstance(error, ConfigError) and cell.folder_name in begun):
+                raise
             errors.append(error)
             results.append((cell, {"failed": f"{cell}: {error}"}))
             runner.observer.warn(f"failed: {cell}: {error}")
