@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,11 @@ def test_frames_and_tensors_are_swept_and_gone_on_with(tmp_path: Path) -> None:
     assert contents(out) == before
     with pytest.raises(ConfigError, match="use the same data"):
         api.sweep(folder=out, resume=True, data=FRAME.assign(age=FRAME["age"] + 1), progress=False)
+    (last,) = [path.parent for path in before if "clip_norm = 2.0" in (path.parent / "config.toml").read_text(encoding="utf-8")]
+    shutil.rmtree(last)
+    with pytest.raises(ConfigError, match="use the same data"):  # the run that is left to do is not made on other rows
+        api.sweep(folder=out, resume=True, data=FRAME.assign(age=FRAME["age"] + 1), progress=False)
+    assert not last.exists()
     with pytest.raises(ConfigError, match="give files instead of objects, or jobs=1"):
         api.sweep(data=FRAME, target="sick", jobs=2, progress=False)
 

@@ -67,7 +67,20 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_trials_that_noise_leaves_alike_are_said(metric: str, value: float, low: float, high: float, is_told: bool) -> None:
     chosen = SimpleNamespace(metric=metric, figure={"value": value, "low": low, "high": high})
     sentences = _note_on_noise(cast("Chosen", chosen))
-    assert [text.startswith("the trials could not be told apart: ") for text in sentences] == [True] * is_told
+    assert [text.startswith("the choice of the setting says little: ") for text in sentences] == [True] * is_told
+
+
+@pytest.mark.slow
+def test_whoever_runs_the_trials_alone_learns_that_they_had_one_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    how = {**HOW, "axes": {"training.server_learning_rate": [0.5, 2.0]}, "target": "dose", "task": "regression", "trials": 1}
+    how["settings"] = {key: value for key, value in how["settings"].items() if key != "data.classes"}
+    made = api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **{**how, "progress": True})
+    assert len(list((tmp_path / "t" / "private" / "runs").iterdir())) == 1  # by the seed
+    note = "all trials had the same one of 2 settings"
+    assert note in " ".join(capsys.readouterr().err.split())
+    assert note not in (made.folder / "tuned.json").read_text(encoding="utf-8") + str(made)
+    assert made.metric == LOSS
+    assert made.sentences[0].startswith("The loss of a number is its squared error in units of ")
 
 
 @pytest.mark.slow

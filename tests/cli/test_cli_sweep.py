@@ -96,6 +96,35 @@ def test_an_interrupted_sweep_says_how_to_go_on(
 
 
 @pytest.mark.slow
+def test_a_run_that_fails_is_named_and_the_other_runs_go_on(ldpfl: CommandLine, tmp_path: Path) -> None:
+    table, out = tmp_path / "counts.csv", tmp_path / "s"
+    table.write_text("age,visits\n" + "".join(f"{20 + row % 50},{row % 7}\n" for row in range(400)), encoding="utf-8")
+    settings = ["--set", "clients.count=40", "--set", "training.rounds=1"]
+    command: list[str | Path] = ["sweep", "--data", table, "--target", "visits", "--task", "poisson", *settings, "--out", out]
+    outcome = ldpfl(*command, "--axis", "privacy.target_epsilon=0.5,200", "--json")
+    assert outcome.code == 2
+    failed, finished = json.loads(outcome.out)["rows"]
+    assert (len(failed["failed"]), failed["score"]) == (1, [])
+    assert (finished["failed"], len(finished["score"])) == ([], 1)
+    for part in ("target_epsilon 0.5", "the noise was too large", "dealt to 40 made-up clients", "data.client", "a smaller clients.count"):
+        assert part in failed["failed"][0], part
+    assert outcome.err.splitlines()[-1].startswith("ldpfl: 1 run failed")
+    runs = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("result.json")}
+    assert len(runs) == 1
+
+    again = ldpfl(*hint(outcome.err))
+    assert again.code == 2
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    assert any(" 0.5 " in line and " failed " in line for line in again.out.splitlines())
+    assert "deviance explained" in again.out
+    assert "failed: as it is, target_epsilon 0.5, seed 0: the noise" in " ".join(again.out.split())
+
+    all_failed = ldpfl(*command[:-1], tmp_path / "none", "--axis", "privacy.target_epsilon=0.5,0.6")
+    assert (all_failed.code, all_failed.out) == (2, "")
+    assert all_failed.err.splitlines()[-1].startswith("ldpfl: the noise was too large")
+
+
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_sweep_in_which_nobody_takes_part_has_a_table_too(ldpfl: CommandLine, file: Path, tiny_data: Path, tmp_path: Path) -> None:
     # One client that joins with a probability in (0, 1): with some seeds it stays away from the only round.

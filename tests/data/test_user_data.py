@@ -189,6 +189,7 @@ def test_texts(model: str, recwarn: pytest.WarningsRecorder) -> None:
         "mechanism.perturbed": "weights",
     }
     settings |= {"privacy.target_epsilon": "off", "training.learning_rate": 0.5, "clients.count": 4}
+    settings["data.columns"] = ["note"]  # the same column as data.text
     result = api.run(data=frame, target="ill", model=model, settings=settings, baseline=False, progress=False)
     assert result.accuracy > 0.9
 

@@ -60,6 +60,14 @@ def test_probabilities_too_close_together_are_said(classes: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_wide_interval_of_the_slope_above_1_is_enough_for_the_note() -> None:
+    few = samples(told=0.6, count=300)
+    (note,) = notes_of(few, {**SMALL_STEP, "training.server_learning_rate": 0.23}, NARROW)
+    assert "95 % interval 1.1 to 8" in note
+    assert not notes_of(few, {**SMALL_STEP, "training.server_learning_rate": 0.3}, NARROW)  # its interval begins at 0.81
+
+
+@pytest.mark.slow
 def test_a_model_that_is_no_better_than_chance_is_said() -> None:
     """Of two classes the AUROC decides; one run in 40 would be above chance by luck, and the seed is fixed."""
     (note,) = notes_of(samples(told=0.0), FEW, CHANCE)

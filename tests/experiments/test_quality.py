@@ -17,7 +17,7 @@ from ldpfl.data.holding_out import TEST_SHARE, held_out
 from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.report.page import page
-from ldpfl.report.scores import event_sentence
+from ldpfl.report.scores import event_sentence, site_notes
 
 RARE = 0.06
 
@@ -99,6 +99,14 @@ def test_how_to_turn_the_event_round_is_said_where_it_is_the_commoner_class() ->
     said = "If the rarer 'ja' is the event that you mean, name it second: --set 'data.classes=[\"nein\", \"ja\"]'."
     assert event_sentence(figures).endswith(said)
     assert "rarer" not in event_sentence({**figures, "scores": {"observed share": 0.03}})
+
+
+def test_only_clients_without_the_main_figure_are_named_below_the_table() -> None:
+    """The AUROC of several classes may be missing at a client, but the table shows the accuracy alone."""
+    rare = "too few rows with or without one of the classes: figures need 10 of each"
+    sites = [{"name": "large", "scores": {"accuracy": 0.5}, "note": rare}, {"name": "small", "scores": {}, "note": "too few rows"}]
+    assert site_notes({"metric": "accuracy", "sites": sites}) == "Without accuracy: small (too few rows)."
+    assert site_notes({"metric": "accuracy", "sites": sites[:1]}) == ""
 
 
 @pytest.mark.slow

@@ -210,6 +210,7 @@ def test_the_frontier_holds_what_is_worth_its_price() -> None:
     partial = row("partial", (0.99,), 1, 0.1, stopped=("NaN",))
     assert frontier([partial, good]) == [good]
     assert frontier([row("stopped", (), 1, 0.1, stopped=("NaN",)), good]) == [good]
+    assert frontier([row("failed", (0.99,), 1, 0.1, failed=("no file",)), good]) == [good]
     far, near = (row(name, (error,), 10, 1.0, metric="own error", lower_is_better=True) for name, error in (("far", 9.0), ("near", 5.0)))
     assert frontier([far, near]) == [near]
     assert row("idle", (0.1,), 1, None).budget == 0

@@ -238,6 +238,16 @@ def test_auto_moves_a_base_whose_outputs_hardly_differ_between_texts(tmp_path: P
     assert getattr(result.config.mechanism, "clip_norm", None) == 1.0
 
 
+def test_a_base_that_tells_no_texts_apart_is_advised_a_longer_step(base: Path) -> None:
+    frame = pd.DataFrame({"text": ["good fine"] * 240, "label": ["up", "down"] * 120})
+    found = ldpfl.run(data=frame, target="label", model=str(base), adapter="head", length=8, settings={"data.columns": ["text"]}, **SMALL)
+    (note,) = [note for note in found.to_dict()["caveats"] if note.startswith("nothing was found to have been learnt")]
+    assert "try a larger training.server_learning_rate (for a pretrained model 1 to 3" in note
+    assert "data.bounds" not in note
+    with pytest.raises(ConfigError, match=r"leave data\.columns out"):
+        ldpfl.run(data=frame.assign(more="x"), target="label", text="text", columns=["text", "more"], model=str(base), **SMALL)
+
+
 def test_a_language_model_reads_texts_by_its_tokenizer(base: Path) -> None:
     from transformers import AutoTokenizer
 

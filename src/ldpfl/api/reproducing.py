@@ -21,7 +21,7 @@ from ldpfl.api.sweeping import sweep
 from ldpfl.attacks.gan import GanConfig
 from ldpfl.attacks.on_run import Attacker, AttackPlan
 from ldpfl.attacks.on_sweep import attack_sweep, distances_of
-from ldpfl.errors import ConfigError
+from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments.reproduction import ReproducedRow, SizeName, load_reproduction, reproduced_rows
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
@@ -82,7 +82,9 @@ def reproduce(
         if train:
             workers = cores() if jobs is None else jobs
             with displayed(progress) as display:
-                sweep(config, settings=overrides, folder=out, data_dir=data_dir, device="cpu", jobs=workers, progress=display)
+                made = sweep(config, settings=overrides, folder=out, data_dir=data_dir, device="cpu", jobs=workers, progress=display)
+                if made.failed:
+                    raise LdpflError(f"{made.failed[0]}; the other runs are finished, and the same command tries this one again")
                 if plan is not None:
                     _attack(config, overrides, out, data_dir, plan, display)
         else:

@@ -244,6 +244,11 @@ class SweepResult(Shown):
         """Rows on the Pareto frontier of score, bytes and privacy budget."""
         return tuple(frontier(self.rows))
 
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Error of each run that failed, after the run's name. Resume the sweep to try these runs again."""
+        return tuple(reason for row in self.rows for reason in row.failed)
+
     def plot(self) -> Picture:
         """Return the score against the first axis and against bytes, as a picture."""
         return _picture(lambda path: draw_sweep(path, self.config, self.rows))

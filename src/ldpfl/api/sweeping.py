@@ -71,7 +71,7 @@ def sweep(
 
     Raises:
         ConfigError: there is no such sweep or setting, or a setting does not fit. Nothing was trained.
-        LdpflError: as for :func:`run`.
+        LdpflError: as for :func:`run`, if all runs failed. Otherwise the errors are in ``failed`` of the result.
     """
     if (what is not None) + (data is not None and not resume) + resume != 1:
         raise ConfigError("give sweep exactly one of these: the name or file of a sweep, data, or resume with a sweep's folder")

@@ -25,6 +25,7 @@ from ldpfl.experiments.sweep_config import SweepConfig, load_sweep, parse_axis, 
 from ldpfl.experiments.tuning import Chosen, TunedGuarantee, Tuning, run_tuning, setting_label
 from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
+from ldpfl.report import at_clients
 from ldpfl.report.privacy import guarantee_table
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import format_score
@@ -155,6 +156,12 @@ def tune(
         watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {setting_label(cell)}")
         chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
+        if chosen.settings_tried == 1:  # a warning for whoever runs the trials: the release must not tell how many there were
+            display.warn(
+                f"by chance, all trials had the same one of {len(chosen.labels)} settings, so nothing was compared. More trials (--trials) "
+                "make this unlikely, but another tuning is another release of the same rows. Keep this to yourself: the number of trials "
+                "is secret"
+            )
     return _write_release(tuning, chosen, out)
 
 
@@ -209,12 +216,22 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
         interval=(figure["low"], figure["high"]),
         settings=chosen.labels,
         guarantee=chosen.guarantee,
-        sentences=(*_note_on_noise(chosen), *_guarantee_sentences(tuning, chosen.guarantee, len(chosen.labels))),
+        sentences=(
+            *_sentences_on_loss(chosen),
+            *_note_on_noise(chosen),
+            *_guarantee_sentences(tuning, chosen.guarantee, len(chosen.labels)),
+        ),
         folder=release,
     )
     write_model(chosen.folder, release)
     write_text(release / TUNED, to_json(result.to_dict(), indent=2) + "\n")
     return result
+
+
+def _sentences_on_loss(chosen: Chosen) -> tuple[str, ...]:
+    """Return a sentence on the unit of the score if it is the loss of a number or a count. The unit is in the released encoding, too."""
+    sentence = at_clients.sentence_on_loss(chosen.folder.result() or {}) if chosen.metric == LOSS else ""
+    return (sentence.strip(),) if sentence else ()
 
 
 def _note_on_noise(chosen: Chosen) -> tuple[str, ...]:
@@ -224,9 +241,9 @@ def _note_on_noise(chosen: Chosen) -> tuple[str, ...]:
     if high - low <= max_width and not (chosen.metric == AUROC and low <= 0.5):  # an AUROC of 0.5 is chance
         return ()
     return (
-        f"the trials could not be told apart: the {chosen.metric} of the chosen one is known only from {format_score(chosen.metric, low)} "
-        f"to {format_score(chosen.metric, high)}, so the choice of the setting says little. More rows, a larger evaluation epsilon "
-        "(--evaluation-epsilon), or fewer trials or settings help",
+        f"the choice of the setting says little: the {chosen.metric} of the chosen trial is known only from "
+        f"{format_score(chosen.metric, low)} to {format_score(chosen.metric, high)}, within which trials cannot be told apart. More rows, "
+        "a larger evaluation epsilon (--evaluation-epsilon), or fewer trials or settings help",
     )
 
 

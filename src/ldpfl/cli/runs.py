@@ -20,7 +20,7 @@ from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.options import DataDirOption
 from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption, TargetOption, TaskOption, TextOption
-from ldpfl.errors import ConfigError, WriteError, error_without_data, printable
+from ldpfl.errors import ConfigError, LdpflError, WriteError, error_without_data, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.report.console import layer_table, quality_tables, result_table
@@ -225,13 +225,18 @@ def sweep(
         raise _with_next_step(error, resume_command if sweep_file.exists() else first_command) from error
     if as_json:
         print_json(result.to_dict())
-        return
-    console = terminal()
-    console.print(result)
-    noise_plot = folder / api.NOISE_PLOT
-    if noise_plot.exists():
-        console.print(Text(f"budget as the papers count it, noise and score by round: {noise_plot}"), soft_wrap=True)
-    console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
+    else:
+        console = terminal()
+        console.print(result)
+        noise_plot = folder / api.NOISE_PLOT
+        if noise_plot.exists():
+            console.print(Text(f"budget as the papers count it, noise and score by round: {noise_plot}"), soft_wrap=True)
+        console.print(Text(f"sweep folder: {folder}"), soft_wrap=True)
+    if result.failed:
+        raise LdpflError(
+            f"{counted(len(result.failed), 'run')} failed, for the reasons in the table, and all others are finished; to try again, "
+            f"go on with: {resume_command}"
+        )
 
 
 def _sweep_command(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:

@@ -315,16 +315,18 @@ def _hash_bucket(word: str, buckets: int) -> int:
 def resolve_text_column(table: Table, config: DataConfig) -> DataConfig:
     """Return ``config`` with ``data.text`` filled in, if it uses a tokenizer and only one column of ``table`` can hold the texts.
 
+    This is the only column that ``data.columns`` names, if it names any.
+
     Raises:
         ConfigError: no column or several columns could hold the texts.
     """
     if config.text or not config.tokenizer:
         return config
     reserved = {*config.target_names, config.client, config.person} if config.target else {config.client, config.person}
-    names = [name for name in table.columns if name not in reserved]
+    names = list(config.columns) or [name for name in table.columns if name not in reserved]
     if len(names) != 1:
         raise ConfigError(f"set data.text (--text) to the column that holds the texts; columns of words: {', '.join(names[:8]) or 'none'}")
-    return config.model_copy(update={"text": names[0]})
+    return config.model_copy(update={"text": names[0], "columns": []})
 
 
 def read_texts(table: Table, config: DataConfig, targets: Targets) -> Inputs:

@@ -274,9 +274,12 @@ class TargetScale:
 
 
 def target_scale_from_histogram(
-    histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None
+    histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None, remedy: str = ""
 ) -> tuple[TargetScale, float]:
     """Return the scale of a number or a count, by its histogram or else its ``bounds``, and the mean of a count in units of spread.
+
+    Args:
+        remedy: end of the message if noise hides the target.
 
     Raises:
         DataError: noise hides the target, and it has no bounds.
@@ -287,7 +290,9 @@ def target_scale_from_histogram(
     if not (isfinite(center) and spread > 0):
         if isfinite(center):
             raise DataError(f"all targets were measured to be {center:.6g}, expected targets that vary: name another column in data.target")
-        raise DataError("the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon")
+        raise DataError(
+            f"the noise was too large to measure the target's range: set data.bounds for it, add rows, or raise epsilon{remedy}"
+        )
     if targets != "count":
         return TargetScale(center, spread), 1.0
     spread = max(spread, center / _MAX_MEAN)  # with a smaller spread, all counts would be clipped far below their mean
@@ -328,11 +333,14 @@ def target_scale_from_bounds(targets: Targets, bounds: tuple[float, float], reac
 
 
 def cuts_from_histogram(
-    histogram: Histogram | None, dataset: Dataset, bounds: tuple[float, float] | None
+    histogram: Histogram | None, dataset: Dataset, bounds: tuple[float, float] | None, remedy: str = ""
 ) -> tuple[TargetScale, list[float]]:
     """Return the intervals of a time to an event, and the share of all times in each interval.
 
     Intervals end at ``data.cut_points``, or else at quantiles. Where noise hides the quantiles, they have equal lengths within ``bounds``.
+
+    Args:
+        remedy: end of the message if noise hides the times.
 
     Raises:
         DataError: there are neither cut points nor bounds, and noise hides the quantiles.
@@ -340,7 +348,7 @@ def cuts_from_histogram(
     cuts, below = cuts_from_settings(dataset, bounds), None if histogram is None else histogram.cumulative()
     if histogram is None or below is None:
         if not cuts:
-            raise DataError("the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon")
+            raise DataError(f"the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon{remedy}")
         return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)
     if not configured_cut_points(dataset):
         # Interpolation needs strictly rising shares, so each edge adds a tiny one. Without times between two edges, shares would be equal.

@@ -153,6 +153,13 @@ class DataConfig(BaseModel):
             return given
         return {**given, "bounds": bounds | days, "dates": [*named_dates, *(name for name in date_columns if name not in named_dates)]}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_text(cls, given: Any) -> Any:
+        """Leave ``columns`` out if it names the column of texts alone, which is read anyway."""
+        is_repeated = isinstance(given, dict) and given.get("text") and given.get("columns") == [given["text"]]
+        return {**given, "columns": []} if is_repeated else given
+
     @field_validator("cut_points")
     @classmethod
     def _check_ascending(cls, points: list[float]) -> list[float]:

@@ -46,13 +46,13 @@ class CallerObjects:
 
 NO_CALLER_OBJECTS = CallerObjects()
 
-_SIMULATION = "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise"
-_SECRET_SEED_NOTE = (
-    f"{_SIMULATION}; here all noise follows from a secret, which the run's folder keeps in the file SECRET-seed: whoever has that file "
+SIMULATION = "this is a simulation: the guarantee is that of a deployment like it, where clients draw their own noise"
+SECRET_SEED_NOTE = (
+    f"{SIMULATION}; here all noise follows from a secret, which the run's folder keeps in the file SECRET-seed: whoever has that file "
     "can take the noise off, so hand the model on by ldpfl export"
 )
 _GIVEN_SEED_NOTE = (
-    f"{_SIMULATION}; here all noise follows from the seed that was given, which config.toml and result.json hold: whoever knows it "
+    f"{SIMULATION}; here all noise follows from the seed that was given, which config.toml and result.json hold: whoever knows it "
     "can take the noise off, so give no seed where the model is handed on"
 )
 _SCORES_NOTE = "test rows are not protected: scores are exact figures of them"
@@ -131,7 +131,7 @@ def load_dataset(
     else:  # read again in each run, since the files may have changed
         data = load_user_data(settings, targets) if caller_objects is NO_CALLER_OBJECTS else caller_objects.read(settings, targets)
         _check_no_person_in_both(data)
-        data = data.with_notes(_SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
+        data = data.with_notes(SECRET_SEED_NOTE if config.secret_noise else _GIVEN_SEED_NOTE, _SCORES_NOTE)
     is_built_in = not (settings.brought or settings.at_nodes)
     features = (settings.features, settings.feature_options)
     return extracted(data, *features, warn, progress, digest=settings.features_digest, keep=is_built_in, write_cache=write_cache)

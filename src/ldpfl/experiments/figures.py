@@ -134,7 +134,7 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
     if narrow := entries.pop("narrow", ""):
         caveats.append(
             f"{NARROW}: {narrow}. Rank rows by them, but do not read them as probabilities; more training.rounds, a larger "
-            f"training.server_learning_rate{_LARGER_STEP if is_pretrained(config.model.name) else ''} or a smaller "
+            f"training.server_learning_rate{_LARGER_STEP if _is_fine_tuned(config) else ''} or a smaller "
             "training.server_weight_decay move them apart"
         )
     if chance := entries.pop("chance", ""):
@@ -145,10 +145,8 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
     constant = entries.pop("constant", False)
     if constant and not _all_columns_hidden(federation):
         caveats.append(
-            f"{CHANCE}: the model's output is the same for all {entries['test_rows']:,} test rows, whatever their inputs. Either training "
-            "did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a smaller "
-            "training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon, and data.bounds that are not far "
-            "wider than the values"
+            f"{CHANCE}: the model's output is the same for all {entries['test_rows']:,} test rows, whatever their inputs. "
+            f"{_remedy_for_constant_outputs(config, federation)}"
         )
     threshold = entries.pop("threshold", "")
     one_class, has_learnt = entries.pop("one_class", ""), not chance and not constant
@@ -169,6 +167,26 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
         elif has_learnt:
             caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
     return caveats
+
+
+def _is_fine_tuned(config: RunConfig) -> bool:
+    """Return whether the model is a pretrained one, or has an adapter, which only pretrained models take."""
+    return is_pretrained(config.model.name) or config.model.adapter != "none"
+
+
+def _remedy_for_constant_outputs(config: RunConfig, federation: Federation) -> str:
+    """Return why a model's output may be the same for all rows, and what to do about it."""
+    if _is_fine_tuned(config):
+        return (
+            "A pretrained model that hardly tells inputs apart has short gradients, and training hardly moves it: try a larger "
+            f"training.server_learning_rate{_LARGER_STEP}, more rounds, or a larger epsilon"
+        )
+    is_table = federation.encoder is not None and not federation.encoder.data.text
+    return (
+        "Either training did not move it, or steps or noise were so large that no input has an effect any more: try another step size (a "
+        "smaller training.server_learning_rate or training.learning_rate), more rounds, a larger epsilon"
+        f"{', and data.bounds that are not far wider than the values' if is_table else ''}"
+    )
 
 
 def _more_data(config: RunConfig, federation: Federation) -> str:
@@ -273,7 +291,7 @@ def _chosen_automatically(config: RunConfig, federation: Federation) -> dict[str
 
 
 _LARGER_STEP = " (for a pretrained model 1 to 3, with mechanism.clip_norm = 1)"
-"""Advice on the step of a pretrained model, in the note on narrow probabilities. Its source is docs/results/adapters.md."""
+"""Advice on the step of a pretrained model, in notes on models that were moved too little. Its source is docs/results/adapters.md."""
 
 UNUSABLE = "the model gives NaN or infinity"
 """Start of the note that some outputs for test rows are no numbers."""

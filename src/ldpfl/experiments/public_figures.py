@@ -14,6 +14,7 @@ from typing import Any
 
 from ldpfl.data.leaks import EMPTY, LEAK, REPEATED
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.dataset import SECRET_SEED_NOTE, SIMULATION
 from ldpfl.experiments.figures import CHANCE, COMMON_EVENT, EXTREME, NARROW, OFF, OFF_MEAN, ONE_CLASS, STOPPED, UNUSABLE
 from ldpfl.experiments.start_warnings import SCALE
 from ldpfl.server import RoundMetrics
@@ -31,7 +32,11 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return the caveats that may be published: not those about private rows, nor the round at which such rows stopped the run."""
+    """Return the caveats that may be published: not those about private rows, nor the round at which such rows stopped the run.
+
+    The file with the secret of the noise stays with the run's owner, so readers are not told about it.
+    """
+    caveats = [SIMULATION if caveat == SECRET_SEED_NOTE else caveat for caveat in caveats]
     if not scores_are_public(config):
         caveats = [caveat for caveat in caveats if not caveat.startswith(_ON_PRIVATE_ROWS)]
     if not config.data.brought or config.training.patience == 0:

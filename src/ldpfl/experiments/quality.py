@@ -19,12 +19,9 @@ from ldpfl.simulation import Federation
 from ldpfl.tasks import ACCURACY, weighted_metrics
 from ldpfl.tasks.weighted_metrics import Floats
 
-EXTREME_SLOPE, _MAX_EXTREME_INTERVAL = 0.5, 0.8
-"""Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first, and its interval lies above 0 and
-below the second."""
-NARROW_SLOPE, _MIN_NARROW_INTERVAL = 1 / EXTREME_SLOPE, 1 / _MAX_EXTREME_INTERVAL
-"""Predicted probabilities count as far too close together if the calibration slope is above the first and its interval's lower end above
-the second."""
+EXTREME_SLOPE, NARROW_SLOPE = 0.5, 2.0
+"""Predicted probabilities count as far too close to 0 and 1 if the calibration slope is below the first, and its interval lies between 0
+and 1. They count as far too close together if the slope is above the second, and its interval lies above 1, which is the best slope."""
 
 MIN_SITE_ROWS, MIN_EVENTS = 20, 10
 """Minimum number of test rows (or persons), and of rows with and without the event, for metrics with intervals and for a client's metrics.
@@ -123,13 +120,13 @@ def _extreme_slope_text(scores: Scores, intervals: Intervals) -> str:
     If the interval of the slope reaches 0, nothing is returned: then higher predictions may not mean more events, which is another fault.
     """
     slope, (low, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
-    return _slope_text(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < _MAX_EXTREME_INTERVAL else ""
+    return _slope_text(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < 1 else ""
 
 
 def _narrow_slope_text(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope as text if the predicted probabilities are clearly too close together, else ""."""
     slope, (low, _) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
-    return _slope_text(scores, intervals) if slope > NARROW_SLOPE and low > _MIN_NARROW_INTERVAL else ""
+    return _slope_text(scores, intervals) if slope > NARROW_SLOPE and low > 1 else ""
 
 
 def _slope_text(scores: Scores, intervals: Intervals) -> str:

@@ -35,12 +35,13 @@ class Row:
         privacy: entries of the privacy statements, as in ``result.json``, each the largest over all seeds, stopped runs included. They
             may differ, since the seed may decide how often a client takes part.
         seconds: mean wall time of a run.
-        stopped: reasons why the other seeds' runs stopped early. If no run finished, the figures are those of the finished rounds.
+        stopped: reasons why other seeds' runs stopped early. If no run finished, the figures are those of the finished rounds.
         noise: figures of a noise schedule, means over the seeds: ``norm`` (LaDP-FL's "noise scale"), ``protected_fraction`` and
             ``paper_epsilon``; and ``norm_deviation``, 0 for one seed. Empty for other mechanisms.
         metric: name of the score's metric.
         scores: all metrics of the final models, by name, for the same seeds as ``score``; None for a metric without a value.
         lower_is_better: whether a low ``score`` is good.
+        failed: errors of the other seeds' runs, each after the name of its run. A resumed sweep tries these runs again.
     """
 
     variant: str
@@ -54,6 +55,7 @@ class Row:
     metric: str = ACCURACY
     scores: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
     lower_is_better: bool = False
+    failed: tuple[str, ...] = ()
 
     @property
     def means(self) -> dict[str, float | None]:
@@ -165,7 +167,7 @@ def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Poi
 
 def _curve_of(row: Row, results: dict[str, Result], runs: Path) -> Curve:
     """Return the curve of ``row`` from its results by folder name, with the folders in ``runs``."""
-    finished = {name: result for name, result in results.items() if "stopped" not in result}
+    finished = {name: result for name, result in results.items() if _is_finished(result)}
     noise_by_run = [_noise_by_round(RunFolder(runs / name), result) for name, result in finished.items() if "noise" in result]
     norm, paper_epsilon = zip(*noise_by_run, strict=True) if noise_by_run else ((), ())
     return Curve(row, tuple(tuple(result["score_per_round"]) for result in finished.values()), norm, paper_epsilon)
@@ -191,7 +193,7 @@ def _noise_by_round(folder: RunFolder, result: Result) -> tuple[Rounds, Rounds]:
 
 def _row_of(variant: str, point: Point, results: Sequence[Result]) -> Row:
     """Return the row of a variant and point from the results of its runs. Without a finished run, figures are those of stopped runs."""
-    finished = [result for result in results if "stopped" not in result]
+    finished = [result for result in results if _is_finished(result)]
     with_privacy = [result for result in results if "privacy" in result]  # also stopped runs with finished rounds
     with_figures = finished or with_privacy
     return Row(
@@ -206,7 +208,18 @@ def _row_of(variant: str, point: Point, results: Sequence[Result]) -> Row:
         str(with_figures[0].get("metric", ACCURACY)) if with_figures else ACCURACY,
         {name: tuple(result["scores"].get(name) for result in finished) for name in _metric_names(finished)},
         any(result.get("lower_is_better", False) for result in with_figures),
+        tuple(result["failed"] for result in results if "failed" in result),
     )
+
+
+def _is_finished(result: Result) -> bool:
+    """Return whether the run of a ``result`` came to its end: it was neither stopped early nor failed."""
+    return not {"stopped", "failed"} & result.keys()
+
+
+def metric_of(rows: Sequence[Row]) -> str:
+    """Return the name of the metric of ``rows``. A row without a finished round does not know it."""
+    return next((row.metric for row in rows if row.privacy), ACCURACY)
 
 
 def _metric_names(results: Sequence[Result]) -> list[str]:
@@ -252,9 +265,10 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
     """Return the rows on the Pareto frontier of accuracy, bytes and privacy budget.
 
     The costs are bytes and budget. A row is left out if another row costs less in one and no more in the other, and is as accurate, up to
-    two standard errors of the difference over their seeds; or if another row costs the same and is more accurate; or if a run was stopped.
+    two standard errors of the difference over their seeds; or if another row costs the same and is more accurate; or if a run was stopped
+    or failed.
     """
-    finished = [row for row in rows if row.score and not row.stopped]
+    finished = [row for row in rows if row.score and not row.stopped and not row.failed]
     return [row for row in finished if not any(_dominates(other, row) for other in finished)]
 
 

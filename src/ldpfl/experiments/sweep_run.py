@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import ldpfl
-from ldpfl.errors import ConfigError, DataError, PrivacyError
+from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError, WriteError
 from ldpfl.experiments.other_folders import SWEEP
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Runner
@@ -45,21 +45,40 @@ def run_sweep(
 ) -> tuple[list[Row], list[Curve], JointGuarantee | None]:
     """Run all unfinished runs of ``sweep``, with ``overrides`` for every run, in the folder ``out``. Rows are saved after each run.
 
+    An error of one run, for example because the noise of this setting hides the target, does not end the sweep: the reason is in the row,
+    under ``failed``, and the run is tried again when the sweep is resumed.
+
     Raises:
-        ConfigError: a run's settings do not fit together, which is checked before any run starts; or ``out`` holds another sweep.
+        ConfigError: a run's settings do not fit together, which is checked before any run starts; or ``out`` holds another sweep, or runs
+            of other rows.
         DataError: a run's files are damaged.
         WriteError: ``out`` cannot be written. Finished runs are kept.
+        LdpflError: all runs failed. This is the error of the first one.
     """
     planned = cells(sweep, overrides, caller_objects=runner.caller_objects)
     check_cells(planned, runner.caller_objects)
     open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in planned))
     write_text(out / _RUNS, to_json([cell.folder_name for cell in planned]))
+    for cell in planned:  # files that are damaged or of another version concern the whole folder
+        _result_of_this_version(cell, out)
+    begun = {cell.folder_name for cell in planned if cell.folder(out).config_path.exists()}
     ahead(planned, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
+    errors: list[LdpflError] = []
     for number, cell in enumerate(planned, start=1):
         on_run(number, len(planned), cell)
-        results.append((cell, run_cell(cell, runner, out)))
+        try:
+            results.append((cell, run_cell(cell, runner, out)))
+        except LdpflError as error:
+            # A full disk, or rows that have changed since a run began, concern the other runs, too.
+            if isinstance(error, WriteError) or (isinstance(error, ConfigError) and cell.folder_name in begun):
+                raise
+            errors.append(error)
+            results.append((cell, {"failed": f"{cell}: {error}"}))
+            runner.observer.warn(f"failed: {cell}: {error}")
         write_text(out / "rows.json", to_json([row.to_dict() for row in rows(results)], indent=2) + "\n")
+    if len(errors) == len(planned):
+        raise errors[0]
     return rows(results), curves(results, out), joint_guarantee((cell, cell.folder(out)) for cell in planned)
 
 
@@ -71,14 +90,12 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: a finished run in the folder is of another version, or of other rows.
+        LdpflError: the run fails in another way.
     """
-    folder, result = cell.folder(out), finished_result(cell, out)
-    if result is not None and "stopped" in result:
+    folder, result = cell.folder(out), _result_of_this_version(cell, out)
+    # A user's own rows may have changed since the run was finished. The runner checks that.
+    if result is not None and ("stopped" in result or not cell.config.data.brought):
         return result
-    if result is not None:
-        _check_same_version(result["versions"], folder)
-        if not cell.config.data.brought:  # a user's own rows may have changed since, and the runner checks that
-            return result
     try:
         return runner.run(cell.config, folder, resume=True, baseline=False).figures
     except PrivacyError as error:  # for example, training diverged to NaN, which is a result of this setting
@@ -93,6 +110,14 @@ def finished_result(cell: Cell, out: Path) -> dict[str, Any] | None:
         DataError: a run's files are damaged.
     """
     return _finished_result_in(cell.folder(out), cell)
+
+
+def _result_of_this_version(cell: Cell, out: Path) -> dict[str, Any] | None:
+    """Return :func:`finished_result`, or raise a :class:`ConfigError` if another version of ldpfl or PyTorch finished the run."""
+    result = finished_result(cell, out)
+    if result is not None and "stopped" not in result:
+        _check_same_version(result["versions"], cell.folder(out))
+    return result
 
 
 def _finished_result_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:

@@ -111,6 +111,7 @@ class Chosen:
         folder: its run folder, which is private.
         guarantee: the guarantee of the tuning.
         labels: names of all settings among which the tuning chose.
+        settings_tried: number of different settings of the trials. It is private, like the number of trials.
     """
 
     cell: Cell
@@ -119,6 +120,7 @@ class Chosen:
     folder: RunFolder
     guarantee: TunedGuarantee
     labels: tuple[str, ...]
+    settings_tried: int
 
 
 def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead: Ahead) -> Chosen:
@@ -151,9 +153,8 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
     metric = next(
         name for name in (*_comparison_metrics(last_evaluation), *last_evaluation["figures"]) if name in last_evaluation["figures"]
     )
-    return Chosen(
-        cell, metric, last_evaluation["figures"][metric], cell.folder(private), guarantee, tuple(map(setting_label, settings_to_try))
-    )
+    labels, settings_tried = tuple(map(setting_label, settings_to_try)), len(set(map(setting_label, trials)))
+    return Chosen(cell, metric, last_evaluation["figures"][metric], cell.folder(private), guarantee, labels, settings_tried)
 
 
 def setting_label(cell: Cell) -> str:

@@ -25,7 +25,7 @@ def how_measured(result: Mapping[str, Any]) -> str:
         where = f"by {last['records']:,} clients, each of which counts once, on {held_back}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
-        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{_sentence_on_loss(result)}{_sentence_on_auroc(last)}"
+        f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{sentence_on_loss(result)}{_sentence_on_auroc(last)}"
     )
 
 
@@ -39,14 +39,17 @@ def _sentence_on_auroc(last: Mapping[str, Any]) -> str:
     return f" The AUROC is left out: most scores lie in the same few bins, so it could be {error_by_bins:.2f} off; more rounds spread them."
 
 
-def _sentence_on_loss(result: Mapping[str, Any]) -> str:
+def sentence_on_loss(result: Mapping[str, Any]) -> str:
     """Return a sentence on the unit of the loss of a number or a count; empty for other targets."""
     spread = result["at_clients"][-1].get("target_spread")
     if spread is None:
         return ""
     if result.get("metric") == DEVIANCE:
         return f" The loss of a count is half its deviance, in units of the spread {spread:.4g}."
-    return f" The loss of a number is its squared error in units of {spread:.4g} squared: the measured spread, no standard deviation."
+    return (
+        f" The loss of a number is its squared error in units of {spread:.4g} squared: the measured spread, no standard deviation. A good "
+        "constant prediction has a loss of about 1 if the spread was measured well."
+    )
 
 
 def _counted_unit(result: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.experiments.sweep_config import SweepConfig
-from ldpfl.experiments.sweep_rows import Row, frontier
+from ldpfl.experiments.sweep_rows import Row, frontier, metric_of
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report import at_clients
 from ldpfl.report.fitted_table import Column, FittedTable
@@ -137,7 +137,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     frontier_ids = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     columns = [
         *_identifying_columns(sweep, rows, [" *" * (id(row) in frontier_ids) for row in rows]),
-        Column(metric_heading(rows[0].metric if rows else ACCURACY), [score_with_spread(row) for row in rows]),
+        Column(metric_heading(metric_of(rows)), [score_with_spread(row) for row in rows]),
         Column("bytes", [f"{row.bytes_per_client:,}" if row.bytes_per_client else "-" for row in rows], dropped=2),
         *(Column(title, [_epsilon_cell(row, key) for row in rows], dropped=3 * (title == "sum")) for title, key in epsilon_keys.items()),
         Column("seconds", [f"{row.seconds:.0f}" for row in rows], dropped=1),
@@ -159,6 +159,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     if frontier_ids:
         legend.append("* worth its price: no other row with at most its bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
+    reasons |= dict.fromkeys(f"failed: {reason}" for row in rows for reason in row.failed)
     seeds = len(sweep.each_seed)
     return FittedTable(f"{sweep.name}, {seeds} seed{'s' * (seeds > 1)}", columns, "\n".join([*legend, *reasons]))
 
@@ -184,11 +185,12 @@ def _identifying_columns(sweep: SweepConfig, rows: Sequence[Row], marks: Sequenc
 def score_with_spread(row: Row) -> str:
     """Format the score of a row of a sweep, with its spread over the seeds."""
     if row.mean is None:
-        return "stopped"
+        return "failed" if row.failed else "stopped"
     times = display_factor(row.metric)
     digits = 2 if times > 1 else 4
     spread = f" ± {times * row.deviation:.{digits}f}" if len(row.score) > 1 else ""
-    missing = f" ({len(row.score)} of {len(row.score) + len(row.stopped)} seeds)" if row.stopped else ""
+    without_score = len(row.stopped) + len(row.failed)
+    missing = f" ({len(row.score)} of {len(row.score) + without_score} seeds)" if without_score else ""
     return f"{times * row.mean:.{digits}f}{spread}{missing}"
 
 

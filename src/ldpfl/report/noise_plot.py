@@ -144,5 +144,6 @@ def _label(curve: Curve) -> str:
     """Return the legend's text for a curve: its variant, the epsilon of its ledger, and how many seeds are finished."""
     budget, seeds = curve.row.budget, len(curve.score)
     ledger = "infinite" if isinf(budget) else number(budget)
-    finished = f"; {seeds} of {seeds + len(curve.row.stopped)} seeds" if curve.row.stopped else ""
+    without_score = len(curve.row.stopped) + len(curve.row.failed)
+    finished = f"; {seeds} of {seeds + without_score} seeds" if without_score else ""
     return f"{literal(curve.row.variant)} (ledger: {ledger}{finished})"

@@ -188,11 +188,14 @@ def _deviation(metric: str, deviation: float) -> str:
 
 
 def site_notes(result: Mapping[str, Any]) -> str:
-    """Return a sentence on which clients lack figures, and why; empty if no client does."""
+    """Return a sentence on which clients lack the main figure, and why; empty if no client does.
+
+    A client's note may also be about figures that the table of clients does not show, such as the AUROC of several classes.
+    """
     names: dict[str, list[str]] = {}
     for site in result.get("sites", ()):
-        names.setdefault(site["note"], []).append(site["name"])
-    names.pop("", None)
+        if site["note"] and site["scores"].get(result["metric"]) is None:
+            names.setdefault(site["note"], []).append(site["name"])
     reasons = [f"{listed(clients)} ({reason})" for reason, clients in names.items()]
     return f"Without {result['metric']}: {'; '.join(reasons)}." if reasons else ""
 

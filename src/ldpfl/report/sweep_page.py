@@ -10,13 +10,12 @@ from typing import Any
 import tomli_w
 
 from ldpfl.experiments.sweep_config import Cell, SweepConfig
-from ldpfl.experiments.sweep_rows import Row, rows
+from ldpfl.experiments.sweep_rows import Row, metric_of, rows
 from ldpfl.experiments.sweep_run import joint_guarantee, stored_results, stored_runs
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, WHAT_IS_PROTECTED, best_figure, least_protected, worth_of
 from ldpfl.report.console import score_with_spread
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
-from ldpfl.tasks import ACCURACY
 from ldpfl.util.number_format import epsilon_text
 
 
@@ -47,7 +46,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
         sentence=_summary_sentence(planned_cells),
         state=f"{finished} of {count} runs are finished.",
         command=command if finished < count else "",
-        metric=sweep_rows[0].metric if sweep_rows else ACCURACY,
+        metric=metric_of(sweep_rows),
         protected=WHAT_IS_PROTECTED[least_protected(row.privacy.get("protected", "client") for row in sweep_rows)],
         delta=", ".join(f"{delta:g}" for delta in sorted({cell.config.privacy.delta for cell, _ in results})) or "-",
         protection=inline(lambda axes: plot_worth(axes, with_epsilon, joined=len(sweep.axes) == 1), (9.0, 4.2)) if with_epsilon else "",

@@ -82,13 +82,16 @@ class ColumnStages:
         ]
         return replace(self, edges=tuple(edges), stages=(*self.stages, tuple(clear)))
 
-    def scaled(self, dataset: Dataset) -> Dataset:
+    def scaled(self, dataset: Dataset, *, remedy: str = "") -> Dataset:
         """Return ``dataset``, which has these columns, with all of these columns scaled.
+
+        Args:
+            remedy: end of the message if noise hides the target.
 
         Raises:
             DataError: the target is a number, and noise hides its range.
         """
-        return _scaled(dataset, self.stages)
+        return _scaled(dataset, self.stages, remedy)
 
 
 def points_per_row(steps: int, columns: int) -> int:
@@ -142,7 +145,9 @@ class Measuring:
         sharing = [np.ones_like(rows) for rows in parts] if sharing is None else sharing
         for stage in range(1, scaling.STAGES + 1):
             stages = stages.after(*self._release_histograms(values, stages, parts, sharing, stage=stage))
-        return stages.scaled(dataset), measuring_ledger(self.mechanism, len(parts), self.channel, self.colluding)
+        has_made_up_clients = dataset.clients is None and self.channel != "secure-sum"
+        remedy = _REAL_CLIENTS.format(len(parts)) if has_made_up_clients else ""
+        return stages.scaled(dataset, remedy=remedy), measuring_ledger(self.mechanism, len(parts), self.channel, self.colluding)
 
     def _release_histograms(
         self,
@@ -193,7 +198,7 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
     return [histogram if first or histogram else noisy_histogram for histogram, noisy_histogram in zip(clear, noisy, strict=True)]
 
 
-def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> Dataset:
+def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], remedy: str) -> Dataset:
     """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that noise has hidden or blurred."""
     knots: list[Knots | None] = []
     shares: list[float] = []
@@ -209,9 +214,9 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
             shares += _shares(released_stages, column)
         elif column.place is None:
             if kind == "survival":
-                target, ended = scaling.cuts_from_histogram(last, dataset, column.bounds)
+                target, ended = scaling.cuts_from_histogram(last, dataset, column.bounds, remedy)
             else:
-                target, mean = scaling.target_scale_from_histogram(last, kind, column.bounds)
+                target, mean = scaling.target_scale_from_histogram(last, kind, column.bounds, remedy)
                 if last is not None and column.bounds is None and scaling.reaches_largest_value(last):
                     dataset = dataset.with_notes(
                         f"values of {column.name} reach {scaling.LARGEST:.2g}, and larger ones are measured and trained on as if they were "
@@ -255,6 +260,12 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]]) -> D
 
 _LARGER_CLIENTS = "; without a secure sum each client adds noise of its own, so fewer and larger clients help too"
 """End of notes on columns that noise hides."""
+
+_REAL_CLIENTS = (
+    "; or, since rows were dealt to {:,} made-up clients, each with noise of its own, name the column of the real clients (data.client) or "
+    "set a smaller clients.count"
+)
+"""End of messages on a target that noise hides, if the simulation made up the clients. Takes their number."""
 
 NOT_SEEN_TO_VARY = "they were not seen to vary"
 """Part of the note on a target with nearly one value."""
