@@ -313,13 +313,13 @@ LARGE_RECORDS: dict[str, Callable[[RecordDict], None]] = {
 
 @pytest.mark.parametrize("name", LARGE_RECORDS)
 def test_what_is_wrong_in_a_large_record_is_refused_at_once(name: str) -> None:
-    """An error for each wrong element took 10 s and gigabytes; the bound is a fiftieth of that and hundreds of times what is needed."""
+    """An error for each wrong element took 10 s and gigabytes; the bound is a tenth of that and hundreds of times what is needed."""
     content = question().content
     LARGE_RECORDS[name](content)
     began = time.process_time()
     with pytest.raises(ProtocolError) as refusal:
         read_question(content, digest_of({}))
-    assert time.process_time() - began < 0.2
+    assert time.process_time() - began < 1
     assert len(str(refusal.value)) < 200
 
 
