@@ -160,7 +160,7 @@ def test_a_program_may_end_by_itself_when_told(tmp_path: Path) -> None:
     began = time.monotonic()
     running.stop()
     assert (tmp_path / "bye").exists()
-    assert time.monotonic() - began < 4.5  # it was not waited for longer than needed
+    assert time.monotonic() - began < 2.5  # it was not waited for longer than needed
 
 
 def test_a_process_that_dies_early_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
