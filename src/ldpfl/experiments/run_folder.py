@@ -337,7 +337,10 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise DataError(f"{self._kind_path} is damaged, or larger than such a file is: expected one of {', '.join(Kind)}") from error
+            raise DataError(
+                f"{self._kind_path} does not say what kind of program made the run: restore the file, or write one of these lines into it: "
+                f"{', '.join(Kind)}"
+            ) from error
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, or None if no round is finished.

@@ -130,7 +130,7 @@ class Ledger:
         if unknown:
             raise DataError(f"{origin} has an unknown field {_shortened(unknown[0])}: expected only {', '.join(sorted(_TOP_FIELDS))}")
         if not isinstance(tree.get("events"), list):
-            raise DataError(f"{origin} has no list of events")
+            raise DataError(f"{origin} has no list of events, which a ledger has: give a run folder, or its ledger.json")
         events: list[RoundEvent] = []
         links = []
         for index, entry in enumerate(tree["events"], start=1):
