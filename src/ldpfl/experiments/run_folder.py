@@ -338,7 +338,7 @@ class RunFolder:
             return None
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{self._kind_path} does not say what kind of program made the run: restore the file, or write one of these lines into it: "
+                f"{self._kind_path} is damaged, and so does not say what made the run: restore it, or write one of these lines into it: "
                 f"{', '.join(Kind)}"
             ) from error
 
@@ -451,7 +451,9 @@ class RunFolder:
                 f"{self.path} holds a model that was not trained on a table: load its module with ldpfl.load_model, and give it inputs"
             ) from None
         if encoder.data.text and encoder.width > _MAX_TEXT_LENGTH:
-            raise DataError(f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}")
+            raise DataError(
+                f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}; restore it"
+            )
         return encoder
 
     def measured_encoder(self) -> Encoder | None:
