@@ -180,8 +180,8 @@ def test_the_readme_s_guarantees_are_those_of_its_first_command() -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_as_many_clients_as_the_readme_says_are_enough_and_no_fewer() -> None:
-    clients, target = readme("With # clients it would cost #\\.")
-    (solved,) = readme("how many clients that takes: #")
+    target, clients = readme("Epsilon # would need # clients\\.")
+    (solved,) = readme("clients for epsilon 4 behind a shuffler: #")
     assert clients <= solved <= 1.001 * clients
 
     def cost(count: float) -> float:

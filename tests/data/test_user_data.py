@@ -1000,7 +1000,7 @@ def test_the_class_of_one_image_decides_nothing_about_others(tmp_path: Path) -> 
         before, after = divided(one), divided(other)
         assert before == after
         assert all(before)
-    with pytest.raises(ConfigError, match="files are assigned to clients by their names"):
+    with pytest.raises(ConfigError, match="each file is assigned to a client by the file's name"):
         api.run(data=tmp_path / "none", settings={**FEW, "data.partition": "quantity"}, progress=False, baseline=False)
     with pytest.raises(ConfigError, match=r"some client gets none: set clients\.count lower"):
         api.run(data=tmp_path / "none", settings={**FEW, "clients.count": 45}, progress=False, baseline=False)

@@ -157,7 +157,8 @@ class FittedPolicy:
         policy: the policy.
         budget_was_there: whether the budget's file existed before. It was then left unchanged.
         rows: whether the app can train on the node's table; None if no table was given.
-        code: files of the app that Flower imports outside of the policy's control: an error's text in them reaches the server.
+        code: files of the app whose code runs outside of the policy's control, see :func:`ldpfl.flower.app_imports.unwrapped_code`. If they
+            raise an error, Flower sends its text to the server.
         claimed: names of mechanisms that are not part of ldpfl.
     """
 
@@ -178,13 +179,15 @@ def fit_policy(
     data: Path | None = None,
     layers: tuple[int, ...] = (),
 ) -> FittedPolicy:
-    """Write the policy, and the lifetime budget, that an app needs. Nothing of the app is run.
+    """Write the policy, and the lifetime budget, that an app needs. None of the app's code is run.
 
     Args:
-        app: folder of a Flower app; or a recipe, or a config file.
+        app: folder of a Flower app; or the name of a recipe (a config that ldpfl ships), or a config file.
+        out: policy file to write.
+        budget: budget file. It is written if it does not exist.
         keys: public keys of aggregators.
         config: config of the app's own ServerApp, if it has one.
-        data: this node's table, to see whether the app can train on it.
+        data: this node's table, to check whether the app can train on it.
         layers: number of values in each of the model's arrays, if the model is the app's own code.
 
     Raises:
@@ -205,13 +208,14 @@ def fit_policy(
         raise ConfigError(f"{out} already exists and is not overwritten: give another --out")
     policy = fitting_policy(offer, ranges_for(offer, layers), keys)
     rows = None if data is None else Rows(*check_table_fits(offer.config, data))
-    code = unwrapped_code(Path(app)) if (Path(app) / "pyproject.toml").is_file() else ()
-    printable_code = tuple(map(printable, code))  # somebody else may have named the app's files
+    is_app = (Path(app) / "pyproject.toml").is_file()  # a recipe or a config has no code of its own
+    uncontrolled_files = unwrapped_code(Path(app)) if is_app else ()
+    printable_files = tuple(map(printable, uncontrolled_files))  # a stranger may have put control characters into the files' names
     write_text(out, policy_text(policy, f"What {app} asks of a client. Judge it before you use it."))
     budget_was_there = budget.exists()
     if not budget_was_there:
         _set_limit(budget, policy.lifetime_epsilon, policy.delta)
-    return FittedPolicy(policy, budget_was_there, rows, printable_code, tuple(name for name in policy.mechanisms if not is_built_in(name)))
+    return FittedPolicy(policy, budget_was_there, rows, printable_files, tuple(name for name in policy.mechanisms if not is_built_in(name)))
 
 
 def leaves_over_relay(policy: Policy) -> bool:

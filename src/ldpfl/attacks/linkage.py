@@ -268,7 +268,7 @@ def _is_time(seconds: float) -> bool:
 
 def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, float | None]]:
     """Return the channel and T of each line of the table."""
-    unaligned: list[tuple[LinkChannel, float | None]] = [("unaligned", delay) for delay in delays if delay > 0]  # at 0 it is ``direct``
+    unaligned: list[tuple[LinkChannel, float | None]] = [("unaligned", delay) for delay in delays if delay > 0]  # 0 would be ``direct``
     return [("direct", None), *unaligned, *(("delayed", delay) for delay in delays), ("relay", None)]
 
 
@@ -353,7 +353,8 @@ def _observe(
 
     Args:
         owner_probabilities: see :func:`_owner_probabilities`, one for each number of watched rounds.
-        calibrated: whether reports arrived by the observer's model, so that its probabilities need no rehearsal.
+        calibrated: whether reports arrived as the observer's model assumes. Then the probability by a report's own arrival time is exact,
+            and links the report to a window without a rehearsal, an estimate of how often such guesses are right.
     """
     clients = len(starts)
     correct = np.zeros(len(owner_probabilities))
@@ -361,9 +362,10 @@ def _observe(
     blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))
     for block in np.array_split(arrivals, blocks):
         lag = (block[:, :, None] - starts).astype(np.float32)
-        by_own_arrival = separate_probabilities(arrival_density(lag, delay, setting.jitter) + _MIN_DENSITY)
-        posterior = matching_probabilities(by_own_arrival)
-        sure.append((by_own_arrival.max(axis=1) >= CONFIDENCE) & calibrated)
+        exact_by_own_arrival = separate_probabilities(arrival_density(lag, delay, setting.jitter) + _MIN_DENSITY)
+        # Also uses that each window has one report for each parameter. That says more, but the probabilities are approximate.
+        posterior = matching_probabilities(exact_by_own_arrival)
+        sure.append((exact_by_own_arrival.max(axis=1) >= CONFIDENCE) & calibrated)
         client_posteriors = [posterior if owners is None else client_probabilities(posterior, owners) for owners in owner_probabilities]
         correct += [float(probability_right(client_posterior, axis=2).sum()) for client_posterior in client_posteriors]
         scores.append(posterior.max(axis=1))

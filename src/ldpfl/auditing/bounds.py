@@ -126,10 +126,10 @@ class Bins:
         return np.bincount(self.places(values), minlength=self.count)
 
     def places(self, values: Floats) -> Counts:
-        """Return the bin (n,) of each of ``values``."""
-        below = np.searchsorted(self.edges, values)
-        on_edge = self.edges[np.minimum(below, self.edges.size - 1)] == values
-        bins: Counts = 2 * below + on_edge
+        """Return the bin (n,) of each of ``values``. Bin 2 i is the gap below edge i, bin 2 i + 1 the edge itself."""
+        edges_below = np.searchsorted(self.edges, values)  # number of edges below each value
+        is_edge = self.edges[np.minimum(edges_below, self.edges.size - 1)] == values
+        bins: Counts = 2 * edges_below + is_edge
         return bins
 
 

@@ -98,10 +98,10 @@ class Running:
 
 
 class Processes:
-    """The processes of a deployment. On leaving the block all of them are ended, the last one first."""
+    """The background programs of a deployment. On leaving the block all of them are ended, the last one first."""
 
     def __init__(self, pause: Callable[[float], None] = time.sleep) -> None:
-        """``pause`` is called between two looks at the processes; it may raise to end the wait."""
+        """``pause`` waits a number of seconds between two checks of the programs; it may raise to end the wait."""
         self._pause = pause
         self._running: list[Running] = []
 
@@ -112,16 +112,16 @@ class Processes:
         self.stop()
 
     def start(self, program: Program) -> Running:
-        """Start ``program`` and keep it in view: its end counts as an error."""
+        """Start ``program`` as a background program: :meth:`run` and :meth:`wait` raise an error if it ends."""
         running = Running(program)
         self._running.append(running)
         return running
 
     def run(self, programs: Sequence[Program], seconds: float) -> None:
-        """Run ``programs`` side by side, and return when all have ended well.
+        """Run ``programs`` side by side, and return when all have ended with exit code 0.
 
         Raises:
-            DeploymentError: one ended with another exit code than 0, or not in time, or a process in view ended.
+            DeploymentError: one of ``programs`` ended with another exit code than 0, or not in time; or a background program ended.
         """
         started = [Running(program) for program in programs]
         try:
@@ -137,7 +137,7 @@ class Processes:
         """Wait until ``is_over`` returns True. ``awaited`` names the awaited event in an error.
 
         Raises:
-            DeploymentError: ``seconds`` have passed, or a process in view ended.
+            DeploymentError: ``seconds`` have passed, or a background program ended.
         """
         end = time.monotonic() + seconds
         while not is_over():
@@ -147,12 +147,12 @@ class Processes:
             self._pause(_POLL_S)
 
     def check_alive(self) -> None:
-        """Raise DeploymentError if a process in view has ended."""
+        """Raise DeploymentError if a background program has ended."""
         for running in self._running:
             running.check_alive()
 
     def stop(self) -> None:
-        """End all processes."""
+        """End all background programs."""
         for running in reversed(self._running):
             running.tell_to_stop()
         while self._running:

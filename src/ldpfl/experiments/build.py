@@ -472,7 +472,7 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
 
 
 def _divide_persons(config: RunConfig, names: Names) -> Division:
-    """Divide persons over clients by their names, so that no person affects another's client."""
+    """Assign each person to a client by the person's name, so that no person affects another's client."""
     data, generator = config.data, stream(config.seed, Purpose.PARTITION)
     if data.private_label != "none":
         raise ConfigError(
@@ -482,18 +482,19 @@ def _divide_persons(config: RunConfig, names: Names) -> Division:
 
 
 def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
-    """Divide files over clients by their names, so that no file affects another's client. ``settings`` is the section ``[data]``."""
+    """Assign each file to a client by the file's name, so that no file affects another's client. ``settings`` is the section ``[data]``."""
     if settings.by_label or settings.partition != "iid":
         raise ConfigError(
-            "files are assigned to clients by their names, whatever their labels: leave data.partition and data.private_label out, or name "
-            "the column of the client in data.client"
+            "each file is assigned to a client by the file's name, whatever its label: leave data.partition and data.private_label out, or "
+            "name the clients in a column of metadata.csv, and this column in data.client"
         )
     # The remainder of an identity by TEST_SHARE decides whether its file is for testing, so the quotient decides about its client.
     clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
     division = Division.by_owner(clients_of_files.astype(np.int64), count)
     if not division.sizes.all():
         raise ConfigError(
-            f"{len(identities):,} files are assigned to {count} clients by their names, and some client gets none: set clients.count lower"
+            f"each of {len(identities):,} files is assigned to one of {count} clients by the file's name, and some client gets none: set "
+            "clients.count lower"
         )
     return _in_order_of_names(division, identities)
 

@@ -62,7 +62,7 @@ def _with_constant(samples: Samples) -> Floats:
 
 
 def _fit_number(rows: Floats, targets: Tensor, outputs: int) -> Floats:
-    """Return the weights (F, 1) of least squares."""
+    """Return the weights (F, 1) of least squares. ``outputs`` is not used, as in :func:`_fit_count`."""
     # The squared weights are a penalty. As least squares, they are further rows: the weight itself is to be 0. The offset has no such row.
     penalty = np.eye(rows.shape[1])[:-1]
     right_side = np.concatenate([targets.double().numpy().reshape(-1), np.zeros(len(penalty))])
@@ -71,11 +71,12 @@ def _fit_number(rows: Floats, targets: Tensor, outputs: int) -> Floats:
 
 
 def _fit_count(rows: Floats, targets: Tensor, outputs: int) -> Floats:
-    """Return the weights (F, 1) of a Poisson regression."""
+    """Return the weights (F, 1) of a Poisson regression. ``outputs`` is not used: all functions in ``_FITS`` have the same arguments."""
     counts = targets.double().numpy().reshape(-1)
 
     def loss(weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
-        outputs_of_rows = rows @ weights  # logarithms of expected counts; above LINEAR_FROM the expected count grows linearly
+        # An expected count is exp(output), continued above LINEAR_FROM by the tangent there, so that no count explodes.
+        outputs_of_rows = rows @ weights
         value = float(count_losses(torch.from_numpy(outputs_of_rows), torch.from_numpy(counts)).sum()) / len(rows)
         return value, rows.T @ (np.exp(np.minimum(outputs_of_rows, LINEAR_FROM)) - counts) / len(rows)
 

@@ -337,7 +337,10 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise DataError(f"{self._kind_path} is damaged, or larger than such a file is: expected one of {', '.join(Kind)}") from error
+            raise DataError(
+                f"{self._kind_path} is damaged, and so does not say what made the run: restore it, or write one of these lines into it: "
+                f"{', '.join(Kind)}"
+            ) from error
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the last checkpoint, or None if no round is finished.
@@ -448,7 +451,9 @@ class RunFolder:
                 f"{self.path} holds a model that was not trained on a table: load its module with ldpfl.load_model, and give it inputs"
             ) from None
         if encoder.data.text and encoder.width > _MAX_TEXT_LENGTH:
-            raise DataError(f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}")
+            raise DataError(
+                f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}; restore it"
+            )
         return encoder
 
     def measured_encoder(self) -> Encoder | None:

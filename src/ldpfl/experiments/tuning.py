@@ -244,7 +244,8 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
     statements = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
     if len({statement.protected for statement in statements}) > 1 or {cell.config.privacy.delta for cell in settings_to_try} != {delta}:
         raise ConfigError(
-            f"the settings of {tuning.space.name} protect different units, or have different deltas: give all settings the same of both"
+            f"the settings of {tuning.space.name} protect different units, or have different deltas: give all settings the same protected "
+            "unit and the same delta"
         )
     mu = max(_trial_mu(Ledger(events), delta) for events in ledgers)
     total = best_of_gaussian_epsilon(mu, tuning.count, delta)

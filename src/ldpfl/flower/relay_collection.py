@@ -141,7 +141,7 @@ class RelayedRounds(ABC):
             RelayRefused, RelayUnreachable: as for :meth:`collect`.
         """
         status = self._status(round_)
-        if status is None:
+        if status is None:  # the relay does not have this round, so there is nothing to cancel or to release
             return True
         if status.state == "released" or (status.uploads or 0) >= self.min_clients:
             return False

@@ -114,7 +114,7 @@ class Collector(Protocol):
         ...
 
     def give_up(self, round_: OpenRound) -> bool:
-        """End the round now, so that none of its reports is released, unless enough have arrived. Return whether it was ended."""
+        """End the round without releasing any of its reports, unless enough have arrived. Return True if the round was ended."""
         ...
 
     def recover(self, round_: OpenRound) -> Received | None:

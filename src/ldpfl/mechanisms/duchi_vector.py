@@ -78,7 +78,7 @@ class DuchiVector(Mechanism):
     name: ClassVar[str] = "duchi-vector"
 
     def __post_init__(self) -> None:
-        thresholds(self.epsilon)
+        thresholds(self.epsilon)  # raises if epsilon is not usable
 
     @property
     def epsilon_realised(self) -> float:
@@ -99,9 +99,10 @@ class DuchiVector(Mechanism):
         values = require_finite(values, ranges)
         source = as_source(generator)
         packed = _round_to_signs(values, ranges, source)
-        lo = thresholds(self.epsilon)[0]
+        disagree_share, _ = thresholds(self.epsilon)
         for rows in client_blocks(len(packed), packed.shape[1]):
-            packed[rows.start : rows.stop] = _draw_vectors(packed[rows.start : rows.stop], ranges.dimension, lo, source, rows)
+            signs = packed[rows.start : rows.stop]
+            packed[rows.start : rows.stop] = _draw_vectors(signs, ranges.dimension, disagree_share, source, rows)
         return VectorBitReports(packed, ranges.dimension)
 
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
@@ -187,13 +188,14 @@ def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -
     return BitReports.from_encoder(make_encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed
 
 
-def _draw_vectors(signs: PackedBits, dimension: int, lo: int, source: RandomSource, rows: range) -> PackedBits:
+def _draw_vectors(signs: PackedBits, dimension: int, disagree_share: int, source: RandomSource, rows: range) -> PackedBits:
     """Draw the sign vector to send for each row of ``signs``, packed to bits as ``signs`` are.
 
-    A vector that agrees with the row in most places is (2^32 - lo) / lo times as likely as one that does not. First, a uniform vector is
-    drawn. Either it or its opposite agrees with the row in most places; one coin decides which of the two is sent. A vector that agrees in
-    exactly half of the places is kept with probability 2 lo / 2^32, and so is as likely as one that disagrees. No binomial probability is
-    evaluated, so nothing is rounded. The number of draws depends neither on ``signs`` nor on the result, so the time reveals nothing.
+    First, a uniform vector is drawn. Either it or its opposite agrees with the row in most places. One coin decides which of the two is
+    sent: the one that disagrees with probability s / 2^32, where s is ``disagree_share``. So a vector that agrees is (2^32 - s) / s times
+    as likely as one that disagrees. A vector that agrees in exactly half of the places is kept with probability 2 s / 2^32, and so is as
+    likely as one that disagrees. No binomial probability is evaluated, so nothing is rounded. The number of draws depends neither on
+    ``signs`` nor on the result, so the time reveals nothing.
     """
     size = (dimension + BITS - 1) // BITS + 1  # words for a vector, and one for the coin
     drawn, undecided = np.empty_like(signs), np.arange(len(signs))
@@ -204,11 +206,11 @@ def _draw_vectors(signs: PackedBits, dimension: int, lo: int, source: RandomSour
         vectors[:, -1] &= 0xFF >> (-dimension % 8)  # the unused bits of the last byte are 0
         differing = np.bitwise_count(vectors ^ signs[undecided]).sum(axis=1, dtype=np.int64)
         most_agree, half_agree = 2 * differing < dimension, 2 * differing == dimension
-        opposite = ~half_agree & ((coins < (1 << BITS) - lo) != most_agree)
+        opposite = ~half_agree & ((coins < (1 << BITS) - disagree_share) != most_agree)
         vectors[opposite] = ~vectors[opposite]
         vectors[:, -1] &= 0xFF >> (-dimension % 8)
         drawn[undecided] = vectors
-        undecided = undecided[half_agree & (coins >= 2 * lo)]
+        undecided = undecided[half_agree & (coins >= 2 * disagree_share)]
         if not undecided.size:
             return drawn
         words = draw_each(source, np.repeat(undecided + rows.start, size)).reshape(-1, size)

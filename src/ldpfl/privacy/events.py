@@ -306,11 +306,16 @@ class RoundEvent:
     colluding: int = 0
 
     def __post_init__(self) -> None:
+        """Raise a ConfigError for a round that is not possible, or that no accountant can interpret.
+
+        Fields such as ``blanket``, ``signed`` and ``alike`` are explained at the release's class.
+        """
         is_empty_round = self.cohort == 0 and self.sampling != "everyone"
         if not (1 <= self.cohort <= self.population or (is_empty_round and self.population >= 1)):
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
         if not (0 if is_empty_round else 1) <= self.joined <= self.round:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds by then")
+        # No single release protects a client: that guarantee follows from all its releases. Bits and pure reports are not about a record.
         may_protect_part = isinstance(self.release, GaussianRelease | UnprotectedRelease)
         if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not may_protect_part):
             raise ConfigError(f"round {self.round}: a {type(self.release).__name__} cannot protect a {self.release.unit} as one unit")

@@ -122,15 +122,18 @@ class Ledger:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{origin} is not valid JSON: {error}") from None
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
-            raise DataError(f"{origin} is not a ledger: it lacks the field format = {FORMAT!r}")
+            raise DataError(f"{origin} is not a ledger: it lacks the field format = {FORMAT!r}; give the ledger.json of a run")
         version = tree.get("version")
         if type(version) is not int or not 1 <= version <= VERSION:
-            raise DataError(f"{origin} is a ledger of version {_shortened(version)}, and this ldpfl reads versions up to {VERSION}")
+            raise DataError(
+                f"{origin} is a ledger of version {_shortened(version)}, and this ldpfl reads versions up to {VERSION}: update "
+                "ldpfl, or restore the file"
+            )
         unknown = sorted(tree.keys() - _TOP_FIELDS)
         if unknown:
             raise DataError(f"{origin} has an unknown field {_shortened(unknown[0])}: expected only {', '.join(sorted(_TOP_FIELDS))}")
         if not isinstance(tree.get("events"), list):
-            raise DataError(f"{origin} has no list of events")
+            raise DataError(f"{origin} is a ledger, but it has no list of events: restore the file from a copy")
         events: list[RoundEvent] = []
         links = []
         for index, entry in enumerate(tree["events"], start=1):

@@ -266,9 +266,11 @@ def _split_records(data: bytes, size: int) -> Iterator[bytes]:
 
 
 def _max_part_bytes(record_bytes: int) -> int:
-    """Return an upper bound on a part's length.
+    """Return a limit for the bytes of a part, so that a faulty relay cannot fill this process's memory.
 
-    The length is binomial with a mean of PART_BYTES at most, so a part beyond the bound never occurs in practice.
+    The relay puts each record of a round into a random part, and sends the round part by part. So a part's number of records is binomial.
+    Its mean m is at most PART_BYTES / record_bytes, for rounds up to 256 GiB. More than 4 m + 64 records have a probability below 1e-60,
+    whatever m is. The 64 is for large records, of which m is small.
     """
     return 4 * PART_BYTES + 64 * record_bytes
 

@@ -14,10 +14,11 @@ _Places = NDArray[np.intp]
 def count_comparable_pairs(times: Floats, events: NDArray[np.bool_], predicted_times: Floats) -> tuple[Floats, Floats]:
     """Return for each row the number of comparable pairs with it (n,), and how many of them are predicted in the right order (n,).
 
-    A pair is comparable if one row had its event before the other's time, or at the time at which the other one left without an event
-    (Harrell et al. 1982). It is right if the row with the earlier event has the smaller predicted time; equal ones count a half.
+    A pair is comparable if one row had its event before the other's time, or at the time at which the other row was censored (left without
+    an event; Harrell et al. 1982). It is right if the row with the earlier event has the smaller predicted time. Equal predicted times
+    count a half.
     """
-    order = np.lexsort((~events, times))  # at the same time, events come first: rows that left then count as later
+    order = np.lexsort((~events, times))  # at the same time, events come first: rows censored then count as later
     times, events, ranks = times[order], events[order], np.unique(predicted_times[order], return_inverse=True)[1]
     rows = len(times)
     first_later = np.searchsorted(times, times) + _tied_events(times, events)
@@ -43,16 +44,17 @@ def brier_errors(times: Floats, events: NDArray[np.bool_], survival: Floats, cut
     """Return each row's weighted squared error (n,), integrated over time from 0 to the last of ``cuts`` (K,) and divided by that time.
 
     The mean of these errors is the integrated Brier score (Graf et al. 1999). ``survival`` (n, K) is the predicted probability that a
-    row's time lies beyond each cut. An error is weighted by the inverse of the probability (Kaplan-Meier) of not having left before. Cuts
-    that no row reached are left out. If no cut remains, the errors are NaN.
+    row's time lies beyond each cut. An error is weighted by the inverse of the probability (Kaplan-Meier) that a row is not yet censored:
+    at the cut, or just before the row's own event. Cuts at which this probability is 0 have no weight and are left out. If no cut
+    remains, the errors are NaN.
     """
-    distinct_times, stay_probability = _stay_probability(times, events)
+    distinct_times, stay_probability = _stay_probability(times, events)  # stay_probability[i]: not censored after i distinct times
     stay_at_cut = stay_probability[np.searchsorted(distinct_times, cuts, side="right")]
     reached = stay_at_cut > 0
     cuts, survival, stay_at_cut = cuts[reached], survival[:, reached], stay_at_cut[reached]
     if not cuts.size:
         return np.full(len(times), np.nan)
-    stay_before_own_time = stay_probability[np.searchsorted(distinct_times, times)]  # above 0, for the row itself has not left before
+    stay_before_own_time = stay_probability[np.searchsorted(distinct_times, times)]  # above 0: the row itself is not yet censored
     beyond = times[:, None] > cuts
     had_event = events[:, None] & ~beyond
     errors = np.where(beyond, (1 - survival) ** 2 / stay_at_cut, np.where(had_event, survival**2 / stay_before_own_time[:, None], 0.0))
@@ -62,15 +64,15 @@ def brier_errors(times: Floats, events: NDArray[np.bool_], survival: Floats, cut
 
 
 def _stay_probability(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return the distinct times (k,), and the probability (k + 1,) of not having left without an event (Kaplan-Meier).
+    """Return the distinct times (k,), and the probability (k + 1,) that a row is not yet censored, without regard to events (Kaplan-Meier).
 
-    The first probability is 1, before all times. The others are for the moment after each distinct time. A row with an event at a time can
-    no longer leave at that time.
+    Probability 0 is 1, before all times. Probability i is for the moment after the i-th distinct time. A row with an event at a time can
+    no longer be censored at that time.
     """
     distinct_times, places = np.unique(times, return_inverse=True)
-    leaving, event_counts = np.bincount(places, weights=~events), np.bincount(places, weights=events)
-    at_risk = np.cumsum((leaving + event_counts)[::-1])[::-1] - event_counts
-    return distinct_times, np.concatenate([[1.0], np.cumprod(1 - leaving / np.maximum(at_risk, 1))])
+    censored_counts, event_counts = np.bincount(places, weights=~events), np.bincount(places, weights=events)
+    at_risk = np.cumsum((censored_counts + event_counts)[::-1])[::-1] - event_counts
+    return distinct_times, np.concatenate([[1.0], np.cumprod(1 - censored_counts / np.maximum(at_risk, 1))])
 
 
 def _tied_events(times: Floats, events: NDArray[np.bool_]) -> _Places:

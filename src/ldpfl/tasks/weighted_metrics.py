@@ -45,7 +45,10 @@ def name_at_threshold(figure: str, threshold: str) -> str:
 
 
 def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> FiguresOfCounts:
-    """Return the figures of risks whose log odds are ``logits`` (n,), for ``events`` (n,); also the figures at a given ``threshold``.
+    """Return a function from row counts to the figures of a two-class model, see :data:`FiguresOfCounts`.
+
+    The model predicts risks whose log odds are ``logits`` (n,). ``events`` (n,) says which rows had the event. With a ``threshold``, the
+    figures at this risk are added to those at 0.5 and at the base rate.
 
     The calibration slope is that of the logistic regression of events on log odds. In a resample it is approximated by one Newton step from
     the slope of all rows, which is right to first order and spares a regression for each resample.
@@ -62,26 +65,28 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     sums_of, ranked, slope = np.stack(parts, axis=1).astype(np.float64), _ranking_figures(logits, observed), _slope_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). The sums are over the rows, by their counts."""
-        rows, hits, mean, brier, right, found_events, *at_thresholds = (counts @ sums_of).T
-        predicted_events = rows - right - hits + 2 * found_events  # events that were found, and other rows that were predicted wrongly
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds to a sum as often as it counts."""
+        rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ sums_of).T
+        # The events that were found, and the rows without an event that were predicted wrongly.
+        predicted_events = rows - right - observed_events + 2 * found_events
         auroc, precision = ranked(counts)
-        f1 = (2 * found_events / (predicted_events + hits), 2 * (right - found_events) / (2 * rows - predicted_events - hits))
+        other_rows, predicted_others = rows - observed_events, rows - predicted_events
+        f1 = (2 * found_events / (predicted_events + observed_events), 2 * (right - found_events) / (predicted_others + other_rows))
         values = {
             AUROC: auroc,
             PRECISION: precision,
             BRIER: brier / rows,
-            PREDICTED: mean / rows,
-            OBSERVED: hits / rows,
+            PREDICTED: risk / rows,
+            OBSERVED: observed_events / rows,
             SLOPE: slope(counts),
             ACCURACY: right / rows,
-            COMMONEST: (hits if is_common else rows - hits) / rows,
+            COMMONEST: (observed_events if is_common else other_rows) / rows,
             MACRO_F1: sum(np.nan_to_num(flags) for flags in f1) / 2,
         }
         for place, name in enumerate(flagged):
             true, positive = at_thresholds[2 * place : 2 * place + 2]
-            values[name_at_threshold(SENSITIVITY, name)] = true / hits
-            values[name_at_threshold(SPECIFICITY, name)] = 1 - (positive - true) / (rows - hits)
+            values[name_at_threshold(SENSITIVITY, name)] = true / observed_events
+            values[name_at_threshold(SPECIFICITY, name)] = 1 - (positive - true) / other_rows
             values[name_at_threshold(PPV, name)] = true / positive
         return values
 
@@ -89,10 +94,10 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
 
 
 def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
-    """Return the figures of a classifier with ``logits`` (n, K) of ``classes`` (n,); the Brier score adds up over the classes.
+    """Return a function from row counts to the figures of a classifier with ``logits`` (n, K), for observed ``classes`` (n,).
 
-    The calibration slope is the factor on all logits that makes ``classes`` most likely. In a resample it is approximated by one Newton
-    step from the factor of all rows.
+    The Brier score adds up over the classes. The calibration slope is the factor on all logits that makes ``classes`` most likely. In a
+    resample it is approximated by one Newton step from the factor of all rows.
     """
     identity = np.eye(logits.shape[1])
     chances, predicted, observed = softmax(logits, axis=1), identity[logits.argmax(axis=1)], identity[classes]
@@ -112,7 +117,10 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
 
 
 def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
-    """Return the figures of a model with ``logits`` (n, L) of ``labels`` (n, L); a label counts where some rows have it and some do not."""
+    """Return a function from row counts to the figures of a model with ``logits`` (n, L), for observed ``labels`` (n, L).
+
+    Only labels that some rows have and some do not have count.
+    """
     observed, predicted = labels.astype(np.float64), (logits > 0).astype(np.float64)
     exact = (predicted == observed).all(axis=1, keepdims=True)
     sums_of = np.concatenate([predicted * observed, predicted, observed, exact], axis=1)
@@ -130,7 +138,10 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
 
 
 def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
-    """Return the figures of ``predictions`` (n,) of the numbers ``targets`` (n,), in their unit. R2 is NaN if all targets are equal."""
+    """Return a function from row counts to the figures of ``predictions`` (n,), for observed numbers ``targets`` (n,), in their unit.
+
+    R2 is NaN if all targets are equal.
+    """
     error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))
     sums_of = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
@@ -144,7 +155,7 @@ def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
 
 
 def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
-    """Return the figures of ``expected`` counts (n,) above 0, for observed ``counts`` (n,), in their unit.
+    """Return a function from row counts to the figures of ``expected`` counts (n,) above 0, for observed ``counts`` (n,), in their unit.
 
     They are the share of the Poisson deviance around the mean that is explained, the mean error, and both means.
     """
@@ -163,7 +174,7 @@ def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
 
 
 def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
-    """Return the figures of ``predicted`` ordered classes (n,), for observed ``classes`` (n,).
+    """Return a function from row counts to the figures of ``predicted`` ordered classes (n,), for observed ``classes`` (n,).
 
     Cohen's kappa with quadratic weights is 1 - s / s0. s is the mean squared distance of predicted and observed classes. s0 is that of
     independent draws from both.

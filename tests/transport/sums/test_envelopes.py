@@ -125,7 +125,7 @@ def test_seeds_differ_and_so_do_envelopes_of_one() -> None:
 
 
 def test_what_cannot_be_bound_or_sealed_is_refused() -> None:
-    with pytest.raises(ConfigError, match="an agreement of 32 bytes"):
+    with pytest.raises(ConfigError, match="of 5 bytes: expected"):
         SumBinding("run", 1, b"short", 10, 32)
     with pytest.raises(ConfigError, match="a point of low order"):
         seal_seed(new_seed(), X25519PublicKey.from_public_bytes(bytes(32)), NODES[0], BINDING)

@@ -20,9 +20,14 @@ from ldpfl.privacy.accountants.randomized_response import composed_epsilon, repo
 from ldpfl.privacy.accountants.roots import brentq
 
 _POINTS = 2048
+"""Number of steps of the grid of epsilons on which the rounds are convolved."""
+
 _COIN_CELLS = 64
+"""Number of values that the number of clones is rounded down to, before a convolution. It saves time."""
 
 _OUTSIDE = 1e-30
+"""Probability of the numbers of clones that are left out."""
+
 _ROUNDED = 1e-15
 """Allowance for rounding in a delta or a tiny epsilon: some ten times the largest error in comparisons with 40 digits."""
 
@@ -107,15 +112,17 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:
     """Return an upper bound of epsilon at ``delta`` for ``rounds`` rounds with one shuffled report of each client. It holds adaptively.
 
-    It is the smaller of two bounds: the convolution of the rounds with clones, and the local composition.
+    It is the smaller of two bounds: the convolution of the rounds with clones, and the local composition. ``coin_share`` is the probability
+    that another client's report is a clone.
     """
     local = composed_epsilon(epsilon0, rounds, delta)
     if epsilon0 > _HIDES_NOTHING:
         return local
     if rounds <= 1 or delta <= 0:
         return min(local, clone_epsilon(epsilon0, clients, delta, coin_share)) if rounds == 1 else local
+    # The grid ends where the delta of all rounds together is a ten-thousandth of the given one: a longer grid would gain nothing.
     negligible_epsilon = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
-    if negligible_epsilon == 0:
+    if negligible_epsilon == 0:  # no grid has the step 0; the local bound always holds
         return local
     step = negligible_epsilon / _POINTS
     counts, weights = _in_cells(*_clone_counts(clients, coin_share))

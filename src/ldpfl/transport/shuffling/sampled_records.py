@@ -100,32 +100,32 @@ class SampledRecords:
     def _valid_pairs(
         self, size: int, bodies: Bytes, pair_mechanism: Mechanism, ranges: LayerRanges, refused: Counter[str]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Return the indices and values (T,) of all pairs in records of ``size`` pairs. Records that no client can send are only counted.
+        """Return the indices and values (T,) of all pairs in valid records of ``size`` pairs.
 
-        The counts are added to ``refused``.
+        Records that no honest client sends are left out, and their numbers are added to ``refused``.
         """
-        index, values, is_padded = self._decode(size, bodies)
+        index, values, has_right_padding = self._decode(size, bodies)
         is_ascending = (index[:, 1:] > index[:, :-1]).all(axis=1)
         is_valid = (index < self._units.dimension).all(axis=1) & is_ascending & np.isfinite(values).all(axis=1)
-        refused[PADDING] += int((~is_padded).sum())
-        refused[IMPOSSIBLE] += int((is_padded & ~is_valid).sum())
-        index, values = index[is_padded & is_valid], values[is_padded & is_valid]
+        refused[PADDING] += int((~has_right_padding).sum())
+        refused[IMPOSSIBLE] += int((has_right_padding & ~is_valid).sum())
+        index, values = index[has_right_padding & is_valid], values[has_right_padding & is_valid]
         wire = SampledReports(index.reshape(-1, 1), values.reshape(-1, 1), self._units.dimension).payloads()
         refused_records = sorted({pair // size for pair in refused_payloads(pair_mechanism, ranges, list(wire))})
         refused[IMPOSSIBLE] += len(refused_records)
         return np.delete(index, refused_records, axis=0).ravel(), np.delete(values, refused_records, axis=0).ravel()
 
     def _decode(self, size: int, bodies: Bytes) -> tuple[Numbers, NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the indices and values (R, size) of records of ``size`` pairs, and which records are correctly padded with zeros.
+        """Return the indices and values (R, size) of R records of ``size`` pairs, and whether each record's padding (R,) is all zeros.
 
         A record holds its indices, packed bit by bit and filled up to a whole byte; then its values, as float32; then zeros.
         """
         bits_per_index, padding_at = index_bits(self._units.dimension), self._content_bytes(size)
         values_at = padding_at - 4 * size
         bits = np.unpackbits(bodies[:, :values_at], axis=1, bitorder="little")
-        is_padded = ~np.logical_or(bits[:, size * bits_per_index :].any(axis=1), bodies[:, padding_at:].any(axis=1))
+        has_right_padding = ~np.logical_or(bits[:, size * bits_per_index :].any(axis=1), bodies[:, padding_at:].any(axis=1))
         index: Numbers = bits[:, : size * bits_per_index].reshape(len(bodies), size, bits_per_index) @ (1 << np.arange(bits_per_index))
-        return index, bodies[:, values_at:padding_at].copy().view("<f4").astype(np.float32), is_padded
+        return index, bodies[:, values_at:padding_at].copy().view("<f4").astype(np.float32), has_right_padding
 
     def _content_bytes(self, size: int) -> int:
         """Return the length of a record of ``size`` pairs: the packed indices, then a float32 for each."""

@@ -45,8 +45,10 @@ class SumBinding:
 
     def __post_init__(self) -> None:
         if not (1 <= self.round < 1 << 64 and 1 <= self.dimension < 1 << 64 and len(self.agreement) == 32):
-            got = f"got round {self.round}, dimension {self.dimension} and {len(self.agreement)} bytes"
-            raise ConfigError(f"a sum needs a round and a dimension of 1 or more, and an agreement of 32 bytes, {got}")
+            raise ConfigError(
+                f"a sum has round {self.round}, dimension {self.dimension} and an agreement (SHA-256 of what clients were asked) of "
+                f"{len(self.agreement)} bytes: expected round and dimension from 1 to 2^64 - 1, and 32 bytes"
+            )
 
     def info(self, purpose: bytes) -> bytes:
         """Return the binding as bytes for one ``purpose``. The run comes last, so that different bindings have different bytes."""
