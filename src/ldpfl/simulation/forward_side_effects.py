@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ldpfl.errors import LdpflError, PrivacyError
-from ldpfl.util.comparable_values import comparable_copy, equal, equal_bits
-from ldpfl.util.outside_state import OutsideState
+from ldpfl.util.outside_state import OutsideState, comparable_copy, equal, equal_bits
 
 PARTS = frozenset({"_parameters", "_buffers", "_modules"})
 """Attributes of a module that hold its tensors and submodules, which :func:`_snapshot` reads separately."""
