@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import zipfile
@@ -64,7 +65,19 @@ def test_an_export_predicts_and_holds_no_figure_of_private_rows(run: Path, rows:
     scores += [*result["noise_free_scores"].values(), *result["pooled_scores"].values(), *result["clipped_records_per_round"]]
     private = {*(f"{score:.4g}" for score in scores if score not in (None, 0.0, 1.0)), *(f"{score:.2%}" for score in scores if score)}
     private = {text for text in private if len(text) > 4}  # shorter ones are other figures too
-    for said in (*private, result["data_fingerprint"], f"{secret:x}", str(secret), str(rows.parent), rows.name.join("/ "), str(run)):
+    for figure in private:  # as a whole: digits of longer numbers may be the same by chance
+        whole = re.compile(rb"(?<![\d.])" + re.escape(figure.encode()) + rb"(?!\d)")
+        assert not any(whole.search(text) for name, text in texts.items() if not name.endswith(".safetensors")), figure
+    exact = {f"{score:.8g}" for score in scores if score not in (None, 0.0, 1.0)}
+    for said in (
+        *{text for text in exact if len(text) > 6},
+        result["data_fingerprint"],
+        f"{secret:x}",
+        str(secret),
+        str(rows.parent),
+        rows.name.join("/ "),
+        str(run),
+    ):
         assert not any(said.encode() in text for name, text in texts.items() if not name.endswith(".safetensors")), said
     assert "rows.csv" not in texts["encoding.json"].decode()
     card = texts["README.md"].decode()

@@ -581,7 +581,7 @@ def test_many_processes_that_go_on_starting_others_end_with_the_app(tmp_path: Pa
         time.sleep(60)
         return shift(message, context)
 
-    ask(app_of(train), instruction(terms_of(reply_s=2.0)))
+    ask(app_of(train), instruction(terms_of(reply_s=4.0)))
     started = [int(file.name) for file in tmp_path.iterdir()]
     assert len(started) > 1
     for _ in range(500):

@@ -123,6 +123,19 @@ def test_how_many_rows_a_unit_has_decides_nothing_about_the_rounding_of_others(c
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+def test_who_else_is_there_decides_nothing_about_the_rounding_of_a_person() -> None:
+    """A person is replaced by one whose name comes first, last or in the middle, and so all others have other numbers."""
+    task, weights = task_of(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+    generator = np.random.default_rng(0)
+    sizes, lanes = generator.integers(0, 12, 60), generator.random(60)
+    results = []
+    for place, size, lane in ((0, 1, 0.0), (59, 8, 0.99), (30, 300, 0.5)):
+        all_sizes, all_lanes = np.insert(sizes, place, size), np.insert(lanes, place, lane)
+        means = mean_vectors(PlaceTelling(), task, weights, [np.arange(count) for count in all_sizes], all_lanes)
+        results.append(means[np.arange(61) != place])
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_the_mean_of_a_units_rows_is_that_of_their_vectors(one_by_one: bool) -> None:
     task, weights = task_of(torch.randn(600, 2, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 3)

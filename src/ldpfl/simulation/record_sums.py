@@ -13,7 +13,7 @@ less than sqrt(d) to a distance, and :func:`points_per_unit` leaves room for tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Protocol
@@ -30,6 +30,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.summed import SummedReports
+from ldpfl.simulation.local_steps import ALIGNED
 from ldpfl.simulation.local_training import AT_ONCE, LocalTask
 from ldpfl.transport.shuffling import PartialPool, ReportPool, mix
 from ldpfl.util.randomness import Purpose, SeededStreams, bound_stream
@@ -109,33 +110,50 @@ def client_sums(
             values = _row_vectors(vectors, task, weights, batch)
         else:
             rows, _ = persons.all_rows_of(batch)
-            values = mean_vectors(vectors, task, weights, np.split(rows, np.cumsum(persons.counts[batch])[:-1]))
+            units_of_batch = np.split(rows, np.cumsum(persons.counts[batch])[:-1])
+            values = mean_vectors(vectors, task, weights, units_of_batch, persons.lanes[batch])
         sums.index_add_(0, torch.from_numpy(owners[start : start + at_once]), lattice_points(values, steps))
     return sums
 
 
-def mean_vectors(vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Sequence[NDArray[np.int64]]) -> Tensor:
+def mean_vectors(
+    vectors: RecordVectors, task: LocalTask, weights: Tensor, units: Sequence[NDArray[np.int64]], lanes: NDArray[np.float64] | None = None
+) -> Tensor:
     """Return the mean (U, size) of the vectors of each unit's rows: of a person's rows, or of a client's records. Zeros if it has none.
 
-    A unit's mean depends on nothing of the other units, not even on their numbers of rows. The rounding of a vector may depend on its
-    place in a batch (see ``tests/simulation/test_record_sums.py``). So units with few rows share batches in which each unit has the same
-    place, filled with another row where it has none left, and a unit with many rows has batches of its own.
+    The rounding of a vector may depend on its place in a batch and on the batch's length. So a unit's mean depends on nothing of the other
+    units, not even on their numbers of rows: units with few rows share batches of a fixed length in which each unit has a fixed place,
+    filled with another row where no unit is left, and a unit with many rows has batches of its own.
+
+    Args:
+        lanes: (U,) place of each unit in its batches, as a share in [0, 1). By default it follows from the order of the units, which must
+            then be public. The order of persons is not: it changes if a person is replaced by one with another name.
     """
-    group_size = min(AT_ONCE, max(1, _VALUES_AT_ONCE // vectors.size))
+    sizes = np.array([len(rows) for rows in units], dtype=np.int64)
+    largest = max(1, _VALUES_AT_ONCE // vectors.size)
+    length = max(1, min(AT_ONCE, largest, len(units))) if lanes is None else min(ALIGNED, largest)
+    places = np.arange(len(units)) % length if lanes is None else (lanes * length).astype(np.int64)
+    shares = (sizes <= _MAX_SHARED_ROWS) & (not vectors.one_by_one)
     sums = torch.zeros(len(units), vectors.size, dtype=torch.float64)
-    for first in range(0, len(units), group_size):
-        group = units[first : first + group_size]
-        for place in range(0 if vectors.one_by_one else _MAX_SHARED_ROWS):
-            rows_left = [place < len(rows) <= _MAX_SHARED_ROWS for rows in group]
-            if not any(rows_left):
+    for members in _batches(np.flatnonzero(shares), places, length):
+        for number in range(_MAX_SHARED_ROWS):
+            is_left = (members >= 0) & (sizes[members] > number)
+            if not is_left.any():
                 break
-            batch = np.array([rows[place] if is_left else 0 for rows, is_left in zip(group, rows_left, strict=True)])
-            sums[first : first + len(group)][rows_left] += _row_vectors(vectors, task, weights, batch)[rows_left]
-        for index, rows in enumerate(group, first):
-            if vectors.one_by_one or len(rows) > _MAX_SHARED_ROWS:
-                for start in range(0, len(rows), group_size):
-                    sums[index] += _row_vectors(vectors, task, weights, rows[start : start + group_size]).sum(dim=0)
-    return sums / torch.tensor([max(1, len(rows)) for rows in units])[:, None]
+            rows = np.zeros(length, dtype=np.int64)
+            rows[is_left] = [units[unit][number] for unit in members[is_left]]
+            sums[members[is_left]] += _row_vectors(vectors, task, weights, rows)[is_left]
+    for unit in np.flatnonzero(~shares).tolist():
+        for start in range(0, int(sizes[unit]), largest):
+            sums[unit] += _row_vectors(vectors, task, weights, units[unit][start : start + largest]).sum(dim=0)
+    return sums / torch.from_numpy(np.maximum(sizes, 1))[:, None]
+
+
+def _batches(units: NDArray[np.int64], places: NDArray[np.int64], length: int) -> Iterator[NDArray[np.int64]]:
+    """Yield batches (length,) of ``units`` in which each unit u stands at its place, ``places[u]``. -1 stands for an empty place."""
+    by_place = [units[places[units] == place] for place in range(length)]
+    for number in range(max(map(len, by_place))):
+        yield np.array([members[number] if number < len(members) else -1 for members in by_place])
 
 
 _MAX_SHARED_ROWS = 8

@@ -10,6 +10,7 @@ import copy
 import functools
 import pickle
 import sys
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -100,20 +101,22 @@ def _parts(value: object) -> Iterable[object]:
         return [*_kept_by_function(value), *_closure_values(value)]
     if isinstance(value, MethodType):
         return [value.__self__, value.__func__]
-    if isinstance(value, functools.partial):
+    if isinstance(value, functools.partial | functools.partialmethod):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, type):
-        return [] if _is_of_library(value) else [*value.__mro__[1:], *vars(value).values()]
+        return [] if _is_of_library(value) else [type(value), *value.__mro__[1:], *vars(value).values()]
     if isinstance(value, dict):
-        return list(value.values())
+        return [type(value), *value.values()]
     if isinstance(value, _CONTAINERS):
-        return list(value)
+        return [type(value), *value]
+    if isinstance(value, weakref.ref):
+        return [value()]
     if isinstance(value, classmethod | staticmethod):
         return [value.__func__]
     if isinstance(value, property):
-        return [value.fget]
+        return [value.fget, value.fset, value.fdel]
     if isinstance(value, Tensor):
-        return list(vars(value).values())
+        return [type(value), *vars(value).values()]
     if type(value).__module__ == "functools":  # such as a cache
         return [getattr(value, "__wrapped__", None)]
     if isinstance(value, nn.Module) or _may_keep(type(value)):
@@ -129,8 +132,12 @@ def _may_keep(owner: type) -> bool:
 
 def _kept_by_class(owner: type) -> dict[str, object]:
     """Return the values, by name, that a class keeps for all its objects: all but methods, properties and what Python itself adds."""
-    kept = vars(owner).items()
-    return {key: value for key, value in kept if not key.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__")}
+    kept = ((key, value) for key, value in vars(owner).items() if not key.startswith(_ADDED_BY_PYTHON))
+    return {key: value for key, value in kept if not hasattr(type(value), "__get__") or not _is_of_library(type(value))}
+
+
+_ADDED_BY_PYTHON = ("__annotations", "__slotnames__", "_abc_")
+"""Starts of names of attributes that Python may add to a class while the class is used."""
 
 
 def _kept_by_function(function: FunctionType) -> tuple[object, ...]:
