@@ -121,8 +121,8 @@ class LocalTask:
         """Yield the same task with copies of the model and of the loss, for one record or client alone.
 
         A model or loss that changes itself could change the vectors of other records, and a later record could undo the change before
-        anybody compares. So such a change is an error, and what classes and functions keep is put back (:class:`OutsideState`). Global
-        variables and files are not.
+        anybody compares. So such a change is an error, and what classes and functions keep is put back (:class:`OutsideState`, which says
+        what is not found).
 
         Raises:
             PrivacyError: the block changes the model or the loss.

@@ -1,7 +1,8 @@
 """State of a user's model or loss that ``copy.deepcopy`` does not copy: values that classes keep, and values that functions keep.
 
 A function keeps its default arguments, its attributes and the variables of the functions around it. One record could change such a value,
-and so the vectors of the records after it, even if each record has a copy of the model to itself. Global variables and files are not found.
+and so the vectors of the records after it, even if each record has a copy of the model to itself. Not found are global variables, files,
+caches, thread-local variables and what objects that cannot be copied keep.
 """
 
 from __future__ import annotations

@@ -136,8 +136,7 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
     """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped.
 
     Features by import path are computed for one sample at a time, by a copy of their module, and what classes and functions keep is put
-    back (:class:`OutsideState`). So nothing that this code keeps of a sample, but for global variables and files, changes the features of
-    another.
+    back (:class:`OutsideState`, which says what is not found). So one sample does not change the features of another.
     """
     is_alone, outside = not is_cacheable(name), OutsideState.of(features)
     batch_size = 1 if is_alone else _BATCH_SIZE
