@@ -274,7 +274,7 @@ def test_a_model_of_a_script_without_a_guard_is_trained_and_an_interrupt_leaves_
         children = family.children(recursive=True)
         time.sleep(2)
         os.killpg(process.pid, with_signal) if with_signal == signal.SIGINT else process.kill()
-        process.wait(60)
+        process.wait(150)
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive, with_signal
         deadline = time.monotonic() + 60
