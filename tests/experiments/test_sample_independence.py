@@ -110,8 +110,8 @@ def with_all_large(rows: Tensor) -> Tensor:
     return rows + (rows.abs().amax() > 1e5)
 
 
-class Copied(torch.autograd.Function):
-    """A copy of one record. Its rule for vmap, which gets all records, lets one record change the others."""
+class Clone(torch.autograd.Function):
+    """A copy of one record, without a backward pass."""
 
     @staticmethod
     def forward(rows: Tensor) -> Tensor:
@@ -120,6 +120,10 @@ class Copied(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
+
+
+class Copied(Clone):
+    """A copy of one record. Its rule for vmap, which gets all records, lets one record change the others."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -130,18 +134,10 @@ class Copied(torch.autograd.Function):
         return Copied.apply(with_all_large(rows)), in_dims[0]  # type: ignore[no-untyped-call]
 
 
-class CopiedGradient(torch.autograd.Function):
+class CopiedGradient(Clone):
     """A copy of one record. Its backward pass calls an operator with its own rule for vmap, which gets the gradients of all records."""
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(rows: Tensor) -> Tensor:
-        return rows.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -103,7 +103,7 @@ def _is_sum(outcome: DemoOutcome) -> bool:
 
 
 def _server_rows(outcome: DemoOutcome) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
-    """Return the rows of relay and aggregator in the table of parties. A row has the party's name, what it saw and what it did not see."""
+    """Return a row for the relay and one for the aggregator: the party, what it saw, and what it did not see."""
     relayed = outcome.relayed
     if _is_sum(outcome):
         uploads = sum(event["uploads"] for event in relayed.released)

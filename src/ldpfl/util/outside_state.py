@@ -26,13 +26,12 @@ from torch import Tensor, nn
 _LIBRARIES = frozenset({"torch", "numpy", "ldpfl", "transformers", "peft", "timm"}) | sys.stdlib_module_names
 """Top-level modules whose classes and functions keep nothing of samples."""
 
-_DICTIONARIES = frozenset({dict, OrderedDict})
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
 @dataclass(frozen=True, eq=False)
 class OutsideState:
-    """The classes and functions of users that a model or a loss can reach, and what they keep.
+    """Finds the values that users' classes and functions keep, for all classes and functions that a model or a loss uses.
 
     Attributes:
         classes, functions: classes and functions that are not of a library.
@@ -122,7 +121,7 @@ def _parts(value: object) -> Iterable[object]:
         return [getattr(value, "__wrapped__", None)]
     if isinstance(value, nn.Module) or _may_keep(type(value)):
         attributes = getattr(value, "__dict__", {}).values()
-        return [type(value), *(part for part in attributes if not (type(part) in _DICTIONARIES and not part))]
+        return [type(value), *(part for part in attributes if not (type(part) in _CAN_BE_EMPTY and not part))]
     return []
 
 
@@ -171,8 +170,8 @@ def _way_back(function: FunctionType) -> Callable[[], None]:
     return put_back
 
 
-_EMPTYABLE = (dict, OrderedDict, list, tuple, set)
-"""Types of which only the type is stored for an empty value."""
+_CAN_BE_EMPTY = (dict, OrderedDict, list, tuple, set)
+"""Types of containers. An empty container is compared by its type alone."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type for each size of a number in bytes, to compare numbers bit by bit."""
@@ -182,7 +181,7 @@ def comparable_copy(value: object) -> object:
     """Return a copy of ``value`` or bytes that stand for it, such that :func:`equal` finds a later change of ``value``."""
     if value is None or type(value) in (bool, int, str):  # most attributes: to pickle them would take most of the time
         return value
-    if type(value) in _EMPTYABLE and not value:  # most other attributes: empty lists of hooks
+    if type(value) in _CAN_BE_EMPTY and not value:  # most other attributes: empty lists of hooks
         return type(value)
     if isinstance(value, Tensor) and value.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value):
         return value.detach().clone()
