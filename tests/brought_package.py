@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,5 +127,4 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, place: str = "care
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: careless-package\nVersion: 1.0\n", encoding="utf-8")
     (described / "entry_points.txt").write_text(f"[ldpfl.mechanisms]\n{name} = {place}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "careless_package", raising=False)  # another test's
     settings_of.cache_clear()

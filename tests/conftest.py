@@ -77,6 +77,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_module_of_another_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget modules that a test wrote and imported: another test's app or package may have the same name."""
+    before = set(sys.modules)
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(written):
+            del sys.modules[name]
+
+
 _NUMBERS = itertools.count()
 
 

@@ -438,8 +438,6 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         "try:\n    from ldpfl_optional import PLACE\nexcept ImportError:\n    PLACE = ''\ndef place():\n    return PLACE\n"
     )
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.delitem(sys.modules, "ldpfl_optional", raising=False)
-    monkeypatch.delitem(sys.modules, "wanted", raising=False)
     if inside:  # as if it were installed; what it looks for is not
         monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "installed")])
         (tmp_path / "code").rename(tmp_path / "installed")
@@ -447,8 +445,6 @@ def test_code_from_elsewhere_needs_nothing_of_the_current_folder(inside: bool, t
         assert call_user_code("data", "wanted:place") == ""
     else:
         assert call_user_code("data", f"{tmp_path / 'code' / 'wanted.py'}:place") == "code"
-    sys.modules.pop("ldpfl_optional", None)
-    sys.modules.pop("wanted", None)
 
 
 @pytest.mark.parametrize(

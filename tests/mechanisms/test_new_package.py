@@ -40,7 +40,6 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(folder))
     mechanisms.settings_of.cache_clear()
     yield folder
-    sys.modules.pop("my_bits", None)  # what a test imported is not there for the next one
     mechanisms.settings_of.cache_clear()
 
 

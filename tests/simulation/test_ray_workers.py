@@ -135,7 +135,7 @@ class OnGpu(Federation):
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600  # Ray starts a process for each task's node, on a machine that other tests use too
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
