@@ -39,6 +39,10 @@ def test_resnet18_has_the_size_of_the_original_with_a_cifar_stem() -> None:
     assert len(layout.names) == 62
 
 
+def test_resnet8_has_the_size_that_its_docstring_gives() -> None:
+    assert weights_of(models.create("resnet8-gn", COLOUR, 10, seed=0)) == 78_042
+
+
 def test_logistic_regression_is_one_linear_layer() -> None:
     assert weights_of(models.create("logistic-regression", GRAY, 10, seed=0)) == 28 * 28 * 10 + 10
 

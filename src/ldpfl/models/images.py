@@ -112,27 +112,42 @@ class _ResidualBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(images))
 
 
-class ResNet18GN(nn.Module):
-    """ResNet-18 (He et al. 2016) with a 3x3 CIFAR stem and GroupNorm for BatchNorm: 11,173,962 weights on 3x32x32, 10 classes.
+class _ResNetGN(nn.Module):
+    """A ResNet (He et al. 2016) with a 3x3 CIFAR stem and GroupNorm for BatchNorm; each stage but the first halves the image.
 
     GroupNorm (Wu and He 2018) keeps no running statistics of the private data.
     """
 
-    def __init__(self, shape: InputShape, classes: int) -> None:
+    def __init__(self, shape: InputShape, classes: int, *, widths: tuple[int, ...], blocks_per_stage: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(_image(shape)[0], 64, 3, padding=1, bias=False)
-        self.norm = _group_norm(64)
+        inputs = widths[0]
+        self.stem = nn.Conv2d(_image(shape)[0], inputs, 3, padding=1, bias=False)
+        self.norm = _group_norm(inputs)
         blocks: list[nn.Module] = []
-        inputs = 64
-        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            blocks += [_ResidualBlock(inputs, outputs, stride), _ResidualBlock(outputs, outputs, 1)]
-            inputs = outputs
+        for stage, outputs in enumerate(widths):
+            for block in range(blocks_per_stage):
+                blocks.append(_ResidualBlock(inputs, outputs, stride=2 if stage > 0 and block == 0 else 1))
+                inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(512, classes)
+        self.head = nn.Linear(inputs, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = self.blocks(F.relu(self.norm(self.stem(images))))
         return torch.as_tensor(self.head(hidden.mean(dim=(2, 3))))
+
+
+class ResNet18GN(_ResNetGN):
+    """ResNet-18: 11,173,962 weights on 3x32x32 and 10 classes. Source: LaDP-FL, section V, whose BatchNorm is replaced here."""
+
+    def __init__(self, shape: InputShape, classes: int) -> None:
+        super().__init__(shape, classes, widths=(64, 128, 256, 512), blocks_per_stage=2)
+
+
+class ResNet8GN(_ResNetGN):
+    """ResNet-8, the smallest of those for CIFAR: 78,042 weights on 3x32x32 and 10 classes."""
+
+    def __init__(self, shape: InputShape, classes: int) -> None:
+        super().__init__(shape, classes, widths=(16, 32, 64), blocks_per_stage=1)
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

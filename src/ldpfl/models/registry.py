@@ -27,6 +27,7 @@ _REGISTRY: Mapping[str, Callable[..., nn.Module]] = {
     "two-layer-cnn": images.TwoLayerCNN,
     "small-vgg": images.SmallVGG,
     "resnet18-gn": images.ResNet18GN,
+    "resnet8-gn": images.ResNet8GN,
     "leaf-network": leaf_network.LeafNetwork,
     "logistic-regression": dense.LogisticRegression,
     "linear": dense.Linear,
