@@ -37,7 +37,7 @@ class OpenNode:
     def keeps_state(self, ask: Ask) -> bool:
         return True
 
-    def would_admit(self, ask: Ask, cohort: int) -> None: ...
+    def would_admit(self, ask: Ask) -> None: ...
 
     def admit(self, ask: Ask) -> float:
         return inf

@@ -94,7 +94,7 @@ def main(folder: Path) -> None:
     sys.addaudithook(watch)
     for content, settings in rounds:
         grid = InProcessGrid(client_app, 1, run_config=settings)
-        sizes = ConfigRecord({"sizes": [12, 3], "min-clients": 1})
+        sizes = ConfigRecord({"sizes": [12, 3]})
         asking = RecordDict({"ldpfl": content.config_records["ldpfl"], "question": sizes})
         for sent, kind in ((asking, QUESTION), (content, "train")):
             next(iter(grid.send_and_receive([Message(sent, grid.get_node_ids()[0], kind)])))

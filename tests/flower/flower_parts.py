@@ -70,10 +70,10 @@ class OpenNode:
     def keeps_state(self, ask: Ask) -> bool:
         return True
 
-    def would_admit(self, ask: Ask, cohort: int) -> None:
+    def would_admit(self, ask: Ask) -> None:
         if self.refuse == "question":
             raise self.error
-        self.questions.append(cohort)
+        self.questions.append(ask.terms.cohort)
 
     def admit(self, ask: Ask) -> float:
         self._step("admit")
@@ -136,6 +136,7 @@ def terms_of(**changes: object) -> RoundTerms:
         "center": (0.0, 0.0),
         "radius": (0.5, 0.5),
         "asked": 3,
+        "min_clients": 3,
     }
     return RoundTerms(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,8 +28,8 @@ from ldpfl.privacy.budget_file import read_charges, set_limit
 SIZES = (12, 3)
 
 
-def question(terms: RoundTerms | None = None, min_clients: int = 1) -> Message:
-    return Message(question_of(terms or terms_of(), SIZES, min_clients), 2, QUESTION, group_id="1")
+def question(terms: RoundTerms | None = None) -> Message:
+    return Message(question_of(terms or terms_of(), SIZES), 2, QUESTION, group_id="1")
 
 
 def refused(reply: Message, reason: str) -> bool:
@@ -177,19 +178,19 @@ def test_an_app_that_gives_trained_weights_does_not_agree_to_gradients() -> None
 
 
 def test_over_the_relay_a_node_judges_by_what_the_relay_will_mix_and_asks_it_nothing(tmp_path: Path) -> None:
-    terms = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS)
+    terms = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS, min_clients=3)
     with world_in(tmp_path) as world:
         grid = InProcessGrid(LdpClientApp(untouched, node=world.node), CLIENTS)
         for min_clients, agrees in ((2, False), (3, True)):
-            (reply,) = grid.send_and_receive([question(terms, min_clients)])
+            (reply,) = grid.send_and_receive([question(replace(terms, min_clients=min_clients))])
             assert reply.has_content() == agrees
         world.policy = policy_of(lifetime_epsilon=1.0)
-        (reply,) = grid.send_and_receive([question(terms, 3)])
+        (reply,) = grid.send_and_receive([question(terms)])
         assert refused(reply, Exhausted.public)
         world.policy = policy_of(longest_upload_s=90.0)
         for reply_s, agrees in ((60.0, True), (61.0, False)):  # or each round would find it out when others have been charged
             asked = terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS, reply_s=reply_s)
-            (reply,) = grid.send_and_receive([question(asked, 3)])
+            (reply,) = grid.send_and_receive([question(asked)])
             assert reply.has_content() if agrees else refused(reply, by("longest_upload_s"))
         assert world.wire.replies == []
         assert world.charges() == [0]
@@ -201,7 +202,7 @@ def test_a_node_without_a_relay_or_a_token_for_it_does_not_agree_to_a_round_over
     allow(folder, transports='["relay"]', aggregator_keys=f'["{key}"]')
     (folder / "token").write_text("word", encoding="utf-8")
     (folder / "token").chmod(0o600)
-    app, message = LdpClientApp(untouched), question(terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS), 3)
+    app, message = LdpClientApp(untouched), question(terms_of(transport="relay", key=KEY.public_key().public_bytes_raw(), asked=CLIENTS))
     with mock.patch.dict(os.environ, {"LDPFL_RELAY": "https://127.0.0.1:1", "LDPFL_RELAY_TOKEN": str(folder / "token")}):
         assert ask(app, message).has_content()
         del os.environ[missing]
@@ -248,7 +249,7 @@ def test_a_few_bytes_that_claim_a_large_model_take_no_memory(folder: Path) -> No
         replies: list[str | None] = []
         for name, settings in LARGE:
             terms = terms_of(config=config_of(f"mechanism.name={name}", *settings), size=size)
-            content = question_of(terms, (size // 2, size - size // 2), 1)
+            content = question_of(terms, (size // 2, size - size // 2))
             reply = ask(app, Message(content, 2, QUESTION, group_id="1"))
             replies.append(reply.error.reason if reply.has_error() else "agreed")
         return replies
@@ -279,8 +280,8 @@ MALFORMED: dict[str, Callable[[RecordDict], None]] = {
     "a size below 0": _in_question("sizes", [16, -1]),
     "a size that is no whole number": _in_question("sizes", [12.0, 3.0]),
     "a model that fills all memory": _in_question("sizes", [2**62, 3]),
-    "no cohort": _in_question("min-clients", 0),
-    "cohort as text": _in_question("min-clients", "many"),
+    "no cohort": _in_terms("min-clients", 0),
+    "cohort as text": _in_terms("min-clients", "many"),
     "another version": _in_terms("version", VERSION + 1),
     "another run config": _in_terms("run-config", "0" * 64),
     "a path for a run": _in_terms("run", "../../admin"),

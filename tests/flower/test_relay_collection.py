@@ -27,7 +27,7 @@ from ldpfl.flower.client_app import FAILED
 from ldpfl.flower.report_collection import OpenRound
 from ldpfl.flower.round_request import read_request
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.relay import RelayAggregator, RoundStatus, Terms
+from ldpfl.relay import RelayAggregator, RelayClient, RoundStatus, Terms
 from ldpfl.server import Checkpoint
 from ldpfl.transport.shuffling import RecordPlan
 from ldpfl.transport.shuffling.sealing import OVERHEAD
@@ -49,7 +49,7 @@ def direct(config: RunConfig, rounds: int, skip: tuple[int, ...] = ()) -> Checkp
         def keeps_state(self, ask: Ask) -> bool:
             return True
 
-        def would_admit(self, ask: Ask, cohort: int) -> None: ...
+        def would_admit(self, ask: Ask) -> None: ...
 
         def admit(self, ask: Ask) -> float:
             if self._gone:
@@ -155,6 +155,25 @@ def test_clients_decline_what_their_policy_does_not_allow_of_a_relay(
         world.run()
     assert world.charges() == [0] * CLIENTS
     assert not [method for method, _ in world.wire.replies if method in ("POST", "PATCH")]
+
+
+def test_a_relay_that_claims_to_mix_more_clients_than_the_server_says_is_sent_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node would count less than its report costs: the server opens what fewer clients sent."""
+    status_of = RelayClient.round_status
+
+    def exaggerated(relay: RelayClient, run: str, number: int) -> RoundStatus:
+        status = status_of(relay, run, number)
+        return status.model_copy(update={"terms": status.terms.model_copy(update={"min_clients": CLIENTS})})
+
+    monkeypatch.setattr(RelayClient, "round_status", exaggerated)
+    with pytest.raises(AllDeclined):
+        world.run()
+    assert world.charges() == [0] * CLIENTS
+    refusals = read_books(world.folder / "budget-0.sqlite").refusals
+    assert refusals is not None
+    assert "the relay releases 5 reports together, and the server's message says 3" in refusals.reason
 
 
 def failing(message: Message, context: Context) -> Message:

@@ -123,7 +123,7 @@ def test_messages_that_are_replayed_over_the_relay_are_charged_once_and_send_one
     assert again == ["declined: the round was charged before"] * 2 * CLIENTS
     own = world.node(Context(0, 1, {"partition-id": 0}, RecordDict(), {}))
     with pytest.raises(Declined, match="round 1: this round was charged before"):
-        own.would_admit(world.asked[0], CLIENTS)
+        own.would_admit(world.asked[0])
 
 
 class Killed(BaseException):
@@ -271,9 +271,9 @@ def recorded(refusing: Iterable[int], fewest: int = 1) -> tuple[LdpClientApp, di
             super().__init__()
             self.own = int(context.node_config["partition-id"])
 
-        def would_admit(self, ask: Ask, cohort: int) -> None:
-            asked.setdefault(self.own, []).append(cohort)
-            if self.own in refusing or cohort < fewest:
+        def would_admit(self, ask: Ask) -> None:
+            asked.setdefault(self.own, []).append(ask.terms.cohort)
+            if self.own in refusing or ask.terms.cohort < fewest:
                 raise Declined("no")
 
         def admit(self, ask: Ask) -> float:

@@ -95,7 +95,7 @@ def _try_app(
         start = _made_up_arrays(node)
     message = _training_message(offer, start, trial, key, run_config)
     guard = partial(_do_work_of_app, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
-    yield _finding_on_attempt(app.attempt(message, context, offer.cohort, guard), offer, start)
+    yield _finding_on_attempt(app.attempt(message, context, guard), offer, start)
 
 
 def _finding_on_attempt(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
@@ -218,6 +218,7 @@ def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes
         center=tuple(ranges.center.tolist()),
         radius=tuple(ranges.radius.tolist()),
         asked=cohort_size(clients.fraction, clients.count),
+        min_clients=offer.cohort,
         transport=offer.transport,
         key=key if offer.transport in OVER_RELAY else b"",
         linked=offer.linked,

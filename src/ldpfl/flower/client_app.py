@@ -20,7 +20,7 @@ from ldpfl.flower import confined_process
 from ldpfl.flower.app_failures import TRY_IT
 from ldpfl.flower.arrays import only_arrays, to_vector
 from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, records_to_bytes, unwrap_serialised, wrap_serialised
-from ldpfl.flower.invitation import QUESTION, Question, read_question
+from ldpfl.flower.invitation import QUESTION, read_question
 from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
 from ldpfl.flower.records import RecordGradients, Records, check_values_asked
@@ -123,7 +123,7 @@ class LdpClientApp(ClientApp):
         self._is_ldpfl_app = gradients
         self._returns_persons = persons or records is None  # ldpfl's own app finds persons by the column that the terms name
         self._last_read: tuple[RecordDict, tuple[str, str], RoundRequest] | None = None
-        self._last_question: tuple[RecordDict, str, Question] | None = None
+        self._last_question: tuple[RecordDict, str, Ask] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer ``message`` with a report, or with an error that does not depend on data."""
@@ -147,14 +147,13 @@ class LdpClientApp(ClientApp):
         """The app or its import path; for ``records``, the :class:`RecordGradients` that wraps them."""
         return self._app
 
-    def attempt(self, message: Message, context: Context, cohort: int, guard: Guard) -> Attempt:
+    def attempt(self, message: Message, context: Context, guard: Guard) -> Attempt:
         """Do all the local work that a ``train`` message asks for, in the same processes as a real round, and drop the report.
 
         Nothing is charged or sent, and no refusal is recorded. The outcome is for this node's operator alone: how long the work took, and
         why it failed, may depend on the data.
 
         Args:
-            cohort: number of clients that the report would be mixed with.
             guard: runs the work of the app's process.
 
         Raises:
@@ -168,7 +167,7 @@ class LdpClientApp(ClientApp):
         terms = request.ask.terms
         self._check_app_returns(terms)
         if isinstance(node, OperatorNode):
-            node.would_allow(request.ask, cohort)
+            node.would_allow(request.ask)
         began = time.monotonic()
         with confined_process.one_thread() as threads:
             self._report(request, node, context, _no_change(request))  # its time counts, since a real round needs it as well
@@ -236,10 +235,10 @@ class LdpClientApp(ClientApp):
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 self._last_question = message.content, run_config, read_question(message.content, run_config)
-        question = self._last_question[2]
-        self._check_app_returns(question.ask.terms)
-        node.would_admit(question.ask, question.cohort)
-        return Answer(question.ask.terms.run, question.ask.terms.round)
+        ask = self._last_question[2]
+        self._check_app_returns(ask.terms)
+        node.would_admit(ask)
+        return Answer(ask.terms.run, ask.terms.round)
 
     def _check_app_returns(self, terms: RoundTerms) -> None:
         """Raise if this node's app does not return the kind of values that ``terms`` ask for."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import PositiveInt
 
 from ldpfl.errors import ProtocolError
 from ldpfl.flower.round_request import Ask, read_terms
@@ -20,7 +19,6 @@ from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.flower.wire import LayerSizes, WireFields
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.models.layout import ParameterLayout
-from ldpfl.privacy.policy import OVER_RELAY
 
 QUESTION = "query.takes_part"
 """Type of the message."""
@@ -36,15 +34,6 @@ class _Wire(WireFields):
     """The fields of the question's own record."""
 
     sizes: LayerSizes
-    min_clients: PositiveInt
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """A question to a node: would it release what ``ask`` says, mixed among ``cohort`` clients?"""
-
-    ask: Ask
-    cohort: int
 
 
 @dataclass(frozen=True)
@@ -78,18 +67,13 @@ class Answers:
         return Answers(agreed, {**self.reasons, **later.reasons}, self.declined + later.declined, (*self.silent, *later.silent))
 
 
-def question_of(terms: RoundTerms, sizes: Sequence[int], min_clients: int) -> RecordDict:
-    """Return the content of the question, the same for all nodes.
-
-    Args:
-        sizes: number of weights of each layer.
-        min_clients: fewest clients among which the relay will mix the reports.
-    """
-    return RecordDict({RECORD: terms.to_record(), _RECORD: ConfigRecord({"sizes": list(sizes), "min-clients": min_clients})})
+def question_of(terms: RoundTerms, sizes: Sequence[int]) -> RecordDict:
+    """Return the content of the question, the same for all nodes; ``sizes`` are the numbers of weights of the layers."""
+    return RecordDict({RECORD: terms.to_record(), _RECORD: ConfigRecord({"sizes": list(sizes)})})
 
 
-def read_question(content: RecordDict, run_config: str) -> Question:
-    """Read a question; ``run_config`` is the digest of the node's own run config.
+def read_question(content: RecordDict, run_config: str) -> Ask:
+    """Return what the node is asked whether it would release it; ``run_config`` is the digest of the node's own run config.
 
     Raises:
         LdpflError: the content is no question, or its parts contradict each other.
@@ -109,5 +93,4 @@ def read_question(content: RecordDict, run_config: str) -> Question:
     # A mechanism's release depends on the round's number and the layers' sizes, not on the model's weights: zeros replace them.
     public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
     form = vector_form(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
-    cohort = wire.min_clients if terms.transport in OVER_RELAY else terms.asked
-    return Question(Ask(terms, form.mechanism, form.ranges, agreement=""), cohort)
+    return Ask(terms, form.mechanism, form.ranges, agreement="")

@@ -101,26 +101,26 @@ class OperatorNode:
         """Return whether the app's state of this round is kept for the next. Over a relay it is kept only if the policy says so."""
         return ask.terms.transport == "direct" or self.policy.keep_state
 
-    def would_admit(self, ask: Ask, cohort: int) -> None:
+    def would_admit(self, ask: Ask) -> None:
         """Check the policy, the budget and the relay settings as :meth:`admit` does, but record neither a charge nor a refusal.
 
         Raises:
             Declined: the operator does not allow the release.
             LdpflError: the relay does not answer.
         """
-        self.would_allow(ask, cohort)
+        self.would_allow(ask)
         if ask.terms.transport in OVER_RELAY:  # reads the operator's files. Nothing is sent, except, for a sum, the token
             with self.connect() as relay:
                 self._check_signer(ask, relay)
 
-    def would_allow(self, ask: Ask, cohort: int) -> None:
+    def would_allow(self, ask: Ask) -> None:
         """Check policy and budget as :meth:`admit` does, but record nothing. The relay is not asked.
 
         Raises:
             Declined: the operator does not allow the release.
         """
         self._check_terms(ask)
-        self.budget.check(self._request(ask, cohort))
+        self.budget.check(self._request(ask))
         if ask.terms.transport == "sum":
             self.signing()
 
@@ -137,16 +137,16 @@ class OperatorNode:
             self._check_terms(ask)
         except Declined as refusal:
             raise self.budget.refused(refusal) from None
-        request = self._request(ask, ask.terms.asked)
+        request = self._request(ask)
         if ask.terms.transport == "direct":
             self.budget.charge(request)
             return inf
-        self.budget.check_policy(request)  # with the cohort that the server states, before this node contacts the relay
+        self.budget.check_policy(request)  # before this node contacts the relay
         if ask.terms.transport == "sum":
             self.signing()  # before the charge: without it nothing can be sent
         status = self._relay_round(ask)
         status_time = time.monotonic()
-        self.budget.charge(self._request(ask, status.terms.min_clients))  # may wait for the budget's file
+        self.budget.charge(request)  # may wait for the budget's file
         return self._upload_seconds(status) - (time.monotonic() - status_time)
 
     def _check_terms(self, ask: Ask) -> None:
@@ -186,7 +186,12 @@ class OperatorNode:
             status = relay.round_status(ask.terms.run, ask.terms.round)
         if status.terms.agreement != ask.agreement:
             reason = "the digest of the server's message differs from the relay's, which is the same for all clients"
-            raise self.budget.refused(self._request(ask, status.terms.min_clients).declined(reason))
+            raise self.budget.refused(self._request(ask).declined(reason))
+        if status.terms.min_clients != ask.terms.min_clients:
+            reason = (
+                f"the relay releases {status.terms.min_clients} reports together, and the server's message says {ask.terms.min_clients}"
+            )
+            raise self.budget.refused(self._request(ask).declined(reason))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
         left_s = self._upload_seconds(status) if _waits_for_all(status.terms) else status.seconds_left
@@ -230,15 +235,15 @@ class OperatorNode:
         """Return how the report is cut into the records that a relay mixes."""
         return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked, unprotected=self.policy.allow_unprotected)
 
-    def _request(self, ask: Ask, cohort: int) -> Request:
-        """Return the release as policy and budget judge it, for a report that is mixed among ``cohort`` clients."""
+    def _request(self, ask: Ask) -> Request:
+        """Return the release as policy and budget judge it."""
         terms = ask.terms
         return Request.of(
             ask.mechanism,
             ask.ranges,
             run=terms.run,
             round=terms.round,
-            cohort=cohort,
+            cohort=terms.cohort,
             transport=terms.transport,
             key=terms.key,
             linked=terms.linked,

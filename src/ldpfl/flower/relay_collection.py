@@ -197,7 +197,12 @@ class RelayCollector(RelayedRounds):
     channel: Channel = "ideal-shuffler"
 
     def terms(self) -> Mapping[str, Any]:
-        return {"transport": "relay", "key": self.key.public_key().public_bytes_raw(), "linked": self.linked}
+        return {
+            "transport": "relay",
+            "key": self.key.public_key().public_bytes_raw(),
+            "linked": self.linked,
+            "min_clients": self.min_clients,
+        }
 
     def relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
         plan = round_.plan
@@ -249,7 +254,7 @@ class SumCollector(RelayedRounds):
     channel: Channel = "secure-sum"
 
     def terms(self) -> Mapping[str, Any]:
-        return {"transport": "sum", "key": self.key.public_key().public_bytes_raw()}
+        return {"transport": "sum", "key": self.key.public_key().public_bytes_raw(), "min_clients": self.min_clients}
 
     def relay_terms(self, round_: OpenRound, agreement: str) -> SumTerms:
         return SumTerms(

@@ -46,11 +46,11 @@ class Node(Protocol):
         """
         ...
 
-    def would_admit(self, ask: Ask, cohort: int) -> None:
+    def would_admit(self, ask: Ask) -> None:
         """Raise if :meth:`admit` would decline, as far as this can be known before the round is opened.
 
         The server may ask this question any number of times, so nothing is charged or recorded. Passing is no promise: ``admit`` checks
-        everything again. ``cohort`` is the server's statement of how many clients the report will be mixed among.
+        everything again.
         """
         ...
 

@@ -240,7 +240,7 @@ class NodeSelection:
         terms = self.terms(self.progress)
 
         def ask(nodes: Sequence[int], asked: int) -> Answers:
-            content = question_of(replace(terms, asked=asked), self.progress.layout.sizes, self.collector.min_clients)
+            content = question_of(replace(terms, asked=asked), self.progress.layout.sizes)
             return questions.ask(nodes, content, self.progress.round)
 
         cohort, reserve_nodes = [connected[place] for place in places], [connected[place] for place in reserve_places]

@@ -25,7 +25,7 @@ from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
-from ldpfl.privacy.policy import UPLOAD_S, Transport
+from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Transport
 from ldpfl.relay.protocol import parse_run
 from ldpfl.transport.sums import Bits
 from ldpfl.util.files import from_toml
@@ -37,7 +37,7 @@ ARRAYS, CONFIG = "arrays", "config"
 RECORD = "ldpfl"
 """Name of the record with the terms, in a request, and of the record with the answer, in a reply."""
 
-VERSION = 5
+VERSION = 6
 """Version of both records. A node and a server of different versions do not understand each other."""
 
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
@@ -80,6 +80,7 @@ class _Wire(WireFields):
     center: LayerFloats
     radius: LayerFloats
     asked: PositiveInt
+    min_clients: PositiveInt
     transport: Transport
     key: bytes
     linked: PositiveInt
@@ -107,6 +108,7 @@ class RoundTerms:
         layers: names of the layers, in the order of the flat vector.
         center, radius: public ranges, by layer.
         asked: number of clients that were asked.
+        min_clients: minimum number of clients whose reports a relay releases together; 1 for ``direct``.
         transport: ``direct``: the report is in the Flower reply; ``relay`` and ``sum``: the report goes to the relay, and the reply only
             acknowledges.
         key: the aggregator's public key; empty for ``direct``.
@@ -132,6 +134,7 @@ class RoundTerms:
     run_config: str = field(default_factory=lambda: digest_of({}))
     kind: Kind = "training"
     measured: str = ""
+    min_clients: int = 1
 
     def to_record(self) -> ConfigRecord:
         """Return the terms as a Flower record.
@@ -158,6 +161,7 @@ class RoundTerms:
                 "center": list(self.center),
                 "radius": list(self.radius),
                 "asked": self.asked,
+                "min-clients": self.min_clients,
                 "transport": self.transport,
                 "key": self.key,
                 "linked": self.linked,
@@ -193,6 +197,7 @@ class RoundTerms:
             center=tuple(wire.center),
             radius=tuple(wire.radius),
             asked=wire.asked,
+            min_clients=wire.min_clients,
             transport=wire.transport,
             key=wire.key,
             linked=wire.linked,
@@ -214,6 +219,11 @@ class RoundTerms:
             return LayerRanges(center, radius, layout.sizes)
         except ConfigError as error:
             raise ProtocolError(f"the server's ranges cannot be used: {error}") from None
+
+    @property
+    def cohort(self) -> int:
+        """Number of clients among which a report is mixed: at least so many over a relay, else all that were asked."""
+        return self.min_clients if self.transport in OVER_RELAY else self.asked
 
     @property
     def planned(self) -> PlannedRound:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ldpfl import ConfigError, PrivacyError
 from ldpfl.data.features import extracted, feature_map, names
+from ldpfl.data.features.base import FeatureMap
 from ldpfl.data.features.drawn_leaves import draw_pictures
 from ldpfl.data.features.efficientnet import EfficientNetLite0
 from ldpfl.data.features.leaves import LeafFeatures
@@ -253,6 +254,28 @@ def test_features_that_keep_something_of_a_row_change_no_other_row(tmp_path: Pat
         found.append(extracted(Dataset("own", train, test, 2, (), (), "x"), "looking.py:features", {"others": "running"}, silent))
     assert torch.equal(found[0].train.tensor[1:], found[1].train.tensor[1:])
     assert torch.equal(found[0].test.tensor, found[1].test.tensor)
+
+
+class Places(FeatureMap):
+    """Features of a sample that tell its place in a batch, and the batch's length, as rounding does."""
+
+    def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        return (2,)
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.arange(len(inputs)), torch.full((len(inputs),), len(inputs))], dim=1).float()
+
+
+def test_a_sample_s_place_and_batch_depend_on_its_row_alone_and_with_persons_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row more of a person moves the rows after it."""
+    monkeypatch.setattr("ldpfl.data.features.extraction.feature_map", lambda name, options: Places())
+    made = dataset()  # of 40 and 20 samples, neither of which fills its last batch
+    by_rows = extracted(made, "scattering", {}, silent, keep=False)
+    expected = torch.tensor([[row % 16, 16] for row in range(40)]).float()
+    assert torch.equal(by_rows.train.tensor, expected)
+    assert torch.equal(by_rows.test.tensor, expected[:20])
+    of_persons = extracted(replace(made, persons=np.array(["one", "other"] * 20)), "scattering", {}, silent, keep=False)
+    assert torch.equal(of_persons.train.tensor, torch.tensor([[0.0, 1.0]]).expand(40, 2))
 
 
 def test_features_that_look_at_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> No
 _OUTLIER_FACTOR = 16
 """Factor by which one made-up sample is larger than others. Bytes leave room for no larger one."""
 
-_VERSION = 1
+_VERSION = 2
 """Version of the features, a part of the cache's key. Raise it if features change, so that old ones are not read from the cache."""
 
 
@@ -135,11 +135,13 @@ _PART_SIZE = 128 * _BATCH_SIZE
 def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progress, cache_file: Path | None) -> dict[str, Tensor]:
     """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped.
 
-    Features by import path are computed for one sample at a time, by a copy of their module, and what classes and functions keep is put
-    back (:class:`OutsideState`, which says what is not found). So one sample does not change the features of another.
+    One sample does not change the features of another, not even their rounding, which depends on a sample's place and its batch's length:
+    all batches have the same length, and places are those of rows. Samples of persons are computed one at a time, since rows of one person
+    would move those of others. So are features by import path, by a copy of their module, and what classes and functions keep is put back
+    (:class:`OutsideState`, which says what is not found).
     """
-    is_alone, outside = not is_cacheable(name), OutsideState.of(features)
-    batch_size = 1 if is_alone else _BATCH_SIZE
+    is_own_code, outside = not is_cacheable(name), OutsideState.of(features)
+    batch_size = 1 if is_own_code or dataset.persons is not None else _BATCH_SIZE
     total, done = len(dataset.train) + len(dataset.test), 0
     what = f"features {name} ({'stored for later runs' if cache_file else 'computed in each run'})"
     by_split: dict[str, Tensor] = {}
@@ -157,11 +159,12 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
                 continue
             for start in range(0, len(part), batch_size):
                 samples = inputs[first + start : first + min(start + batch_size, len(part))]
-                if is_alone:
+                if is_own_code:
                     with outside.restored():
                         batch = copy.deepcopy(features)(samples).half()
                 else:
-                    batch = features(samples).half()
+                    missing = samples.new_zeros(batch_size - len(samples), *samples.shape[1:])
+                    batch = features(torch.cat([samples, missing])).half()[: len(samples)]
                 # A feature that is not finite becomes 0. If it were an error, the error would reveal that such a sample exists.
                 part[start : start + batch_size] = batch.where(torch.isfinite(batch), 0.0)
                 done += len(batch)
