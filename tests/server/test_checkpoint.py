@@ -200,7 +200,9 @@ def test_a_run_whose_files_could_not_be_read_again_is_refused() -> None:
     """Before it begins, with a number of rounds that is not refused."""
     layers, release = [f"blocks.{layer}.weight" for layer in range(160)], PureRelease("harmony", 1.0, 160, "layer")
     check_log_size(layers, release, 6000)
-    with pytest.raises(ConfigError, match=r"training\.rounds is 100,000, .* 160 layers can be read again up to [\d,]+ rounds") as caught:
+    with pytest.raises(
+        ConfigError, match=r"training\.rounds is 100,000, .* 160 layers the run's files would be too large to read after [\d,]+ rounds"
+    ) as caught:
         check_log_size(layers, release, MAX_ROUNDS)
     possible = int(re.search(r"up to ([\d,]+) rounds", str(caught.value))[1].replace(",", ""))  # type: ignore[index]
     assert possible > 15_000

@@ -145,7 +145,8 @@ def audit_run(
         )
     if (clip := record_clip_of(federation.mechanism)) is not None and clip.adaptive:
         raise ConfigError(
-            "a run with clipping.target_quantile cannot be audited, since the canary has no unclipped share: audit a run without it"
+            "a run with clipping.target_quantile cannot be audited, because its clipping norm changes, and so would the canary: audit a run "
+            "without it"
         )
     trials = _affordable_trials(trials, len(cohort), state.ranges.dimension)
     mechanism = in_round(federation.mechanism, state.public())
@@ -232,7 +233,10 @@ class _CanaryTrials:
         return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, counts, seed)
 
     def run(self, trials: int, progress: Callable[[int, int], None]) -> Floats:
-        """Return the auditor's sums (trials, W). The canary holds the first report in even trials and the second in odd ones."""
+        """Return a score for each trial and each of the W ``sizes``: the auditor's sum over so many weights.
+
+        In even trials the canary sends the first of its two vectors, in odd ones the second.
+        """
         scores = np.empty((trials, len(self.sizes)))
         for trial in range(trials):
             scores[trial] = self._score(trial)

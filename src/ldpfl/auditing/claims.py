@@ -175,7 +175,11 @@ def _check_bit_probabilities(
 
 
 def _check_sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResult:
-    """Test how often a report about an end of the range has the wrong sign. The claimed blanket allows half of it."""
+    """Test how often a report about an end of the range has the wrong sign.
+
+    The claimed ``blanket`` is the probability of a report that does not depend on the value. Such a report has the wrong sign half of the
+    time. The interval of the measured frequency fails with probability ``error``.
+    """
     lower = 0.0
     for end in (1.0, -1.0):
         statistic = outcomes.statistics[outcomes.names.index(f"all at {end:+g}")]

@@ -169,7 +169,7 @@ def write_all_parties_files(site: Site, policy: Policy) -> None:
         for node in site.nodes:
             public = make_key(node.signing_key)
             write_private(node.token, tokens.add(node.name, Role.CLIENT, public_key(public)).encode())
-            write_node_key(node.key)
+            write_node_key(node.key)  # for the SuperLink; the signing key is for sums
             signers.append(f"{public} {node.name}\n")
             write_text(node.policy, tomli_w.dumps(node_policy.model_dump(mode="json")))
             set_limit(node.budget, node_policy.lifetime_epsilon, node_policy.delta)

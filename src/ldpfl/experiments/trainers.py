@@ -334,8 +334,8 @@ def _refuse_mixing(model: str, warn: Warn | None) -> None:
 def _failures_as_config_errors(message_start: str) -> Iterator[None]:
     """Turn any exception of a user's model or loss on made-up samples into a :class:`ConfigError` that begins with ``message_start``.
 
-    The text quotes the exception, which may repeat private values: an app's author may have made the model of a node's rows. So a node
-    shows the exception's place alone, see :mod:`ldpfl.flower.record_trial`.
+    The text quotes the exception, which may repeat private values if the model was made from a node's rows. So on a node
+    :mod:`ldpfl.flower.record_trial` shows only where the exception arose.
     """
     try:
         yield

@@ -91,8 +91,10 @@ class ParameterLayout:
             PrivacyError: a layer is missing, unknown, or has another shape.
         """
         if set(parameters) != set(self.names):
-            unmatched = sorted(set(parameters) ^ set(self.names))
-            raise PrivacyError(f"layers are missing, or are not in the model's layout: {', '.join(unmatched)}")
+            missing, unknown = (
+                ", ".join(sorted(names)) or "none" for names in (set(self.names) - set(parameters), set(parameters) - set(self.names))
+            )
+            raise PrivacyError(f"these are not the layers of this model: missing are {missing}; the model does not have {unknown}")
         flat = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = parameters[name]

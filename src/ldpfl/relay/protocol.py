@@ -155,7 +155,7 @@ class RoundStatus(BaseModel):
     @model_validator(mode="after")
     def _check_uploads(self) -> Self:
         if self.uploads is not None and self.uploads > self.terms.max_uploads:
-            raise ValueError("uploads is more than max_uploads")
+            raise ValueError(f"the round has {self.uploads} uploads, but takes at most {self.terms.max_uploads} (max_uploads)")
         return self
 
 

@@ -186,7 +186,7 @@ def _range_text(values: Sequence[float]) -> str:
 def _measurement_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     """Yield the sentences on measurements beside training: of the model at clients, and of columns beforehand."""
     measured = ledger.events[: ledger.measured]
-    if evaluations := [event for event in ledger.events[len(measured) :] if event.histograms]:
+    if evaluations := [event for event in ledger.events[len(measured) :] if event.histograms]:  # later sums are of the model's scores
         release = "sums of what they measured were released by that mechanism with noise"
         if isinstance(evaluations[0].release, BinaryRelease):
             release = "randomised bits about the mean of each client were released"

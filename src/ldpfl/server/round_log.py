@@ -193,8 +193,8 @@ def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None
     limit = min(MAX_ROUNDS, MAX_METRICS_BYTES // round_bytes, MAX_ROUNDS_BYTES // event_bytes)
     if rounds > limit:
         raise ConfigError(
-            f"training.rounds is {rounds:,}, but files of a model with {len(layers):,} layers can be read again up to {limit:,} rounds: "
-            f"set training.rounds to {limit:,} or less, or take a model with fewer layers"
+            f"training.rounds is {rounds:,}, but with {len(layers):,} layers the run's files would be too large to read after "
+            f"{limit:,} rounds: set training.rounds to {limit:,} or less, or take a model with fewer layers"
         )
 
 

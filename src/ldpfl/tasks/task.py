@@ -326,7 +326,7 @@ def _multilabel(outputs: int, scale: float) -> Task:
     return Task("multilabel", "classes", losses, metrics)
 
 
-def _regression(outputs: int, scale: float) -> Task:
+def _regression(_outputs: int, scale: float) -> Task:
     """Return the task of predicting a number; ``scale`` converts errors to its original unit."""
 
     def metric(kind: str, factor: float = 1.0) -> Callable[[], Metric]:

@@ -158,7 +158,9 @@ def _way_back(function: FunctionType) -> Callable[[], None]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # the variable has no value yet
             cells.append((cell, _copy_of(cell.cell_contents)))
-    defaults, keyword_defaults, attributes = (_copy_of(value) for value in _kept_by_function(function)[-3:])
+    defaults, keyword_defaults, attributes = (
+        _copy_of(value) for value in (function.__defaults__, function.__kwdefaults__, function.__dict__)
+    )
 
     def put_back() -> None:
         for cell, value in cells:

@@ -85,7 +85,7 @@ class FrozenEncoder(FeatureMap):
         """Return ``dataset`` if its samples are images; else raise. A subclass for texts also takes tokens."""
         if self.reads_texts:
             raise ConfigError(
-                f"features {self.name!r} are made from texts, but these samples are not texts: name their column in data.text"
+                f"features {self.name!r} are made from texts, but these samples are not: name the column of texts in data.text"
             )
         inputs = tensors_by_name(dataset.train.inputs).get("")
         if inputs is None or inputs.dtype != torch.uint8 or inputs.dim() != 4:
