@@ -160,7 +160,7 @@ def leaving_a_helper(message: Message, context: Context) -> Message:
 
 @pytest.mark.parametrize("train", ["test_node:panicking", "test_node:exiting", "test_node:leaving_a_helper"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("test_node:leaving_a_helper")
+@pytest.mark.thorough
 def test_training_that_dies_is_reported_as_no_change_also_where_replies_are_immediate(
     train: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:
@@ -287,6 +287,7 @@ def test_a_model_that_the_policy_names_may_be_asked_for(tmp_path: Path, budget: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_round_without_a_time_for_replies_is_declined_unless_the_policy_allows_it(
     tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_mistyped_setting_is_named_before_one_that_is_missing(name: str, given
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_another_package_brings_a_mechanism(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is configured, trained, accounted, planned and refused as those of ours, and nothing of ours names it."""
     assert "careless" not in mechanisms.names()
@@ -88,6 +89,7 @@ def test_a_package_that_cannot_be_used_is_named(place: str, tmp_path: Path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except('careless_package:Nameless-add the field name: Literal["broken"] = "broken"')
 @pytest.mark.parametrize(
     ("place", "said"),
     [
