@@ -193,8 +193,10 @@ def room_of(module: str) -> str:
 @cache
 def graph() -> dict[str, set[str]]:
     """Which modules of the package each of them imports, the packages that it lies in aside."""
-    trees = {module_of(file): (ast.parse(file.read_bytes()), file.stem == "__init__") for file in PACKAGE.rglob("*.py")}
-    lazily = {module: homes for module, (tree, _) in trees.items() if (homes := exported(tree))}
+    texts = {file: file.read_bytes() for file in PACKAGE.rglob("*.py")}
+    trees = {module_of(file): (ast.parse(text), file.stem == "__init__") for file, text in texts.items()}
+    lazy = [module_of(file) for file, text in texts.items() if b"lazy_imports" in text]  # to look through every module takes seconds
+    lazily = {module: homes for module in lazy if (homes := exported(trees[module][0]))}
     return {
         module: {
             name
@@ -228,13 +230,14 @@ def imported(tree: ast.Module, module: str, lazily: Mapping[str, Homes], package
 
     What a lazy package exports it names for type checkers only.
     """
+    all_nodes = [*ast.walk(tree)]
     for_type_checkers = {
         inner
-        for node in ast.walk(tree)
+        for node in all_nodes
         if module in lazily and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    nodes = [node for node in ast.walk(tree) if node not in for_type_checkers]
+    nodes = [node for node in all_nodes if node not in for_type_checkers]
     roots = {"ldpfl"} | {alias.asname for node in nodes if isinstance(node, ast.Import) for alias in node.names if alias.name == "ldpfl"}
     names = {name for node in nodes for name in named(node, module if package else module.rpartition(".")[0], roots, lazily)}
     return names | {homes[name] for lazy, homes in lazily.items() for name in homes if f"{lazy}.{name}" in names}

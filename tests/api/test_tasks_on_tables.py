@@ -111,7 +111,7 @@ def harrell(times: pd.Series[float], events: pd.Series[int], risks: pd.Series[fl
     return right / pairs
 
 
-@pytest.mark.thorough_except("cuts1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("cuts", [[], [50.0, 100.0, 200.0]])
 def test_times_to_an_event(cuts: list[float]) -> None:
     result = run("survival", ["days", "died"], settings={"data.cut_points": cuts}, baseline=True)

@@ -142,7 +142,6 @@ def test_the_plain_encoder_is_sound_before_anything_is_planted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_a_missing_clamp_shows_as_a_privacy_loss_far_beyond_the_claim() -> None:
     audit = audited(NoClamp(1.0))
     assert "epsilon" in failures(audit)

@@ -287,7 +287,6 @@ def test_a_model_that_the_policy_names_may_be_asked_for(tmp_path: Path, budget: 
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_a_round_without_a_time_for_replies_is_declined_unless_the_policy_allows_it(
     tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:

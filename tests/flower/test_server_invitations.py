@@ -105,7 +105,6 @@ def passing(world: World, kind: str, change: Callable[[list[Message], Callable[.
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_messages_that_are_replayed_over_the_relay_are_charged_once_and_send_one_report(world: World) -> None:
     """By a server, or by who can; also to a node that was started again, and also as a question."""
     again: list[str] = []

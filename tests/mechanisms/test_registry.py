@@ -54,7 +54,6 @@ def test_a_mistyped_setting_is_named_before_one_that_is_missing(name: str, given
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_another_package_brings_a_mechanism(tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is configured, trained, accounted, planned and refused as those of ours, and nothing of ours names it."""
     assert "careless" not in mechanisms.names()

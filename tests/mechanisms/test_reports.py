@@ -30,7 +30,6 @@ def bit_matrices(draw: st.DrawFn) -> NDArray[np.uint8]:
     return np.array(flat, dtype=np.uint8).reshape(clients, dimension)
 
 
-@pytest.mark.thorough
 @given(bit_matrices())
 def test_reports_survive_the_wire(bits: NDArray[np.uint8]) -> None:
     clients, dimension = bits.shape

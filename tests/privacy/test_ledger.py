@@ -79,7 +79,6 @@ def refusal(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 @given(ledgers())
 def test_what_is_read_is_what_was_written(ledger: Ledger) -> None:
     text = ledger.to_json()

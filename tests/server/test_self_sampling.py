@@ -85,7 +85,6 @@ def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(ti
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
 def test_idle_rounds_alone_are_charged(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     idle = next(seed for seed in range(100) if self_sampled_cohort(seed, 1, 1, 0.0).size == 0)

@@ -72,7 +72,7 @@ def test_replacing_costs_between_one_step_of_adding_or_removing_and_what_the_who
 
 @pytest.mark.parametrize(("noise", "rate", "rounds"), [(1.0, 0.01, 300), (4.0, 0.2, 50)])
 @pytest.mark.slow
-@pytest.mark.thorough
+@pytest.mark.thorough_for("1.0-0.01-300")
 def test_opacus_states_the_same_epsilon(noise: float, rate: float, rounds: int) -> None:
     from opacus.accountants import PRVAccountant
 

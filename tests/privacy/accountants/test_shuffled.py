@@ -382,7 +382,7 @@ def test_one_report_of_one_client_costs_the_closed_form_and_never_less(epsilon0:
                 assert truth * (1 - 1e-15) <= found <= most
 
 
-@pytest.mark.thorough_except("2-1e-17", "2-1e-05", "3-0.1", "50-1e-05")
+@pytest.mark.thorough_except("2-1e-17", "2-1e-05", "3-0.1", "3-1000.0")
 @pytest.mark.parametrize("epsilon0", EPSILONS[::4])
 @pytest.mark.parametrize("clients", [2, 3, 50])
 def test_a_shuffled_report_never_costs_less_than_what_the_count_tells(epsilon0: float, clients: int) -> None:
