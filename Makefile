@@ -14,7 +14,7 @@ run: $(READY)
 # Compiled files are kept even where the environment says otherwise: the tests start many processes, and rewrite many assertions.
 TEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup -n $$(($$($(BIN)/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())') + 2))
 
-# Everything but further settings, longer draws and larger sizes of what is tested anyway.
+# Everything but further settings, longer draws, larger sizes, and details that take seconds to check.
 test: $(READY)
 	$(TEST) -m 'not thorough'
 

@@ -52,10 +52,12 @@ Pixels = NDArray[np.uint8]
 
 @pytest.hookimpl(tryfirst=True)  # before "-m" chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as ``thorough`` the settings of a test that ``thorough_for`` names."""
+    """Mark as ``thorough`` the settings of a test that ``thorough_for`` names, and those that ``thorough_except`` does not name."""
     for item in items:
-        for mark in item.iter_markers("thorough_for"):
-            if isinstance(item, pytest.Function) and item.callspec.id in mark.args:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            named = [item.callspec.id in mark.args for mark in item.iter_markers("thorough_for")]
+            unnamed = [item.callspec.id not in mark.args for mark in item.iter_markers("thorough_except")]
+            if any(named) or any(unnamed):
                 item.add_marker("thorough")
 
 

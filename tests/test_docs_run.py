@@ -104,7 +104,7 @@ SHELL = [page for page in WITH_COMMANDS if commands(page) and page.name != "inde
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SHELL, ids=lambda page: str(page.relative_to(ROOT)))
-@pytest.mark.thorough_for("docs/guide.md")
+@pytest.mark.thorough_for("docs/guide.md", "docs/tracking.md", "docs/own-data.md", "docs/tuning.md", "docs/record-sums.md")
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own use of SQLAlchemy
 def test_commands_of_a_page_run_from_top_to_bottom(
     page: Path, ldpfl: CommandLine, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +177,7 @@ def test_all_pages_with_code_are_run_or_say_why_not() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_code_about_ones_own_data_runs_on_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     frame = patients()
@@ -187,6 +188,7 @@ def test_code_about_ones_own_data_runs_on_a_table(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_task_of_ones_own_is_trained_and_compared_as_its_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(package, "run", _without_bar)
@@ -204,6 +206,7 @@ def test_a_task_of_ones_own_is_trained_and_compared_as_its_page_says(tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_sweep_file_of_its_page_runs_and_names_every_key(ldpfl: CommandLine) -> None:
     page = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)

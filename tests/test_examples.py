@@ -50,6 +50,7 @@ HOSPITALS = EXAMPLES.parent / "flower-hospitals"
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_three_hospitals_train_a_network_of_their_own_with_each_row_protected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

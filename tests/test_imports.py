@@ -34,6 +34,7 @@ def loaded_by(module: str) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_relay_needs_neither_pytorch_nor_scipy() -> None:
     assert not loaded_by("ldpfl.relay.serve") & {"torch", "scipy"}
 
@@ -52,6 +53,7 @@ def test_a_node_decides_without_scipy_s_slow_parts_and_without_a_server_s() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_makes_a_model_without_pytorch_s_compiler() -> None:
     code = (
         "import sys, ldpfl.models; ldpfl.models.create('two-layer-cnn', (1, 28, 28), 10, seed=0); sys.exit('torch._dynamo' in sys.modules)"
@@ -85,6 +87,7 @@ main()
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_front_door_and_a_plan_need_no_extra() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -144,7 +147,8 @@ def test_the_verifier_imports_nothing_of_the_package_and_no_accountant_imports_t
     users = {
         module_of(file)
         for file in PACKAGE.rglob("*.py")
-        if any(name.split(".")[0] == "ldpfl_verify" for name in imported(ast.parse(file.read_bytes()), module_of(file), {}))
+        if b"ldpfl_verify" in (text := file.read_bytes())  # to parse all modules takes seconds
+        and any(name.split(".")[0] == "ldpfl_verify" for name in imported(ast.parse(text), module_of(file), {}))
     }
     assert users == {"ldpfl.api.certified_lines", "ldpfl.api.certifying", "ldpfl.api.verifying", "ldpfl.cli.certificates"}
 
@@ -189,8 +193,10 @@ def room_of(module: str) -> str:
 @cache
 def graph() -> dict[str, set[str]]:
     """Which modules of the package each of them imports, the packages that it lies in aside."""
-    trees = {module_of(file): (ast.parse(file.read_bytes()), file.stem == "__init__") for file in PACKAGE.rglob("*.py")}
-    lazily = {module: homes for module, (tree, _) in trees.items() if (homes := exported(tree))}
+    texts = {file: file.read_bytes() for file in PACKAGE.rglob("*.py")}
+    trees = {module_of(file): (ast.parse(text), file.stem == "__init__") for file, text in texts.items()}
+    lazy = [module_of(file) for file, text in texts.items() if b"lazy_imports" in text]  # to look through every module takes seconds
+    lazily = {module: homes for module in lazy if (homes := exported(trees[module][0]))}
     return {
         module: {
             name
@@ -224,13 +230,14 @@ def imported(tree: ast.Module, module: str, lazily: Mapping[str, Homes], package
 
     What a lazy package exports it names for type checkers only.
     """
+    all_nodes = [*ast.walk(tree)]
     for_type_checkers = {
         inner
-        for node in ast.walk(tree)
+        for node in all_nodes
         if module in lazily and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    nodes = [node for node in ast.walk(tree) if node not in for_type_checkers]
+    nodes = [node for node in all_nodes if node not in for_type_checkers]
     roots = {"ldpfl"} | {alias.asname for node in nodes if isinstance(node, ast.Import) for alias in node.names if alias.name == "ldpfl"}
     names = {name for node in nodes for name in named(node, module if package else module.rpartition(".")[0], roots, lazily)}
     return names | {homes[name] for lazy, homes in lazily.items() for name in homes if f"{lazy}.{name}" in names}
@@ -326,6 +333,7 @@ HEAVY = {"torch", "matplotlib", "pandas", "pyarrow", "datasets", "PIL", "sklearn
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_planning_and_accounting_need_no_pytorch(tmp_path: Path) -> None:
     """All in one process, for each takes most of a second: the first that loads something heavy is named."""
     ledger = Ledger().charge(RoundEvent(1, BinaryRelease("duchi", 1.0, 1, author=OURS), 10, 10, 1))

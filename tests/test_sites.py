@@ -57,6 +57,7 @@ def workload(manifest: Path) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("relay-dockerfile_command")
 @pytest.mark.parametrize("command", [dockerfile_command, unit_command])
 @pytest.mark.parametrize("service", SERVICES)
 def test_each_option_is_one_that_the_program_has(service: str, command: Any) -> None:
@@ -156,6 +157,7 @@ def test_the_path_of_a_unit_has_the_folder_of_its_program(unit: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_superlink_starts_with_its_unit_s_environment_alone(tmp_path: Path) -> None:
     text = " ".join(unit_command("aggregator"))
     text = re.sub(r" --(ssl-\S+|host|port|database) \S+", "", text).replace(" --enable-supernode-auth", "")

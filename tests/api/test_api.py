@@ -141,6 +141,7 @@ def test_overrides_go_by_the_last_word_of_their_key(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_plan_and_an_audit_are_typed() -> None:
     planned = ldpfl.plan(epsilon=1.0, clients=1000, weights=100, rounds=3, channel="direct")
     assert planned.bytes_per_client == 13

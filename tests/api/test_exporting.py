@@ -168,6 +168,7 @@ def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_pa
         api.predict(given, rows, model="linear")
 
 
+@pytest.mark.thorough_except("object")
 @pytest.mark.parametrize("is_file", [False, True], ids=["object", "file"])
 def test_code_on_which_a_guarantee_rests_is_named_wherever_the_guarantee_stands(is_file: bool, rows: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef net() -> nn.Module:\n    return nn.Linear(1, 2)\n")
@@ -199,6 +200,7 @@ def test_a_page_that_is_handed_on_leaves_out_what_is_not_covered(run: Path, ldpf
     assert page([run, run], public=True).count("Left out") == 2
 
 
+@pytest.mark.thorough
 def test_a_public_page_has_a_name_of_its_own(run: Path, ldpfl: CommandLine) -> None:
     """ldpfl run and ldpfl report write the owner's page again, which would turn a public one into it."""
     own, public = run / "report.html", run / "report-public.html"
@@ -213,6 +215,7 @@ def test_a_public_page_has_a_name_of_its_own(run: Path, ldpfl: CommandLine) -> N
     assert Path("report-public.html").is_file()
 
 
+@pytest.mark.thorough
 def test_a_public_page_says_where_scores_are_those_of_public_rows(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     for place, settings in enumerate(({}, {"data.evaluate_on": "holdout"})):
         folder = tmp_path / f"{place}"
@@ -223,6 +226,7 @@ def test_a_public_page_says_where_scores_are_those_of_public_rows(tiny_data: Pat
         assert "without noise" not in public
 
 
+@pytest.mark.thorough
 def test_the_round_at_which_private_rows_stopped_a_run_is_not_handed_on(rows: Path, tmp_path: Path) -> None:
     settings = {
         **FEW,
@@ -278,6 +282,7 @@ def test_a_model_s_file_that_is_something_else_is_not_exported(run: Path, tmp_pa
     assert not (tmp_path / "linked" / "model.safetensors").exists()
 
 
+@pytest.mark.thorough
 def test_a_model_in_onnx_says_what_the_module_says(run: Path, rows: Path, ldpfl: CommandLine) -> None:
     import onnxruntime
 
@@ -314,6 +319,7 @@ class Stubborn(Net):
 """
 
 
+@pytest.mark.thorough
 def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it(rows: Path, tmp_path: Path) -> None:
     (tmp_path / "net_of_mine.py").write_text(NET)
     name = f"{tmp_path / 'net_of_mine.py'}:Net"
@@ -330,6 +336,7 @@ def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it
             assert str(said).encode() not in file
 
 
+@pytest.mark.thorough
 def test_a_model_that_cannot_be_exchanged_is_not_exported_by_halves(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net_of_mine.py").write_text(NET)
     name = f"{tmp_path / 'net_of_mine.py'}:Stubborn"

@@ -65,6 +65,7 @@ def test_a_folder_of_images_is_predicted_by_the_run_and_by_its_export(of_images:
     assert "ldpfl predict FOLDER images" in Path("given/README.md").read_text()
 
 
+@pytest.mark.thorough
 def test_an_array_and_a_table_of_images_are_predicted_as_their_files_are(of_images: Path, images: Path, tmp_path: Path) -> None:
     import datasets
 
@@ -110,6 +111,7 @@ def test_images_that_do_not_fit_are_refused(of_images: Path, images: Path, tmp_p
         api.load_run(of_images).predict(images, id_column="a")
 
 
+@pytest.mark.thorough
 def test_texts_are_predicted_by_the_run_and_by_its_export(tmp_path: Path, ldpfl: CommandLine) -> None:
     frame = pd.DataFrame({"note": ["a cough and fever", "a broken arm"] * 40, "ward": ["inner", "bones"] * 40})
     settings = {**FEW, "data.text": "note", "training.rounds": 20, "model.name": "embedding-bag"}
@@ -211,6 +213,7 @@ def test_a_threshold_changes_neither_the_model_nor_its_noise() -> None:
     pd.testing.assert_frame_equal(found[0].predict(table()), found[1].predict(table()))
 
 
+@pytest.mark.thorough
 def test_a_threshold_that_says_nothing_is_refused(of_images: Path, images: Path, tmp_path: Path) -> None:
     assert set(api.predict(of_images, images, threshold=1e-9)["class"]) == {"well"}
     days = table().assign(days=np.arange(300) % 7)

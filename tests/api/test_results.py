@@ -148,6 +148,7 @@ def by_default(dtype: torch.dtype) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("float64")
 @pytest.mark.parametrize(
     "state", [torch.no_grad(), torch.inference_mode(), by_default(torch.float64)], ids=["no grad", "inference", "float64"]
 )
@@ -207,6 +208,7 @@ def test_a_statement_is_its_table_in_a_console_too(of_rows: ldpfl.RunResult) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_guarantee_shows_itself_where_nothing_but_the_package_was_imported(tmp_path: Path, tiny_data: Path) -> None:
     run(folder=tmp_path / "run", data_dir=tiny_data)
     code = "import sys, ldpfl; print(ldpfl.load_run(sys.argv[1], data_dir=sys.argv[2]).privacy)"

@@ -124,6 +124,7 @@ def own_mechanisms(epsilon: float) -> Iterator[Mechanism]:
     yield from (made("privunit-g", epsilon, norm=1.0, magnitude_share=share) for share in (0.0, 0.1, 0.5))
 
 
+@pytest.mark.thorough
 @each("epsilon", EPSILONS)
 def test_what_our_mechanisms_release_is_believed(epsilon: float) -> None:
     for mechanism in own_mechanisms(epsilon):
@@ -178,10 +179,11 @@ def test_what_a_paper_claims_of_a_doubted_release_stays_with_it() -> None:
     assert [Ledger.from_json(text).events[0].release.claimed is None for text in (one, two)] == [False, True]
 
 
+@pytest.mark.thorough_except("several vectors")
 @pytest.mark.parametrize("name", [*list(MADE_UP)[:4], "a client's noise for a record", "several vectors", "bits about layers"])
 def test_nothing_is_proved_or_confirmed_of_what_nobody_releases(name: str, tmp_path: Path, ldpfl: CommandLine) -> None:
     file, certificate = tmp_path / "ledger.json", tmp_path / "certificate.json"
-    of(MADE_UP[name]).save(file)
+    of(MADE_UP[name], rounds=2, clients=20).save(file)  # few, whose figures take less time
     assert json.loads(ldpfl("ledger", file, "--json").out)["status"] == "author's claim"
     assert ldpfl("certify", file, "--out", certificate).code == 0
     for wrong in (False, True):

@@ -35,6 +35,7 @@ def contents(folder: Path) -> dict[Path, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_from_python_is_the_same_as_by_flags(ldpfl: CommandLine, tmp_path: Path) -> None:
     """Settings as a dict or as texts, values of axes as Python's or as text: one of them goes on with the other's folder."""
     table, out = tmp_path / "table.csv", tmp_path / "out"
@@ -80,6 +81,7 @@ def test_a_sweep_from_python_is_the_same_as_by_flags(ldpfl: CommandLine, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_frames_and_tensors_are_swept_and_gone_on_with(tmp_path: Path) -> None:
     out, few = tmp_path / "out", {"training.rounds": 1}
     made = api.sweep(

@@ -40,6 +40,7 @@ def run(task: str, target: str | list[str], **more: Any) -> ldpfl.RunResult:
     return ldpfl.run(target=target, task=task, **{**given, **more})
 
 
+@pytest.mark.thorough
 def test_counts(tmp_path: Path) -> None:
     result = run("poisson", "visits", folder=tmp_path / "run")
     found = result.predict(ROWS)["visits"]
@@ -49,6 +50,7 @@ def test_counts(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(ldpfl.predict(ldpfl.export(tmp_path / "run", tmp_path / "out"), ROWS), result.predict(ROWS))
 
 
+@pytest.mark.thorough
 def test_ordered_words() -> None:
     result = run("ordinal", "grade", settings={"data.classes": ["low", "middle", "high"]})
     found = result.predict(ROWS)
@@ -60,6 +62,7 @@ def test_ordered_words() -> None:
         run("ordinal", "grade")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("task", "target", "settings", "judged_by"),
     [
@@ -79,6 +82,7 @@ def test_each_task_has_intervals_and_a_pooled_reference(task: str, target: Any, 
     assert result.metric in result.sites_to_dataframe()
 
 
+@pytest.mark.thorough
 def test_a_pooled_count_is_scikit_learn_s() -> None:
     from sklearn.linear_model import PoissonRegressor
     from sklearn.metrics import d2_tweedie_score
@@ -90,6 +94,7 @@ def test_a_pooled_count_is_scikit_learn_s() -> None:
     assert result.to_dict()["pooled_scores"]["deviance explained"] == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.thorough
 def test_rare_counts_have_no_interval_and_the_reason_is_said() -> None:
     frame = FRAME.assign(rare=(np.arange(len(FRAME)) % 400 == 3).astype(int))
     result = run("poisson", "rare", data=frame)
@@ -106,6 +111,7 @@ def harrell(times: pd.Series[float], events: pd.Series[int], risks: pd.Series[fl
     return right / pairs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cuts", [[], [50.0, 100.0, 200.0]])
 def test_times_to_an_event(cuts: list[float]) -> None:
     result = run("survival", ["days", "died"], settings={"data.cut_points": cuts}, baseline=True)
@@ -151,6 +157,7 @@ def test_what_does_not_fit_is_refused(task: str, target: str | list[str], settin
         run(task, target, data=FRAME.assign(below=FRAME["age"] - 60), settings=settings)
 
 
+@pytest.mark.thorough_except("poisson-visits")
 @pytest.mark.parametrize(("task", "target"), [("poisson", "visits"), ("ordinal", "visits"), ("survival", ["days", "died"])])
 def test_nothing_is_measured_where_bounds_say_all(task: str, target: str | list[str]) -> None:
     bounds = {"age": [20, 100], "visits": [0, 12], "days": [0, 400]}
@@ -161,6 +168,7 @@ def test_nothing_is_measured_where_bounds_say_all(task: str, target: str | list[
     assert result.predict(ROWS).notna().to_numpy().all()
 
 
+@pytest.mark.thorough
 def test_counts_far_above_their_spread_are_learnt() -> None:
     """A mean of some 27 spreads: clipped at 6 spreads, the model would predict a fifth of each count."""
     frame = FRAME.assign(visits=GENERATOR.poisson(1000 * np.exp(0.02 * ILL)))

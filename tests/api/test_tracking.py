@@ -115,6 +115,7 @@ class Stopper(Callback):
             raise RuntimeError("enough")
 
 
+@pytest.mark.thorough
 def test_callbacks_are_called_at_the_start_each_round_and_the_end(run: Callable[..., RunResult], tmp_path: Path) -> None:
     first, second = Recorder(), Recorder()
     with pytest.raises(RuntimeError, match="enough"):
@@ -144,6 +145,7 @@ def test_what_is_no_callback_is_refused_before_training(wrong: Any) -> None:
         package.run(callbacks=[wrong], progress=False)
 
 
+@pytest.mark.thorough
 def test_mlflow_gets_scores_on_public_rows_the_guarantee_and_the_files(run: Callable[..., RunResult], tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -177,8 +179,8 @@ def contents(folder: Path) -> Iterator[bytes]:
     yield from (path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seeded", [True, False])
-@pytest.mark.thorough_for("False")
 def test_of_private_rows_trackers_get_no_score_no_seed_and_no_path(rows: Path, ldpfl: CommandLine, tmp_path: Path, seeded: bool) -> None:
     seed = ["--seed", str(SEED)] if seeded else []
     settings = [word for key in ("training.rounds=2", "clients.count=4", "data.bounds={age = [0, 100]}") for word in ("--set", key)]
@@ -204,6 +206,7 @@ def test_of_private_rows_trackers_get_no_score_no_seed_and_no_path(rows: Path, l
         assert not any(said.encode() in file for file in handed_on), said
 
 
+@pytest.mark.thorough
 def test_weights_and_biases_gets_each_round_and_nothing_that_it_collects_itself(run: Callable[..., RunResult], tmp_path: Path) -> None:
     result = run(folder=tmp_path / "run", track="wandb")
     (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
@@ -216,6 +219,7 @@ def test_weights_and_biases_gets_each_round_and_nothing_that_it_collects_itself(
     assert [path for path in (kept / "files").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.thorough
 def test_a_tracker_that_fails_later_ends_no_run_and_gets_the_finished_one(
     ldpfl: CommandLine, tiny_data: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_trials_that_noise_leaves_alike_are_said(metric: str, value: float, low:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_whoever_runs_the_trials_alone_learns_that_they_had_one_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     how = {**HOW, "axes": {"training.server_learning_rate": [0.5, 2.0]}, "target": "dose", "task": "regression", "trials": 1}
     how["settings"] = {key: value for key, value in how["settings"].items() if key != "data.classes"}
@@ -84,6 +85,7 @@ def test_whoever_runs_the_trials_alone_learns_that_they_had_one_setting(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_trials_of_a_rare_class_are_compared_by_their_loss(tmp_path: Path) -> None:
     """Noise hides the AUROC, and the accuracy of all models is that of always saying the common class."""
     rare = FRAME.assign(sick=np.where(np.arange(300) % 60 == 0, "yes", "no"))
@@ -95,6 +97,7 @@ def test_trials_of_a_rare_class_are_compared_by_their_loss(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None:
     made = api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **HOW)
     found = ledgers(tmp_path / "t")
@@ -147,6 +150,7 @@ def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_tuning_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = api.tune(data=FRAME, folder=tmp_path / "whole", seed=1, **HOW)
     run, begun = Runner.run, []
@@ -181,6 +185,7 @@ def test_trials_without_a_seed_have_secret_noise_of_their_own(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None:
     """Two processes at once, a file in place of a recipe, and a sweep's file in place of values."""
     FRAME.to_csv(tmp_path / "table.csv", index=False)
@@ -214,6 +219,9 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.thorough_for(
+    "changes5-set mechanism.name to 'dp-sgd'", "changes8-a trial has epsilon 5.127", "changes12-expected a number from 0"
+)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -238,6 +246,7 @@ def test_what_is_no_tuning_is_refused_before_anything_is_run(tmp_path: Path, cha
     assert not list(tmp_path.rglob("ledger.json"))
 
 
+@pytest.mark.thorough
 def test_the_guarantee_is_known_beforehand_for_every_law_and_channel() -> None:
     for law, channel in (("geometric", "direct"), ("logarithmic", "secure-sum"), ("poisson", "secure-sum")):
         space = sweep_of("sum/records-mnist", ["data.name=mnist-5k"], {"training.rounds": [5, 10, 20]}, 1, "rounds")
@@ -251,6 +260,7 @@ def test_the_guarantee_is_known_beforehand_for_every_law_and_channel() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_trial_that_released_more_than_planned_ends_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ldpfl.experiments.tuning._draw_trials", _noisier)
     with pytest.raises(PrivacyError, match="released more than was planned"):

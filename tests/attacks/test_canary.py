@@ -64,6 +64,7 @@ def audited(finished: RunFolder, tiny_data: Path) -> RunAudit:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.xdist_group("audited")
 def test_a_whole_report_is_recognised_although_each_weight_is_private(audited: RunAudit) -> None:
     found = audited
@@ -135,6 +136,7 @@ ENCODE = Duchi.encode
     ("place", "substitute"), [("ldpfl.mechanisms.duchi.Duchi.encode", blind), ("ldpfl.attacks.canary.mix", empty_pool)]
 )
 @pytest.mark.slow
+@pytest.mark.thorough_except("ldpfl.attacks.canary.mix-empty_pool")
 def test_nothing_is_found_where_nothing_gets_through(
     place: str, substitute: Callable[..., Any], finished: RunFolder, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

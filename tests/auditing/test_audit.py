@@ -135,6 +135,7 @@ def test_no_protection_is_neither_passed_nor_called_private() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_plain_encoder_is_sound_before_anything_is_planted() -> None:
     # So that the tests below fail for their fault and for nothing else.
     assert audited(OwnEncoder(1.0)).passed
@@ -174,6 +175,7 @@ def test_two_percent_too_much_breaks_epsilon_1() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_percent_too_little_shows_as_bias_alone() -> None:
     audit = audited(TwoPercentLess(1.0))
     assert "bias" in failures(audit)
@@ -253,6 +255,7 @@ def test_estimates_that_are_no_numbers_are_found() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_continuous_noise_passes() -> None:
     audit = audited(LaplaceNoise(1.0), trials=30_000)
     assert audit.passed, audit.verdict
@@ -271,7 +274,7 @@ def test_a_value_that_leaves_as_it_is_once_in_a_hundred_times_is_found(hair: flo
 
 @pytest.mark.parametrize(("unit", "divided"), [("vector", True), ("client", False), ("layer", False)])
 @pytest.mark.slow
-@pytest.mark.thorough_for("layer-False", "client-False")
+@pytest.mark.thorough
 def test_whole_rows_are_judged_where_the_unit_is_no_single_weight(unit: Literal["vector", "client", "layer"], divided: bool) -> None:
     """A row of noise as large as one weight needs costs d epsilon, which only a judgement of whole rows shows."""
     audit = audited(LaplaceNoise(1.0, unit=unit, divided=divided), trials=1000 if divided else 5000)
@@ -457,16 +460,7 @@ OF_BITS = [name for name, planted in FAULTS.items() if planted.found in ("epsilo
 
 @pytest.mark.parametrize("name", OF_BITS)
 @pytest.mark.slow
-@pytest.mark.thorough_for(
-    "the first weight without noise",
-    "the sign in the lowest bit",
-    "the place of the largest weight",
-    "the last thousandth without noise",
-    "the sign in the lowest bit of one weight",
-    "the largest weight without noise",
-    "two weights that share noise",
-    "a fifth of the noise on one weight",
-)
+@pytest.mark.thorough
 def test_a_fault_of_few_weights_or_of_raw_bits_is_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     assert found in failures(audited(mechanism, trials=8_000 if isinstance(mechanism, Harmony) else 100_000))

@@ -102,6 +102,7 @@ def test_json_is_all_that_stdout_gets(ldpfl: CommandLine, config_file: Path, tin
     assert result["noise_free_score"] is None
 
 
+@pytest.mark.thorough
 def test_settings_and_seed_reach_the_run(ldpfl: CommandLine, config_file: Path, tiny_data: Path) -> None:
     arguments = ["--set", "training.rounds=1", "--set", "mechanism.epsilon=4", "--seed", "11", "--no-baseline"]
     outcome = ldpfl("run", config_file, "--data-dir", tiny_data, "--out", "result", *arguments, "--json")

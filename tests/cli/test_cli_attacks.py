@@ -135,6 +135,7 @@ def test_a_run_without_protection_is_attacked_once(ldpfl: CommandLine, config_fi
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_unprotected_model_is_the_runs_own_without_noise(run: Path, config_file: Path, tiny_data: Path, tmp_path: Path) -> None:
     overrides = ("data.private_label=4", "mechanism.name=none", "mechanism.perturbed=weights")
     open_run = made(tmp_path / "open", config_file, tiny_data, *overrides)

@@ -95,7 +95,7 @@ def hint(line: str) -> list[str]:
 
 @pytest.mark.parametrize("every", [1, 9])
 @pytest.mark.slow
-@pytest.mark.thorough_for("1")
+@pytest.mark.thorough
 def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on(
     every: int, ldpfl: CommandLine, arguments: list[str | Path], tiny_data: Path
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("kilobytes", [4, 40, 76])
-@pytest.mark.thorough_for("40")
+@pytest.mark.thorough_except("4")
 def test_a_disk_that_really_is_full_is_one_line_and_the_run_goes_on(
     kilobytes: int, ldpfl: CommandLine, arguments: list[str | Path], tmp_path: Path
 ) -> None:
@@ -185,6 +185,7 @@ def test_a_sweep_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLin
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_of_own_rows_on_a_full_disk_names_the_command_that_goes_on(ldpfl: CommandLine) -> None:
     rows = "".join(f"{20 + place % 50},{'yes' if place % 3 else 'no'}\n" for place in range(40))
     Path("my rows.csv").write_text(f"age,is sick\n{rows}", encoding="utf-8")

@@ -126,6 +126,7 @@ def anything(*arguments):
 """
 
 
+@pytest.mark.thorough_except("model.name")
 @pytest.mark.parametrize("key", ["model.name", "data.name", "data.features", "data.partition", "task.name"])
 def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: CommandLine, tmp_path: Path, run: Path) -> None:
     Path("net.py").write_text(NET)
@@ -293,7 +294,7 @@ def test_with_both_given_both_are_found_and_the_plan_is_as_given(ldpfl: CommandL
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("png")
+@pytest.mark.thorough
 def test_a_plot_is_drawn(suffix: str, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ldpfl.api.planning.client_counts_to_plot", lambda setting: [10, 20])
     outcome = ldpfl("plan", "--epsilon", "1", "--clients", "20", *ONE_BIT, "--plot", f"plot.{suffix}", "--target-central", "0.8")
@@ -404,6 +405,7 @@ def test_a_faulty_mechanism_fails_its_audit_with_an_exit_code_of_its_own(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_mechanism_of_others_that_wraps_one_of_ours_is_its_author_s_claim_everywhere(
     ldpfl: CommandLine, tmp_path: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

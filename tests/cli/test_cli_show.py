@@ -446,6 +446,7 @@ def without(figures: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_figures_that_belong_together_and_are_not_there_are_one_line(ldpfl: CommandLine, tmp_path: Path) -> None:
     """Any figure of a run on two classes is left out in turn, also inside others: no command stumbles over it."""
     run, rows = tmp_path / "run", tmp_path / "rows.csv"

@@ -96,6 +96,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_fails_is_named_and_the_other_runs_go_on(ldpfl: CommandLine, tmp_path: Path) -> None:
     table, out = tmp_path / "counts.csv", tmp_path / "s"
     table.write_text("age,visits\n" + "".join(f"{20 + row % 50},{row % 7}\n" for row in range(400)), encoding="utf-8")
@@ -208,6 +209,7 @@ def together_of(out: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: Path) -> None:
     table, out = tmp_path / "rows.csv", tmp_path / "s"
     table.write_text("age,sick\n" + "".join(f"{20 + place % 50},{'yes' if place % 3 else 'no'}\n" for place in range(60)), encoding="utf-8")

@@ -53,6 +53,7 @@ def test_what_is_no_iso_date_is_not_read_as_one(text: str) -> None:
     assert not can_parse(parse_day, text)
 
 
+@pytest.mark.thorough
 @given(text=st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     for reader in READERS.values():

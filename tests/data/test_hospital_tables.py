@@ -300,6 +300,7 @@ def test_nodes_read_dates_and_named_words_by_the_same_rules(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_hospital_s_table_is_trained_on_and_predicted_for(tmp_path: Path, ldpfl: CommandLine) -> None:
     """With a date, limits, units in headers and an identifier, from a file, by the command line."""
     generator = np.random.default_rng(0)

@@ -221,6 +221,7 @@ def test_columns_of_one_name_are_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_small_file_of_very_many_rows_is_refused_before_they_are_made(tmp_path: Path) -> None:
     """One value, and how often it comes: a million rows take some bytes."""
     path = tmp_path / "rows.parquet"

@@ -68,6 +68,7 @@ def test_sizes_of_a_sum_are_those_of_what_a_client_uploads_and_an_aggregator_pul
     assert any("split it into 3 rounds" in value for _, value in sum_cost(2_000_001, 1000, bits).lines())
 
 
+@pytest.mark.thorough
 def test_the_command_line_knows_sums() -> None:
     """By a regime, of which the plan says how many bits a number takes, and by a mechanism and channel."""
     line = ["plan", "--regime", "clients-summed", "--target", "1", "--clients", "1000", "--weights", "1000", "--rounds", "1", "--cost"]

@@ -152,6 +152,7 @@ def spoil(node: NodeSetUp, line: int, cells: str) -> None:
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_apps_in_order_make_a_report_of_which_nothing_stays(
     of_records: NodeSetUp, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ BROKEN_RECORDS = {
 }
 
 
+@pytest.mark.thorough_except("a dtype")
 @pytest.mark.parametrize("case", BROKEN_RECORDS)
 def test_what_is_wrong_with_records_of_one_s_own_is_said(case: str, of_records: NodeSetUp) -> None:
     old, new, words = BROKEN_RECORDS[case]
@@ -225,6 +227,7 @@ def test_a_device_that_is_not_there_is_named(of_records: NodeSetUp, monkeypatch:
     assert "LDPFL_DEVICE: unknown device 'cudo': known: auto, cpu, cuda" in said(of_records)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
@@ -267,6 +270,7 @@ BROKEN_LOOPS = {
 }
 
 
+@pytest.mark.thorough_except("raises")
 @pytest.mark.parametrize("case", BROKEN_LOOPS)
 def test_what_is_wrong_with_a_loop_of_one_s_own_is_said(case: str, of_loop: NodeSetUp) -> None:
     old, new, words = BROKEN_LOOPS[case]
@@ -300,6 +304,7 @@ VALUES = {
 }
 
 
+@pytest.mark.thorough_except("a name that a record is")
 @pytest.mark.parametrize("case", VALUES)
 def test_no_path_name_or_text_that_a_record_chose_is_said(case: str, of_loop: NodeSetUp, tmp_path: Path) -> None:
     code, words = VALUES[case]
@@ -337,6 +342,7 @@ SECRETS_OF_RECORDS = {
 }
 
 
+@pytest.mark.thorough_except("a record task's type")
 @pytest.mark.parametrize("case", SECRETS_OF_RECORDS)
 def test_no_text_name_or_size_that_an_app_makes_of_its_records_is_said(case: str, of_records: NodeSetUp) -> None:
     spoil(of_records, 1, f"{SECRET}.5,{SECRET},1")
@@ -382,6 +388,7 @@ def test_a_model_that_is_not_the_one_that_layers_say_is_named(of_records: NodeSe
     assert "has no array bias=4, as in --layers, or has it in another shape" in said(other)
 
 
+@pytest.mark.thorough
 def test_reports_of_a_sum_are_masked_sealed_and_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = 'from ldpfl.flower import LdpClientApp\napp = LdpClientApp(records="own_app.training:records")\n'
     node = replace(equipped(tmp_path, RECORDS, OF_RECORDS, client, transport="sum"), layers=(), shapes={})
@@ -430,6 +437,7 @@ def test_images_that_are_decoded_for_a_trial_are_not_kept(tmp_path: Path, cache:
     assert contents(cache) == {}
 
 
+@pytest.mark.thorough
 def test_a_ready_app_of_a_table_is_tried_from_the_command_line(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ["age,ward,outcome", *(f"{20 + place},{'icu' if place % 3 else 'cardio'},{'yes' if place % 2 else 'no'}" for place in range(60))]
     table = Path("table.csv")
@@ -451,6 +459,7 @@ def test_a_ready_app_of_a_table_is_tried_from_the_command_line(ldpfl: CommandLin
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_table_that_pytorch_scales_by_several_threads_is_tried(ldpfl: CommandLine) -> None:
     """In a process of its own with two threads: a process that has used several cannot compute in those that it forks."""
     rows = ["age,weight,outcome", *(f"{20 + place % 60},{40 + place % 50},{'yes' if place % 2 else 'no'}" for place in range(20_000))]

@@ -112,6 +112,7 @@ def test_what_outlives_its_program_is_ended_with_it(tmp_path: Path) -> None:
     running.stop()
 
 
+@pytest.mark.thorough_except("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_supervisor_that_is_told_to_stop_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     running = Running(family(tmp_path))

@@ -39,6 +39,8 @@ from ldpfl.transport.sums import read_nodes, signer_of
 from ldpfl.transport.sums.node_keys import load_key as load_signing_key
 
 TINY = ("data.name=mnist", "model.name=logistic-regression", "mechanism.epsilon=2")
+PIXELS = ("data.features=none",)
+"""To describe the digits of the demo by their strokes takes seconds."""
 PARTIES = ("relay", "superlink", "operator", "node-0", "node-1", "node-2")
 
 
@@ -75,7 +77,7 @@ def test_the_aggregator_lists_the_signing_key_of_each_node(site: Site) -> None:
 
 
 def test_a_trial_of_a_sum_protects_records_and_its_policy_says_both_figures() -> None:
-    trial = trial_of(4, 3, transport="sum")
+    trial = trial_of(4, 3, PIXELS, transport="sum")
     assert (trial.policy.transports, trial.policy.protects, trial.policy.min_clients) == (("sum",), "record", 4)
     assert trial.policy.sum_epsilon != "off"
     assert 4 <= trial.policy.sum_epsilon < trial.policy.lifetime_epsilon < 12
@@ -84,7 +86,7 @@ def test_a_trial_of_a_sum_protects_records_and_its_policy_says_both_figures() ->
 
 
 def test_a_trial_of_a_sum_of_what_does_not_add_up_is_refused_before_anything_starts() -> None:
-    changes = ("mechanism.name=duchi", "mechanism.perturbed=update", "privacy.target_epsilon=off")
+    changes = (*PIXELS, "mechanism.name=duchi", "mechanism.perturbed=update", "privacy.target_epsilon=off")
     with pytest.raises(ConfigError, match="mechanism 'duchi' has reports that cannot be added up"):
         trial_of(4, 3, changes, transport="sum")
 

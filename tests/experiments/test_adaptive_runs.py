@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def norms(checkpoint: Checkpoint) -> list[float]:
     return [max(metrics.radius.values()) for metrics in checkpoint.history]
 
 
+@pytest.mark.thorough_except("records")
 @UNITS
 def test_a_norm_that_is_too_small_grows_and_one_that_is_too_large_shrinks(unit: list[str], tiny_task: Dataset) -> None:
     """Of 24 clients, noise in a share is 0.4 for clients and a tenth of that for records; steps of 0.5 in four rounds are 2 in log C."""
@@ -60,6 +62,7 @@ def test_a_norm_that_is_too_small_grows_and_one_that_is_too_large_shrinks(unit: 
         assert (small.history[0].clipped_records, large.history[0].clipped_records) == (1.0, 0.0)
 
 
+@pytest.mark.thorough_except("records")
 @UNITS
 def test_the_ledger_is_that_of_a_fixed_norm_and_that_of_the_plan(unit: list[str], tiny_task: Dataset) -> None:
     adaptive, fixed = run(tiny_task, *unit, *ADAPTIVE), run(tiny_task, *unit)
@@ -70,21 +73,27 @@ def test_the_ledger_is_that_of_a_fixed_norm_and_that_of_the_plan(unit: list[str]
     assert planned[0] == planned[1]
 
 
-@pytest.mark.slow
-@UNITS
-def test_two_processes_end_in_the_bytes_of_one(unit: list[str], tiny_task: Dataset) -> None:
-    federation, start = build(config_of(*unit, *ADAPTIVE), tiny_task, torch.device("cpu"))
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
     pool = Processes(2)
-    try:
-        *_, together = simulate(federation, start, 3, workers=pool)
-    finally:
-        pool.close()
+    yield pool
+    pool.close()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.xdist_group("adaptive processes")  # which take seconds to start
+@UNITS
+def test_two_processes_end_in_the_bytes_of_one(unit: list[str], tiny_task: Dataset, two: Processes) -> None:
+    federation, start = build(config_of(*unit, *ADAPTIVE), tiny_task, torch.device("cpu"))
+    *_, together = simulate(federation, start, 3, workers=two)
     *_, alone = simulate(federation, start, 3)
     assert torch.equal(alone.state.weights, together.state.weights)
     assert torch.equal(alone.state.ranges.radius, together.state.ranges.radius)
     assert [replace(one, seconds=0.0) for one in alone.history] == [replace(one, seconds=0.0) for one in together.history]
 
 
+@pytest.mark.thorough_for("clients")
 @UNITS
 def test_a_run_goes_on_from_a_checkpoint_with_the_norm_that_it_had(unit: list[str], tiny_task: Dataset, tmp_path: Path) -> None:
     federation, start = build(config_of(*unit, *ADAPTIVE), tiny_task, torch.device("cpu"))
@@ -105,6 +114,7 @@ def test_evaluation_at_clients_keeps_a_norm_of_its_own(tiny_task: Dataset) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("records")
 @pytest.mark.parametrize("unit", [CLIENTS, RECORDS], ids=["clients", "records"])
 def test_a_certificate_of_such_a_run_is_confirmed(unit: list[str], ldpfl: CommandLine, tiny_data: Path, tmp_path: Path) -> None:
     changes = [part for change in (*unit, *ADAPTIVE, "data.name=mnist") for part in ("--set", change)]

@@ -38,7 +38,7 @@ def config_of(case: str, *more: str) -> RunConfig:
     ("case", "target"), [(case, target) for case in CASES for target in (0.5, 4.0) if (case, target) != ("signs", 4.0)]
 )
 @pytest.mark.slow
-@pytest.mark.thorough_for("signs-0.5", "once-4.0", "once-0.5")
+@pytest.mark.thorough_except("records-4.0", "clients, summed-4.0")
 def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float) -> None:
     config = resolve_settings(config_of(case, f"privacy.target_epsilon={target}"))
     ledger = planned_ledger(config)
@@ -51,6 +51,7 @@ def test_the_target_is_kept_and_not_much_is_given_away(case: str, target: float)
     assert resolve_settings(config) == config
 
 
+@pytest.mark.thorough_except("evaluation.every=1")
 @pytest.mark.parametrize("evaluations", ["evaluation.epsilon=0.1", "evaluation.every=1"])
 def test_noise_that_differs_by_round_is_calibrated_for_the_rounds_of_training(evaluations: str) -> None:
     """Evaluations between rounds are numbered with them, and shift no round's noise."""

@@ -169,6 +169,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
 @settings(derandomize=True)
 @given(configs())
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_written_config_reads_back_the_same(config: RunConfig) -> None:
     assert parse(config.to_toml()) == config
     assert parse(config.to_toml()).to_toml() == config.to_toml()

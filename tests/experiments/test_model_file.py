@@ -48,6 +48,7 @@ def parts(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return json.loads((folder / "model.json").read_text()), json.loads((folder / "encoding.json").read_text())
 
 
+@pytest.mark.thorough
 def test_a_folder_that_claims_a_huge_model_takes_no_memory(folder: Path, tmp_path: Path) -> None:
     """Three million columns by a thousand classes were 12 GB, allocated before they were found not to fit."""
     model, encoding = parts(folder)
@@ -159,6 +160,7 @@ def refused_or_right(place: Path) -> None:
     assert len(said) < 2000
 
 
+@pytest.mark.thorough_except("encoding")
 @pytest.mark.parametrize("name", ["model", "encoding"])
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -171,6 +173,7 @@ def test_a_description_in_which_anything_stands_is_refused_or_right(name: str, f
     refused_or_right(copied(folder, tmp_path / "claim", **{name: whole}))
 
 
+@pytest.mark.thorough_except("encoding.json")
 @pytest.mark.parametrize("name", ["model.json", "encoding.json", "model.safetensors"])
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

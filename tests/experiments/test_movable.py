@@ -18,6 +18,7 @@ OWN = {
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_small_mlp_is_not_refused_for_units_that_are_idle_on_the_made_up_samples() -> None:
     """Of seeds 0 to 59 some begin with three units that are 0 for each of a few samples."""
     for seed in range(60):

@@ -85,6 +85,7 @@ def test_noise_that_makes_outputs_infinite_moves_them_too_far() -> None:
     assert 0 < found < 1e-17
 
 
+@pytest.mark.thorough
 def test_a_convolutional_network_gets_a_step_of_its_own() -> None:
     """It is shorter with more noise, faster than in proportion where noise multiplies from layer to layer."""
     few, many = (chosen(noise, model="two-layer-cnn")[0].server_learning_rate for noise in (30.0, 300.0))

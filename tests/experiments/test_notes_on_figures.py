@@ -51,6 +51,7 @@ def notes_of(data: Any, settings: dict[str, Any], start: str, epsilon: float = 5
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("classes", [2, 3])
 def test_probabilities_too_close_together_are_said(classes: int) -> None:
     (note,) = notes_of(samples(classes, told=1.0), SMALL_STEP, NARROW)
@@ -68,6 +69,7 @@ def test_a_wide_interval_of_the_slope_above_1_is_enough_for_the_note() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_model_that_is_no_better_than_chance_is_said() -> None:
     """Of two classes the AUROC decides; one run in 40 would be above chance by luck, and the seed is fixed."""
     (note,) = notes_of(samples(told=0.0), FEW, CHANCE)
@@ -95,6 +97,7 @@ def test_a_model_that_has_learnt_nothing_gets_no_advice_on_thresholds_and_risks(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_number_that_is_predicted_no_better_than_by_its_mean_is_said() -> None:
     inputs, _ = samples()
     targets = np.random.default_rng(1).normal(size=len(inputs)).astype(np.float32)
@@ -105,6 +108,7 @@ def test_a_number_that_is_predicted_no_better_than_by_its_mean_is_said() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("poisson-visits")
 @pytest.mark.parametrize(
     ("task", "target"),
     [("classification", "died"), ("classification", "grade"), ("regression", "days"), ("poisson", "visits"), ("ordinal", "grade")],
@@ -137,6 +141,7 @@ def test_one_class_for_all_rows_is_said_where_the_outputs_differ() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_event_that_nearly_all_rows_have_is_named_with_the_way_to_the_other() -> None:
     inputs, _ = samples()
     frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(readmitted=np.where(np.arange(len(inputs)) % 30 < 2, "ja", "nein"))
@@ -152,6 +157,7 @@ def test_an_event_that_nearly_all_rows_have_is_named_with_the_way_to_the_other()
         assert not any(note.startswith(EVENT) for note in chosen["caveats"])
 
 
+@pytest.mark.thorough_except("settings0-task.class_weights")
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
@@ -178,6 +184,7 @@ def test_a_mean_risk_far_from_the_share_of_a_common_event_is_said() -> None:
     assert not notes_of(samples(), FEW, OFF)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("task", "target"), [("classification", "died"), ("regression", "cost"), ("poisson", "visits")])
 def test_a_mean_prediction_apart_from_the_observed_mean_is_said(task: str, target: str) -> None:
     """A small clipping norm cuts the rare class and the tail of a skewed target, and the note tells to take a larger one."""
@@ -209,6 +216,7 @@ def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> No
     assert (risks >= float(note.rpartition("--threshold ")[2])).mean() == pytest.approx(rare.mean(), abs=0.05)
 
 
+@pytest.mark.thorough
 def test_why_there_is_no_calibration_slope_is_said(tmp_path: Path) -> None:
     settings = {**FEW, "training.rounds": 10}
     result = api.run(data=samples(told=20.0), model="linear", target_epsilon=50.0, settings=settings, folder=tmp_path / "run", **HOW)
@@ -229,6 +237,7 @@ def test_a_reversed_ranking_is_not_called_too_extreme() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("usual", "small")
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -249,6 +258,7 @@ def test_inputs_on_a_wrong_scale_are_said(changed: Any, said: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_numbers_that_auto_chose_are_shown(tmp_path: Path, ldpfl: CommandLine) -> None:
     result = api.run(data=samples(), model="linear", target_epsilon=8.0, settings=FEW, folder=tmp_path / "run", **HOW)
     chosen = result.to_dict()["chosen"]

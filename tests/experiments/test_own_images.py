@@ -58,6 +58,7 @@ def test_the_clipping_norm_follows_from_the_number_of_pixels() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["logistic-regression", "mlp"])
 def test_risks_of_images_are_calibrated_by_auto(model: str) -> None:
     """A slope within a factor of four of the best; with a step that does not know how long images are it is 0.24 and 0.18."""
@@ -69,6 +70,7 @@ def test_risks_of_images_are_calibrated_by_auto(model: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_extreme_probabilities_are_said_wherever_the_result_is_shown(tmp_path: Path, ldpfl: CommandLine) -> None:
     pixels, ill = scans()
     folder = in_folder(tmp_path / "scans", pixels, np.array(["healthy", "ill"])[ill])
@@ -96,6 +98,7 @@ def test_extreme_probabilities_of_several_classes_are_said_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_result_predicts_images_as_its_folder_does_and_names_their_classes(tmp_path: Path) -> None:
     pixels, _ = scans(60)
     names = np.array(["cat", "dog", "eel"])[np.arange(60) % 3]
@@ -121,6 +124,7 @@ def test_a_result_predicts_images_as_its_folder_does_and_names_their_classes(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_confusion_matrix_names_the_classes_of_images(tmp_path: Path) -> None:
     pixels, ill = scans(200)
     folder = in_folder(tmp_path / "scans", pixels, np.array(["healthy", "ill"])[ill])

@@ -84,6 +84,7 @@ def federation_ranges(federation: Federation) -> ldpfl.LayerRanges:
     return ldpfl.LayerRanges(torch.tensor(0.0), torch.tensor(1.0), federation.task.layout.sizes)
 
 
+@pytest.mark.thorough_except("iid")
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
 def test_persons_are_dealt_out_whole_by_their_names_alone(scheme: str) -> None:
     """Rows in another order: everybody is where he was, at the same client and in the same place of the computation."""
@@ -127,6 +128,7 @@ def whole_schedule(federation: Federation) -> BatchSchedule:
     return full_batch(list(federation.samples), largest)
 
 
+@pytest.mark.thorough_except("more1")
 @pytest.mark.parametrize("more", [["data.client=hospital"], ["data.client=hospital", "data.evaluate_on=holdout"], ["clients.count=2"]])
 def test_another_person_in_the_place_of_one_moves_one_client_s_sum_by_two_norms_at_most(more: list[str]) -> None:
     """Also where the first of the two is known at other clients as well, and has its first row here."""
@@ -196,6 +198,7 @@ def test_a_run_that_goes_on_ends_in_the_same_model() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_protecting_persons_costs_little_where_there_are_many() -> None:
     """Persons with 1 to 20 rows, epsilon 4: AUROC within 0.01 of what protecting single rows gives."""
     frame = table(2500)
@@ -224,6 +227,7 @@ def with_doctors() -> pd.DataFrame:
     return frame.assign(doctor="D" + frame["patient"].str[1:].astype(int).floordiv(3).astype(str))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("varied", [{"data.person": ["patient", "doctor"]}, {"data.client": ["", "hospital"]}])
 def test_runs_that_protect_different_persons_have_no_guarantee_together(varied: dict[str, list[str]], tmp_path: Path) -> None:
     person = [] if "data.person" in varied else ["data.person=patient"]
@@ -237,6 +241,7 @@ def test_runs_that_protect_different_persons_have_no_guarantee_together(varied: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_ledgers_of_runs_that_protect_different_persons_are_not_added_up(tmp_path: Path) -> None:
     for person in ("patient", "doctor"):
         settings = ["data.target=outcome", f"data.person={person}", "data.client=hospital", "training.rounds=1", *BOUNDED]

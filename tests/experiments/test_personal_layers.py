@@ -56,6 +56,7 @@ def kept_in(folder: Path) -> torch.Tensor:
     return load_file(path)["personal"]
 
 
+@pytest.mark.thorough
 def test_personal_heads_follow_clients_that_one_head_cannot(tmp_path: Path) -> None:
     shared, own = run(personal=()), run(tmp_path / "own")
     assert shared.score < 0.65
@@ -80,6 +81,7 @@ def test_only_shared_layers_are_sent_charged_and_saved(tmp_path: Path) -> None:
     assert torch.equal(own.module().state_dict()["3.weight"], initial["3.weight"])  # as the seed makes it, and nobody's
 
 
+@pytest.mark.thorough
 def test_two_workers_and_a_resumed_run_end_in_the_same_bytes(tmp_path: Path) -> None:
     settings = {"secret_noise": False, "clients.fraction": 0.6}
     once = run(tmp_path / "once", settings=settings)
@@ -101,6 +103,7 @@ def test_a_client_that_was_not_asked_keeps_its_layers(tmp_path: Path) -> None:
     assert int(changed.sum()) == 3
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_its_clients_layers_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(folder, settings={"secret_noise": False})
@@ -113,6 +116,7 @@ def test_a_run_goes_on_from_its_clients_layers_or_not_at_all(tmp_path: Path) -> 
         api.run(data=data(), folder=folder, resume=True, more_rounds=1, progress=False)
 
 
+@pytest.mark.thorough
 def test_the_saved_model_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     found = run(tmp_path / "run")
     for use in (

@@ -21,6 +21,10 @@ from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Unprotect
 from ldpfl.simulation import simulate
 
 
+@pytest.mark.thorough_for(
+    "shuffling.channel=random-delay mechanism.epsilon=0.5 data.evaluate_on=holdout",
+    "model.name=two-layer-cnn training.rounds=1 mechanism.perturbed=weights ranges.radius=initial",
+)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -42,6 +42,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> ldpfl.RunResult:
     return ldpfl.run(data=patients(), target="outcome", client="ward", rounds=4, settings=SETTINGS, seed=1, folder=folder, progress=False)
 
 
+@pytest.mark.thorough
 def test_two_classes_are_judged_by_auroc_and_accuracy_stands_beside_the_commonest_class(kept: ldpfl.RunResult) -> None:
     figures = kept.to_dict()
     assert (kept.metric, figures["event"], figures["test_rows"]) == ("AUROC", "died", 600)
@@ -110,6 +111,7 @@ def test_only_clients_without_the_main_figure_are_named_below_the_table() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_rare_event_at_each_client_leaves_its_shares_and_the_reason(tmp_path: Path) -> None:
     frame = patients(1200).assign(ward=lambda frame: np.arange(len(frame)) % 6)
     frame["outcome"] = np.where(np.arange(len(frame)) % 40 == 0, "died", "alive")
@@ -125,6 +127,7 @@ def test_a_rare_event_at_each_client_leaves_its_shares_and_the_reason(tmp_path: 
         assert "No intervals: too few rows with or without the event" in said
 
 
+@pytest.mark.thorough
 def test_what_no_guarantee_covers_is_left_out_of_what_is_handed_on(kept: ldpfl.RunResult) -> None:
     folder = RunFolder(kept.folder or Path())
     public = without_private_figures(folder.config(), folder.result() or {})
@@ -138,6 +141,7 @@ def test_what_no_guarantee_covers_is_left_out_of_what_is_handed_on(kept: ldpfl.R
         assert said not in handed_on
 
 
+@pytest.mark.thorough
 def test_the_page_says_what_was_measured_and_how_the_mechanism_is_set_in_words(kept: ldpfl.RunResult) -> None:
     text = page([kept.folder or Path()])
     assert "4 rounds of measuring, then 4 of training." in text
@@ -203,6 +207,7 @@ def test_a_label_that_few_rows_have_leaves_auroc_and_f1_without_interval() -> No
     assert not {"AUROC", "macro F1"} & set(found.intervals)
 
 
+@pytest.mark.thorough
 def test_an_f1_of_0_is_explained_where_no_label_is_likely_enough_to_be_told(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     labels = (random.random((600, 2)) < 0.1).astype(int)

@@ -78,6 +78,7 @@ def run_of(classes: int, settings: Mapping[str, Any]) -> tuple[RunConfig, Federa
     return config, federation, last
 
 
+@pytest.mark.thorough_except("secure-sum-squares", "direct-squares")
 @pytest.mark.parametrize("settings", [SQUARES, STEPS], ids=["squares", "steps"])
 @pytest.mark.parametrize("channel", ["secure-sum", "direct"])
 def test_a_target_covers_training_and_what_clients_measure(settings: Mapping[str, Any], channel: str) -> None:
@@ -217,6 +218,7 @@ def test_held_back_records_are_not_trained_on() -> None:
     assert np.array_equal(again.judged.units.places, judged.units.places)
 
 
+@pytest.mark.thorough_except("squares")
 @pytest.mark.parametrize("settings", [SQUARES, STEPS], ids=["squares", "steps"])
 def test_workers_change_nothing(settings: Mapping[str, Any]) -> None:
     config = config_of(CallerObjects(dataset(3)), {**settings, "evaluation.epsilon": 5.0})
@@ -229,6 +231,7 @@ def test_workers_change_nothing(settings: Mapping[str, Any]) -> None:
     assert ends[0] == ends[1]
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
     settings = {**STEPS, "mechanism.name": "dp-sgd", "evaluation.epsilon": 2.0, "model.name": "logistic-regression", "clients.count": 6}
     settings |= {"shuffling.channel": "secure-sum", "seed": 3, "mechanism.clip_norm": 1.0}
@@ -315,6 +318,7 @@ def test_persons_are_held_back_whole_and_counted_once() -> None:
     assert run_epsilon(found.ledger, found.config.privacy.delta) <= 4.0
 
 
+@pytest.mark.thorough_except("persons")
 @pytest.mark.parametrize("unit", [{}, {"data.person": "who"}], ids=["records", "persons"])
 def test_held_back_targets_are_not_clipped(unit: Mapping[str, Any]) -> None:
     """Targets to train on are clipped. The loss of a record that is held back would hide how far off a model is for it."""

@@ -151,6 +151,7 @@ def test_a_round_s_checkpoint_is_written_before_its_ledger(folder: RunFolder, ti
     assert found.ledger == first.ledger
 
 
+@pytest.mark.thorough_except("missing")
 @pytest.mark.parametrize("damage", ["whole", "half a line", "another line", "missing"])
 def test_metrics_grow_by_a_line_and_are_mended_where_they_are_damaged(damage: str, folder: RunFolder, tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task)

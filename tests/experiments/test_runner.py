@@ -113,6 +113,7 @@ def test_a_run_leaves_all_its_files(tiny_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_result_has_the_promised_keys_with_true_values(tiny_data: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     result = runner(tiny_data).run(config_of("shuffling.channel=ideal-shuffler"), folder, baseline=False).figures
@@ -154,6 +155,7 @@ def test_the_saved_model_can_be_loaded_and_has_the_stated_accuracy(tiny_data: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_written_config_runs_again_to_the_same_bytes(tiny_data: Path, tmp_path: Path) -> None:
     runner(tiny_data, curve=draw_score_curve).run(config_of(), RunFolder(tmp_path / "one"), baseline=False)
     config = read_config(tmp_path / "one" / "config.toml")
@@ -254,6 +256,7 @@ def test_nan_in_a_client_stops_the_round_and_the_run_can_be_resumed(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_baseline_is_trained_once_and_shared_by_runs_that_differ_in_noise_only(tiny_data: Path, tmp_path: Path) -> None:
     first, second, third = Watch(), Watch(), Watch()
     results = [
@@ -411,6 +414,7 @@ def interrupt(process: ForkProcess, folder: Path, *, delay: float, with_signal: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.draws
 def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(tiny_data: Path, tmp_path: Path) -> None:
     """The program, killed twice and interrupted once, against one that was left alone.

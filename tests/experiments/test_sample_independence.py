@@ -99,6 +99,7 @@ def begin(module: nn.Module, settings: dict[str, Any]) -> list[str]:
     return notes
 
 
+@pytest.mark.thorough_except("mean-settings8", "mean, and a last layer of zeros-settings1")
 @pytest.mark.parametrize(("name", "settings"), [*((name, RECORDS) for name in MIXING), ("mean", UPDATES)])
 def test_a_model_that_mixes_the_samples_of_a_batch_is_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(PrivacyError, match=r"it mixes the samples of a batch.* without batch_first=True"):
@@ -156,6 +157,7 @@ torch.library.register_vmap("ldpfl_tests::copied", lambda info, dims, rows: (cop
 OPERATORS = [(Copied.apply, "Copied"), (CopiedGradient.apply, "CopiedGradient"), (copied, "ldpfl_tests.copied.default")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("operator", "name"), OPERATORS)
 def test_an_operator_with_its_own_rule_for_vmap_carries_no_record_to_others(operator: Callable[[Tensor], Tensor], name: str) -> None:
     module = Net(nn.Linear(6, 6), lambda part, rows: part(operator(rows)))
@@ -174,6 +176,7 @@ def test_an_operator_with_its_own_rule_for_vmap_carries_no_record_to_others(oper
     assert 0 < (sums[0] - sums[1]).norm() <= 2 * STEPS
 
 
+@pytest.mark.thorough_except("no numbers", "large")
 @pytest.mark.parametrize("name", HONEST)
 def test_a_model_that_treats_each_sample_by_itself_is_trained(name: str) -> None:
     module = HONEST[name]()

@@ -56,6 +56,7 @@ def test_no_file_of_a_folder_but_one_tells_the_secret(run: Path, ldpfl: CommandL
     assert (run / FILE).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.thorough
 def test_only_what_draws_noise_again_needs_the_secret(run: Path, ldpfl: CommandLine, rows: Path) -> None:
     (run / FILE).unlink()
     for command in ("show", "ledger", "report", "certify"):
@@ -71,8 +72,8 @@ def test_only_what_draws_noise_again_needs_the_secret(run: Path, ldpfl: CommandL
         api.run(folder=run, resume=True, progress=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", ["classification", "regression", "poisson", "survival"])
-@pytest.mark.thorough_for("regression", "poisson", "survival")
 def test_a_run_whose_columns_were_measured_is_read_without_its_secret(task: str, tmp_path: Path, ldpfl: CommandLine) -> None:
     """What was measured stands beside the model: measured anew, it would need the noise, and so the secret, again."""
     age, stay = [20 + place % 50 for place in range(400)], [1 + place % 9 for place in range(400)]
@@ -103,6 +104,7 @@ def test_a_finished_run_is_read_as_it_was_measured_and_not_by_other_columns(rows
         api.load_run(tmp_path / "measured")
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_its_own_secret(run: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the model of a run that was never interrupted."""
     monkeypatch.setattr("ldpfl.experiments.secret_seed.secrets.randbits", lambda bits: 1)
@@ -117,6 +119,7 @@ def test_a_run_goes_on_with_its_own_secret(run: Path, rows: Path, tmp_path: Path
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != before
 
 
+@pytest.mark.thorough
 def test_the_same_call_resumes_a_run_whose_seed_was_drawn(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     how: dict[str, Any] = {**HOW, "settings": FEW}
@@ -138,6 +141,7 @@ def test_the_same_call_resumes_a_run_whose_seed_was_drawn(rows: Path, tmp_path: 
     assert api.run(configured, folder=folder, resume=True, baseline=False, progress=False).config == begun.config
 
 
+@pytest.mark.thorough
 def test_only_what_really_differs_keeps_a_run_from_going_on(rows: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     api.run(data=rows, **HOW, settings=FEW, folder=folder)
@@ -166,6 +170,7 @@ def test_runs_of_one_config_share_its_drawn_seed_and_no_secret(rows: Path, tmp_p
     assert len({(folder / "model.safetensors").read_bytes() for folder in folders}) == 2
 
 
+@pytest.mark.thorough
 def test_one_call_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -181,6 +186,7 @@ def test_one_call_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_p
         api.run(data=rows, **HOW, settings=FEW, folder=empty, resume=True)
 
 
+@pytest.mark.thorough
 def test_one_command_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
     columns: list[str | Path] = ["--data", rows, "--target", "sick", "--set", "clients.count=4"]
     options = [*columns, "--set", "training.rounds=2", "--no-baseline", "--no-report"]
@@ -194,6 +200,7 @@ def test_one_command_on_own_data_starts_a_run_and_goes_on_with_it(rows: Path, tm
     assert "typo holds no run" in ldpfl.refused("run", "--out", tmp_path / "typo", "--resume")
 
 
+@pytest.mark.thorough_except("\\xff")
 @pytest.mark.parametrize("content", [b"", b"\xff", b"12\n", b"# a comment\n"])
 def test_a_damaged_secret_is_told_of(run: Path, content: bytes) -> None:
     (run / FILE).write_bytes(content)
@@ -201,6 +208,7 @@ def test_a_damaged_secret_is_told_of(run: Path, content: bytes) -> None:
         api.run(folder=run, resume=True, more_rounds=1, progress=False)
 
 
+@pytest.mark.thorough
 def test_a_folder_whose_config_has_the_seed_goes_on(rows: Path, tmp_path: Path) -> None:
     """One of before there were files of secrets, or of a seed that was given; of as many bits as there may be."""
     for seed in (2**127 + 5, 3):

@@ -26,6 +26,7 @@ def caveats(frame: pd.DataFrame, **settings: Any) -> list[str]:
     return [str(line) for line in found]
 
 
+@pytest.mark.thorough_except("10-each step is 10 times as long as the learning rate says, so training may diverge")
 @pytest.mark.parametrize(
     ("records", "said"),
     [(10, "each step is 10 times as long as the learning rate says, so training may diverge"), (1000, "so the model hardly moves")],
@@ -39,6 +40,7 @@ def test_a_stated_number_of_records_that_is_far_off_is_said_with_both_numbers(re
     assert not any("mechanism.records" in line for line in caveats(rows(500), **{"mechanism.records": 90}))
 
 
+@pytest.mark.thorough
 def test_rows_dealt_to_a_default_number_of_clients_are_said_with_what_to_set(tmp_path: Path, ldpfl: CommandLine) -> None:
     """Who gives a number of clients, or their column, reads nothing of it; neither does who protects whole clients hear of full noise."""
 
@@ -70,6 +72,7 @@ def test_rows_dealt_to_a_default_number_of_clients_are_said_with_what_to_set(tmp
         assert "dealt to 100 made-up clients" in " ".join(text.split())
 
 
+@pytest.mark.thorough
 def test_too_few_rows_are_said_with_how_many_are_needed_at_the_start_and_under_the_result(tmp_path: Path, ldpfl: CommandLine) -> None:
     rows(5).to_csv(tmp_path / "five.csv", index=False)
     changes = ("--set", "data.bounds={age=[0,100]}", "--set", "clients.count=2", "--set", "training.rounds=1")

@@ -55,6 +55,7 @@ def test_a_run_stops_when_public_rows_say_so_and_keeps_its_best_model(monkeypatc
     assert stopped.score == shorter.score
 
 
+@pytest.mark.thorough
 def test_rounds_after_the_stop_are_charged_for_when_to_stop_was_no_secret() -> None:
     whole, stopped = run(settings={}), run(settings=STOPPING)
     assert stopped.ledger == whole.ledger
@@ -64,6 +65,7 @@ def test_rounds_after_the_stop_are_charged_for_when_to_stop_was_no_secret() -> N
     assert run(settings={"data.validation": 0.5, "training.patience": ROUNDS}).to_dict()["stopped_after"] is None
 
 
+@pytest.mark.thorough
 def test_a_stopped_run_is_resumed_as_one_and_not_extended(tmp_path: Path) -> None:
     once = run(settings=STOPPING)
 
@@ -115,6 +117,7 @@ def change(sizes: tuple[int, ...], **settings: Any) -> Tensor:
     return torch.cat([value.flatten() for value in result.module().state_dict().values()])
 
 
+@pytest.mark.thorough_except("update")
 @pytest.mark.parametrize("perturbed", ["update", "gradient"])
 def test_a_client_with_few_records_counts_for_less(perturbed: str) -> None:
     sizes, own = (10, 40, 40), {"mechanism.perturbed": perturbed}
@@ -126,6 +129,7 @@ def test_a_client_with_few_records_counts_for_less(perturbed: str) -> None:
     torch.testing.assert_close(scaled, scaled_by_size / 10, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.thorough_except("settings1-clients.full_weight scales updates")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -59,6 +59,7 @@ class Twice(OperatorNode):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_client_that_uploads_twice_counts_once(relay: Relay, tmp_path: Path) -> None:
     world = World.new(tmp_path, relay)
     world.nodes = {0: Twice}
@@ -68,6 +69,7 @@ def test_a_client_that_uploads_twice_counts_once(relay: Relay, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_client_that_is_late_or_sends_what_it_sealed_for_the_round_before(
     relay: Relay, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
@@ -162,7 +164,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.thorough_for("excess ids", "another key")
+@pytest.mark.thorough_except("altered ciphertext")
 def test_false_records_are_left_out_and_all_others_count_by_weight(
     case: str, relay: Relay, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
@@ -211,6 +213,7 @@ def node_off_by(seconds: float) -> type[OperatorNode]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_clients_whose_clocks_are_a_minute_off_count_as_all_others(relay: Relay, tmp_path: Path) -> None:
     """By their clocks the round is over or has not begun; the last one comes too late, though its clock says otherwise."""
     world = World.new(tmp_path, relay, min_clients=4)
@@ -221,6 +224,7 @@ def test_clients_whose_clocks_are_a_minute_off_count_as_all_others(relay: Relay,
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_relay_alone_says_when_a_round_is_over(relay: Relay, tmp_path: Path) -> None:
     """An aggregator whose clock is a minute ahead waits as long as the relay says, in seconds that pass."""
     world = World.new(tmp_path, relay)

@@ -35,8 +35,8 @@ def test_a_relay_killed_in_uploads_and_in_the_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["ldpfl.flower.round_closing.close_round", "ldpfl.flower.relay_collection.RelayCollector.delete_round"])
-@pytest.mark.thorough_for("ldpfl.flower.round_closing.close_round")
 def test_an_aggregator_killed_after_it_pulled(where: str, tmp_path: Path) -> None:
     """Killed before its checkpoint, and between this and the acknowledgement; then the relay is killed as well."""
     with Relay(tmp_path) as relay:

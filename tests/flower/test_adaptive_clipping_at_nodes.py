@@ -67,6 +67,7 @@ def expected(config: RunConfig, rounds: int) -> tuple[torch.Tensor, list[float]]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("direct")
 @pytest.mark.parametrize("way", WAYS)
 def test_nodes_clip_to_the_norm_of_the_round_and_the_server_moves_it(way: str, tmp_path: Path) -> None:
     last = run(adaptive(way), way, tmp_path, 3)

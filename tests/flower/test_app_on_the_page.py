@@ -25,6 +25,7 @@ def app(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLE, tmp_path / "own-app", ignore=shutil.ignore_patterns("__pycache__")))
 
 
+@pytest.mark.thorough
 def test_it_trains_what_its_nodes_tables_teach(app: Path, ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("--config", app / "own_app" / "config.toml", "--layers", "2,1")
     assert "3 reports of duchi (direct)" in ldpfl("policy", "init", app, *asked).out

@@ -75,6 +75,7 @@ OWN = {
 }
 
 
+@pytest.mark.thorough_for('from ldpfl.flower import LdpClientApp\\n\\napp = LdpClientApp("mine.training:app")\\n')
 @pytest.mark.parametrize("client", OWN)
 def test_an_app_whose_model_is_its_own_needs_its_size(client: str, app: Path, ldpfl: CommandLine) -> None:
     """The epsilon of all rounds grows with the number of values: that of ldpfl's default model is of another model."""

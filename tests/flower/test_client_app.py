@@ -324,16 +324,7 @@ def test_training_that_gives_nothing_to_report_is_reported_as_no_change(case: st
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["NaN", "another shape", "raises", "asks to exit", "lifespan fails after"])
 @pytest.mark.parametrize("transport", ["direct", "relay"])
-@pytest.mark.thorough_for(
-    "relay-asks to exit",
-    "direct-another shape",
-    "relay-another shape",
-    "relay-raises",
-    "relay-NaN",
-    "relay-lifespan fails after",
-    "direct-raises",
-    "direct-asks to exit",
-)
+@pytest.mark.thorough_except("direct-NaN")
 def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
     node = OpenNode()
     terms = terms_of(reply_s=1.0, transport=transport)
@@ -346,7 +337,13 @@ def test_the_same_at_a_stated_time(case: str, transport: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", TIMES)
 @pytest.mark.parametrize("case", ["raises", "asks to exit", "answers an error", "lifespan fails before", "lifespan fails after"])
-@pytest.mark.thorough_for("answers an error-at a stated time", "asks to exit-at a stated time", "lifespan fails before-at a stated time")
+@pytest.mark.thorough_for(
+    "answers an error-at a stated time",
+    "asks to exit-at a stated time",
+    "lifespan fails before-at a stated time",
+    "raises-at a stated time",
+    "lifespan fails after-at a stated time",
+)
 def test_an_app_that_fails_repeats_nothing_private(
     case: str, when: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +371,7 @@ def oracle(message: Message, context: Context) -> Message:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["direct", "relay"])
 @pytest.mark.parametrize("when", TIMES)
-@pytest.mark.thorough_for("at a stated time-direct")
+@pytest.mark.thorough_for("at a stated time-direct", "at a stated time-relay")
 def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: str, when: str) -> None:
     """The yes/no oracle: same steps, same form, same length, whatever the data; only the noise differs."""
     seen = []
@@ -390,8 +387,8 @@ def test_overflow_that_depends_on_data_changes_nothing_that_leaves(transport: st
 
 
 @pytest.mark.parametrize("name", ["harmony", "laplace", "piecewise", "hybrid"])
-@pytest.mark.thorough_for("harmony", "laplace", "piecewise")
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_overflow_in_one_weight_is_seen_whichever_weights_are_sampled(name: str) -> None:
     """Noticed only where it is sampled, and sampled anew then, it would tell by the places of the weights that are sent."""
     change = with_reply(set_array("bias", np.array([0, np.inf, 0], dtype=np.float32)))
@@ -459,7 +456,7 @@ def leaving_processes(message: Message, context: Context) -> Message:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [dying, killing_its_parent, stopping_its_parent, exiting_at_once, endless, shift])
-@pytest.mark.thorough_for("exiting_at_once", "endless")
+@pytest.mark.thorough_except("dying")
 def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -> None:
     began, reply_s = time.monotonic(), 3.0 if train is shift else 1.0  # in which a busy machine comes to train, too
     reply = ask(app_of(train), instruction(terms_of(reply_s=reply_s)))
@@ -470,6 +467,7 @@ def test_a_reply_comes_at_the_stated_time_whatever_training_does(train: Train) -
 
 @pytest.mark.parametrize("what", ["no thread", "no process"])
 @pytest.mark.slow
+@pytest.mark.thorough_except("no process")
 def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoThread:
         def __init__(self, **_: object) -> None: ...
@@ -492,10 +490,10 @@ def test_an_app_that_leaves_no_thread_or_process_changes_nothing(what: str, monk
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how", ["a child", "a session", "an orphan in a session of its own", "an orphan in a session of its own, and its parent killed"]
 )
-@pytest.mark.thorough_for("a child", "a session", "an orphan in a session of its own")
 def test_what_training_started_ends_with_it(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
@@ -513,6 +511,7 @@ def test_what_training_started_ends_with_it(how: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_at_the_time_of_the_reply_nothing_of_the_app_runs_or_is_taken_down(tmp_path: Path) -> None:
     """Either takes processor time: where that has a limit, the reply would be late, and say that training was still running."""
 
@@ -563,6 +562,7 @@ def is_alive(number: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes by /proc")
 def test_many_processes_that_go_on_starting_others_end_with_the_app(tmp_path: Path) -> None:
     """By the time of the reply they are gone: Flower needs room for a thread then."""
@@ -604,6 +604,7 @@ def test_noise_is_added_where_no_line_of_the_app_has_run(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_app_named_by_its_path_is_imported_where_it_trains_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "app_of_a_user.py").write_text("raise ValueError('PATIENT-4711')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -615,6 +616,7 @@ def test_an_app_named_by_its_path_is_imported_where_it_trains_and_nowhere_else(t
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_an_app_remembers_lasts_though_its_process_does_not() -> None:
     def train(message: Message, context: Context) -> Message:
         rounds = int(context.state.metric_records["memory"]["rounds"]) if "memory" in context.state else 0  # type: ignore[arg-type]
@@ -665,8 +667,8 @@ class Unpickled:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("state", [{"mine": Unpickled()}, RecordDict({"x": ConfigRecord({"y": bytes(1 << 25)})})])
-@pytest.mark.thorough_for("state1")
 def test_what_an_app_leaves_as_its_state_does_nothing_to_the_reply(state: Any) -> None:
     def train(message: Message, context: Context) -> Message:
         context.state = state
@@ -699,7 +701,7 @@ def test_errors_of_ours_that_an_app_raises_are_not_told_by_their_text(
 @pytest.mark.slow
 @pytest.mark.parametrize("signalled", ["itself", "its parent"])
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.thorough_for("2-its parent", "10-itself", "3-its parent", "2-itself", "3-itself", "15-its parent")
+@pytest.mark.thorough_except("10-its parent")
 def test_handlers_of_signals_speak_for_the_node_s_own_process_alone(signalled: str, number: signal.Signals, tmp_path: Path) -> None:
     """Flower's report that the task has failed; in a process of the app they would say so for a task that goes on."""
 
@@ -721,6 +723,7 @@ def test_handlers_of_signals_speak_for_the_node_s_own_process_alone(signalled: s
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_training_leaves_in_its_scratch_folder_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raw data may be decoded there, by an app that is ended in the middle of it."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -1002,6 +1005,7 @@ def test_an_app_that_changes_its_message_changes_no_other_client_s(workers: int)
     torch.testing.assert_close(moved, torch.full_like(moved, 0.1), atol=1e-6, rtol=0)
 
 
+@pytest.mark.thorough
 def test_a_long_list_in_a_message_takes_no_hundred_times_its_bytes_to_agree_on() -> None:
     """A number takes 14 bytes in the agreement, which is made at most three times over, and some 140 as an object of its own."""
     content = RecordDict({"c": ConfigRecord({"x": [1] * 500_000})})

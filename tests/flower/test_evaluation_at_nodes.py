@@ -71,6 +71,7 @@ def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_log_and_report_say_who_sees_what_and_that_the_number_of_records_is_stated(
     world: World, ldpfl: CommandLine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +91,7 @@ def test_log_and_report_say_who_sees_what_and_that_the_number_of_records_is_stat
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_ledger_is_the_plan_and_each_node_is_charged_for_each_round(world: World) -> None:
     """The evaluation after each second round and the last one: rounds 3 and 5 of the run."""
     folder = deployed(world, training__rounds=3, evaluation__every=2)
@@ -105,6 +107,7 @@ def test_the_ledger_is_the_plan_and_each_node_is_charged_for_each_round(world: W
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_budget_that_allows_training_alone_declines_the_evaluation(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """And the rounds before it are kept; nothing is charged for what is declined."""
     world.policy = open_policy(**{**ANY, "rounds": 2})
@@ -120,6 +123,7 @@ def test_a_budget_that_allows_training_alone_declines_the_evaluation(world: Worl
 
 @pytest.mark.parametrize("policy", [{"sum_epsilon": 15.0}, {"epsilon_per_round": 18.0, "epsilon_per_unit": 18.0}])
 @pytest.mark.slow
+@pytest.mark.thorough_except("policy0")
 def test_bounds_of_a_policy_hold_for_the_evaluation(policy: dict[str, float], world: World) -> None:
     world.policy = open_policy(**policy)
     with pytest.raises(AllDeclined):
@@ -142,6 +146,7 @@ OTHERS: dict[str, Change] = {
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", OTHERS)
 def test_a_server_that_asks_for_something_else_than_its_config_says_is_declined(
     change: str, world: World, monkeypatch: pytest.MonkeyPatch
@@ -205,6 +210,7 @@ def failing(message: Message, context: Context) -> Message:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_that_fails_at_the_evaluation_sends_a_report_all_the_same(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Zeros stand for its records, with noise: they count as half right. Nobody but the node's log learns of it."""
     plain = result_of(deployed(world, **NEARLY_NO_NOISE))["at_clients"][0]["figures"]
@@ -218,6 +224,7 @@ def test_a_node_that_fails_at_the_evaluation_sends_a_report_all_the_same(world: 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_that_is_killed_in_the_evaluation_costs_its_charge_and_the_figures(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """The relay releases no sum of fewer nodes than the noise was planned for. The model stays, and the run comes to its end."""
 
@@ -240,6 +247,7 @@ def test_a_node_that_is_killed_in_the_evaluation_costs_its_charge_and_the_figure
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_fewer_nodes_than_all_are_enough_where_the_server_says_so(world: World) -> None:
     """The figures are of the records of those that uploaded, with the noise of those alone."""
 
@@ -255,6 +263,7 @@ def test_fewer_nodes_than_all_are_enough_where_the_server_says_so(world: World) 
     assert folder.ledger().events[-1].cohort == CLIENTS - 1
 
 
+@pytest.mark.thorough
 def test_a_record_for_which_the_model_raises_adds_nothing_and_stops_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """In training it adds nothing either. A node that failed as a whole would show that it has such a record."""
     vectors = RecordScores.vectors
@@ -277,6 +286,7 @@ def test_a_record_for_which_the_model_raises_adds_nothing_and_stops_nobody(world
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_server_that_was_stopped_in_the_evaluation_goes_on_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     collect = LdpStrategy._finish_round
 

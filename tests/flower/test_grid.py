@@ -120,6 +120,7 @@ def test_a_worker_that_hangs_is_left_out_when_the_time_is_over() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_a_late_node_keeps_is_its_own() -> None:
     app = ClientApp()
 
@@ -160,6 +161,7 @@ def test_workers_do_not_share_global_random_numbers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_workers_stop_when_who_forked_them_is_killed(tmp_path: Path) -> None:
     """Clients that nobody hears any more would train, and be charged, for nothing."""
     app = ClientApp()

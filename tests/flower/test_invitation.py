@@ -312,6 +312,7 @@ LARGE_RECORDS: dict[str, Callable[[RecordDict], None]] = {
 }
 
 
+@pytest.mark.thorough_for("unknown fields")
 @pytest.mark.parametrize("name", LARGE_RECORDS)
 def test_what_is_wrong_in_a_large_record_is_refused_at_once(name: str) -> None:
     """An error for each wrong element took 10 s and gigabytes; the bound is a tenth of that and hundreds of times what is needed."""

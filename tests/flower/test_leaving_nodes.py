@@ -83,6 +83,7 @@ def policy_for(nodes: int) -> tuple[Policy, dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_its_message_says(world: World, tmp_path: Path) -> None:
     """As the page on sums has it: another run for one node fewer keeps the target, once the nodes' operators allow it."""
     world.policy, more = policy_for(CLIENTS)
@@ -120,6 +121,7 @@ def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_it
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_without_a_target_goes_on_in_its_folder_with_fewer_nodes(world: World, ldpfl: CommandLine) -> None:
     """Each round is charged with the noise of the nodes that took part."""
     world.policy = open_policy(**ANY, min_clients=CLIENTS - 1)

@@ -41,6 +41,7 @@ def stopped_in_round_2(world: World, folder: RunFolder) -> None:
     world.before_upload = lambda client: None
 
 
+@pytest.mark.thorough
 def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: World) -> None:
     folder = RunFolder(world.folder / "run")
     stopped_in_round_2(world, folder)
@@ -71,6 +72,7 @@ def test_a_round_that_was_begun_is_named_cancelled_and_counted_as_lost(world: Wo
     assert stopped_runs.relay_lines(relay, after, folder.path) == ["the relay has no data of this run"]
 
 
+@pytest.mark.thorough
 def test_records_of_a_finished_round_that_were_not_acknowledged_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(world.folder / "run")
 

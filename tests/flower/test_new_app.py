@@ -69,6 +69,7 @@ def settings_written(app: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_only_the_chosen_columns_are_described_and_each_setting_is_written_once(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     pd.read_csv(table).assign(crp=[0.5] * 10, code=[1, 2] * 5, admitted="2024-02-01").to_csv(table, index=False)
     chosen = (
@@ -99,6 +100,7 @@ def test_only_the_chosen_columns_are_described_and_each_setting_is_written_once(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_ordered_classes_of_an_app_are_in_ascending_order(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     pd.read_csv(table).assign(grade=[2, 10, 1, 3, 2] * 2).to_csv(table, index=False)
     own = ("--data", table, "--task", "ordinal", "--set", "data.columns=['age']", "--set", "data.bounds={age=[0, 120]}")
@@ -112,6 +114,7 @@ def test_ordered_classes_of_an_app_are_in_ascending_order(tmp_path: Path, table:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
     pd.read_csv(table).assign(pseudonym=list("aabbccddee")).to_csv(table, index=False)
     own = ("--data", table, "--target", "outcome", "--client", "hospital", "--person", "pseudonym", "--set", "mechanism.records=5")
@@ -127,6 +130,7 @@ def test_an_app_and_a_config_for_persons_name_their_column(tmp_path: Path, table
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("flag", [("--text", "review"), ("--set", "data.text=review")], ids=lambda flag: flag[0])
 def test_an_app_of_texts_has_no_other_inputs(flag: tuple[str, str], tmp_path: Path, ldpfl: CommandLine) -> None:
     frame = pd.DataFrame({"review": ["good film", "bad film"] * 3, "stars": [5, 1] * 3, "label": ["up", "down"] * 3})
@@ -144,6 +148,7 @@ def test_an_app_of_texts_has_no_other_inputs(flag: tuple[str, str], tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, ldpfl: CommandLine) -> None:
     pd.DataFrame({"age": [1.0, 2.0, 3.0], "grade": [0, 1, 1]}).to_parquet(tmp_path / "rows.parquet")
     own = ("--data", tmp_path / "rows.parquet", "--target", "grade", "--set", "mechanism.records=3", "--set", "data.bounds={age = [0, 9]}")
@@ -154,6 +159,7 @@ def test_classes_that_are_numbers_are_written_as_they_are_read(tmp_path: Path, l
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_nodes_with_tables_that_settings_describe_reply_at_a_fixed_time(tmp_path: Path, ldpfl: CommandLine) -> None:
     described = ("data.name=node", "data.target=outcome", "data.columns=['age']", "data.bounds={age=[0, 9]}", "data.classes=['no', 'yes']")
     changes = [word for change in (*described, "mechanism.records=10") for word in ("--set", change)]
@@ -196,7 +202,7 @@ def test_nothing_is_written_over_and_a_folder_has_the_name_of_a_package(tmp_path
 
 @pytest.mark.parametrize("name", ["a;b", "a; model.name='os:system'; x='", "it's; 'so'", 'a"; seed=7; b="', "a\\u003b;"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("it's; 'so'", "a;b", 'a"; seed=7; b="')
+@pytest.mark.thorough
 def test_what_a_table_is_called_by_writes_no_setting(name: str, tmp_path: Path, ldpfl: CommandLine) -> None:
     rows = {"age": [1, 2, 3], name: ["x", "y;z", "x"], "outcome": [name, "died", name]}
     pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")

@@ -90,6 +90,7 @@ def deployed(tables: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> RunF
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit: what a node reads of its rows is what anybody would who saw all of them."""
     folder = deployed(tables, monkeypatch, data__test_path=str(tables / "test.csv"))
@@ -114,6 +115,7 @@ def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, m
     assert "test.csv" not in folder.config_path.read_text()  # which is what the nodes get
 
 
+@pytest.mark.thorough
 def test_a_server_without_rows_of_its_own_measures_nothing(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = deployed(tables, monkeypatch).result()
     assert result is not None
@@ -288,17 +290,7 @@ CELLS: dict[str, Sequence[Any]] = {
 @pytest.mark.parametrize("case", RULES)
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.slow
-@pytest.mark.thorough_for(
-    "parquet-texts",
-    "parquet-another target",
-    "csv-a category is left out",
-    "csv-words as numbers",
-    "parquet-a class is left out",
-    "parquet-a category is left out",
-    "parquet-words as numbers",
-    "parquet-what is missing is refused",
-    "parquet-a number of it",
-)
+@pytest.mark.thorough_except("csv-another target", "csv-texts")
 def test_no_row_of_a_node_decides_about_another_whatever_rules_a_server_makes(case: str, suffix: str, tmp_path: Path) -> None:
     """Each row of a pair of tables that differ in one is read alike in all others, and none stops the node."""
     place = 5

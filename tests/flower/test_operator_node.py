@@ -160,7 +160,7 @@ def leaving_a_helper(message: Message, context: Context) -> Message:
 
 @pytest.mark.parametrize("train", ["test_node:panicking", "test_node:exiting", "test_node:leaving_a_helper"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("test_node:leaving_a_helper")
+@pytest.mark.thorough
 def test_training_that_dies_is_reported_as_no_change_also_where_replies_are_immediate(
     train: str, tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture
 ) -> None:

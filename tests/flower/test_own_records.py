@@ -126,6 +126,7 @@ HOSTILE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, int]] = {
 }
 
 
+@pytest.mark.thorough_except("huge", "infinite")
 @pytest.mark.parametrize("case", HOSTILE)
 def test_replacing_a_record_moves_the_sum_by_two_norms_at_most(case: str) -> None:
     """Whatever the author's loss makes of it; and what other records add stays the same to the last bit."""
@@ -146,6 +147,7 @@ def test_replacing_a_record_moves_the_sum_by_two_norms_at_most(case: str) -> Non
     assert not torch.equal(sums[0], torch.zeros_like(sums[0]))
 
 
+@pytest.mark.thorough
 def test_an_own_app_and_the_ready_one_end_in_the_same_model_ledger_and_certificate(
     tiny_data: Path, tiny_task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ class Picky(nn.Sequential):
         return found
 
 
+@pytest.mark.thorough
 def test_a_record_for_which_a_model_raises_adds_nothing_in_the_ready_app_either(
     tiny_data: Path, tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +304,7 @@ def test_a_server_is_told_what_its_clients_apps_lack() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_records_named_by_their_path_are_read_where_they_are_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "records_of_a_user.py").write_text(
         "from test_own_records import task_of\n\n\ndef records(context):\n    return task_of()\n", encoding="utf-8"

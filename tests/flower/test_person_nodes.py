@@ -54,6 +54,7 @@ def tables(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_they_end_in_the_model_of_a_simulation_on_all_their_rows(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, with persons who have more rows than count in one round."""
     more = {"data__person": "patient", "data__person_rows": 3, "mechanism__records": 20}
@@ -192,6 +193,7 @@ def test_an_own_app_says_whose_its_records_are(whose: object) -> None:
     torch.testing.assert_close(summed(task).double() * NORM / STEPS, by_person(task), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 2, 40])
 def test_replacing_all_records_of_a_person_moves_the_sum_by_two_norms_at_most(count: int) -> None:
     """Also where the loss gives one mean for all that it is shown, or looks at values."""
@@ -243,6 +245,7 @@ def test_a_policy_is_written_for_persons_only_where_the_app_names_them(tmp_path:
                 offer_of(str(app), own)
 
 
+@pytest.mark.thorough_except("nobody7", "nobody10", "nobody6", " ")
 @pytest.mark.parametrize("nobody", [None, float("nan"), "", " ", "NaN", "n/a", pd.NA, pd.NaT, 1.5, True, ("a", 1)])
 def test_a_row_that_names_nobody_adds_nothing_and_its_author_is_told(nobody: object) -> None:
     """Each NaN would be a person of its own, whoever it is. That such a row stopped a node would be one person's doing, to all others."""

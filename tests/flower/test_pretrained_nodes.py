@@ -40,6 +40,7 @@ def config_on(base: Path) -> RunConfig:
     return ldpfl.configure("own", settings, target_epsilon="off")
 
 
+@pytest.mark.thorough
 def test_an_app_reads_the_only_column_of_texts(base: Path, tmp_path: Path) -> None:
     texts(12).to_csv(tmp_path / "own.csv", index=False)
     begin_app(tmp_path / "app", "own", changes_on(base), data=str(tmp_path / "own.csv"), target="label")
@@ -51,6 +52,7 @@ def changes_on(base: Path, *more: str) -> list[str]:
     return [f"model.name='hf:{base}'", "model.adapter=lora", "model.licence=own", "mechanism.records=6", "data.length=16", *more]
 
 
+@pytest.mark.thorough
 def test_an_app_of_a_model_in_a_folder_comes_with_policy_and_budget(base: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
     """Its noise and its arrays' sizes follow from the folder; the folder's path is named, since each node needs it."""
     texts(12).to_csv(tmp_path / "own.csv", index=False)
@@ -72,6 +74,7 @@ def test_an_app_of_a_model_in_a_folder_comes_with_policy_and_budget(base: Path, 
     assert ldpfl("policy", "init", tmp_path / "app", "--layers", ",".join(map(str, sizes)), *files).code == 0
 
 
+@pytest.mark.thorough_except("model.licence=''-licence of the weights")
 @pytest.mark.parametrize(
     ("change", "said"),
     [("data.length=64", "data.length is 64 tokens, but the model takes 48"), ("model.licence=''", "licence of the weights")],
@@ -93,6 +96,7 @@ def test_a_pretrained_model_that_is_not_here_is_not_called_code(tmp_path: Path) 
     assert "is code" not in str(raised.value)
 
 
+@pytest.mark.thorough
 def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) -> None:
     table = tmp_path / "own.csv"
     texts(12).to_csv(table, index=False)
@@ -112,6 +116,7 @@ def test_a_node_trains_on_the_server_s_base_alone(base: Path, tmp_path: Path) ->
         prepare.cache_clear()
 
 
+@pytest.mark.thorough
 def test_a_node_reads_texts_by_the_server_s_tokenizer_alone(base: Path, tmp_path: Path) -> None:
     table = tmp_path / "own.csv"
     texts(12).to_csv(table, index=False)

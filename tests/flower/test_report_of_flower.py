@@ -35,6 +35,7 @@ class Stopping(LdpStrategy):
         return messages
 
 
+@pytest.mark.thorough_except("own app on Flower")
 @pytest.mark.parametrize("kind", [Kind.OWN_APP, Kind.READY_APP])
 def test_a_run_is_reported_while_it_goes_on(kind: Kind, ldpfl: CommandLine) -> None:
     folder = RunFolder(Path("run"))

@@ -38,6 +38,7 @@ def go_on(world: World, folder: RunFolder, before: X25519PrivateKey | None, roun
     return strategy.checkpoint
 
 
+@pytest.mark.thorough
 def test_a_round_that_was_begun_with_the_key_before_is_read_with_it_and_the_next_with_the_new_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,18 +88,7 @@ def deployed(settings: UserConfig, config: RunConfig, data: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
-@pytest.mark.thorough_for(
-    "privunit-g",
-    "harmony",
-    "signs of gradients",
-    "time-varying",
-    "weights",
-    "signs of updates",
-    "no noise",
-    "full-dp",
-    "laplace",
-    "part of the clients",
-)
+@pytest.mark.thorough_except("a center of records")
 def test_the_same_config_and_seed_give_the_same_model(
     case: str, tiny_data: Path, tiny_task: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +110,7 @@ def test_the_same_config_and_seed_give_the_same_model(
         assert (own.release, own.cohort, own.population, own.joined) == (other.release, other.cohort, other.population, other.joined)
 
 
+@pytest.mark.thorough
 def test_a_finished_run_leaves_what_a_simulated_one_does(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config(TINY_TOML, (), origin="test")
     monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)

@@ -131,6 +131,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_one_node_without_budget_costs_the_others_nothing_and_the_run_goes_on_when_it_has_some(world: World, calm: Checkpoint) -> None:
     folder = RunFolder(world.folder / "run")
     set_limit(world.folder / "budget-0.sqlite", 1.0)
@@ -151,6 +152,7 @@ def test_one_node_without_budget_costs_the_others_nothing_and_the_run_goes_on_wh
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_nodes_that_agreed_and_then_all_decline_leave_the_round_to_be_begun(world: World, calm: Checkpoint) -> None:
     """A decline comes before any charge. The round begins again under another name: the relay has the old one as over."""
 
@@ -222,6 +224,7 @@ def test_a_decline_and_a_missing_reply_are_charged(world: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_server_killed_after_the_answers_has_begun_nothing(world: World, calm: Checkpoint) -> None:
     def killed(messages: list[Message], send: Callable[..., Any]) -> Iterable[Message]:
         yield from send(messages)
@@ -235,6 +238,7 @@ def test_a_server_killed_after_the_answers_has_begun_nothing(world: World, calm:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_round_that_the_relay_does_not_open_is_not_begun(world: World, calm: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(self: InProcess, request: httpx.Request) -> httpx.Response:
         if request.method == "PUT":
@@ -251,6 +255,7 @@ def test_a_round_that_the_relay_does_not_open_is_not_begun(world: World, calm: C
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_enough_uploads_are_taken_though_too_many_replies_are_errors(world: World, calm: Checkpoint) -> None:
     """A node may fail after its upload: what the relay has counts."""
 
@@ -490,6 +495,7 @@ def test_a_round_that_cannot_come_about_is_not_waited_for(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_that_is_missing_is_waited_for_once(world: World) -> None:
     """The time for the replies is over when the relay is asked for the round, which it cannot release without that node."""
 

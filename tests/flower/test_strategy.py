@@ -250,6 +250,7 @@ def kill_in_round(number: str) -> Change:
     return change
 
 
+@pytest.mark.thorough_except("config1")
 @pytest.mark.parametrize("config", [QUIET, config_of(), config_of("ranges.rule=denoised")])
 def test_a_run_stopped_between_rounds_ends_as_one_that_was_not(config: Any, tmp_path: Path) -> None:
     whole = run(InProcessGrid(app_of(), CLIENTS), rounds=4, config=config)
@@ -332,6 +333,7 @@ def test_a_record_of_who_was_asked_is_bounded_before_it_is_believed(text: str, s
         Participation.load(path)
 
 
+@pytest.mark.thorough
 def test_a_record_of_a_million_nodes_is_read_again(tmp_path: Path) -> None:
     """Wrong entries in as many are refused by the first of them, for each would take a thousand bytes."""
     asked = Participation(run="r", rounds=dict.fromkeys(range(2**64 - 10**6, 2**64), 100_000))

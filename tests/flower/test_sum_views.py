@@ -127,6 +127,7 @@ def test_an_aggregator_logs_and_writes_the_same_whoever_holds_what(tmp_path: Pat
     assert differing == []
 
 
+@pytest.mark.thorough
 def test_an_aggregator_that_works_with_the_relay_is_seen_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, other = (
         view_of(tmp_path / name, owners, caplog, colluding=True) for name, owners in (("1", (0, 1, 2, 3, 4)), ("2", (4, 1, 2, 3, 0)))

@@ -153,6 +153,7 @@ LIES: dict[str, tuple[Callable[[World], Callable[[NDArray[Any], list[bytes]], Su
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("invents by a key of its own")
 @pytest.mark.parametrize("lie", LIES)
 def test_a_relay_that_lies_about_who_is_in_a_sum_gets_none_opened(lie: str, world: World, tmp_path: Path) -> None:
     make, why = LIES[lie]
@@ -168,6 +169,7 @@ def test_a_relay_that_lies_about_who_is_in_a_sum_gets_none_opened(lie: str, worl
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_wrong_sum_is_wrong_by_what_the_relay_chose_and_by_nothing_else(world: World) -> None:
     """Nobody notices; nothing is revealed: what is published moves by what the relay has added."""
     added = 1 << 20
@@ -178,6 +180,7 @@ def test_a_wrong_sum_is_wrong_by_what_the_relay_chose_and_by_nothing_else(world:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sum_that_is_longer_than_honest_clients_make_it_is_refused(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """As one client's uniform numbers make it. The round is charged, the model stays, and the next round is as any other."""
     junk = np.random.default_rng(1).integers(0, 2**32, sum(SIZES), dtype=np.uint32)
@@ -212,6 +215,7 @@ def test_nodes_that_the_relay_tells_of_another_agreement_decline(world: World) -
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_ledger_leaves_out_clients_that_may_collude(world: World) -> None:
     strategy = LdpStrategy(config_of_sum("shuffling.colluding=2"), collector=world.adding_up())
     strategy.start(world.grid(), start_arrays(), 2, timeout=100.0)
@@ -271,6 +275,7 @@ class Watched(RelayAggregator):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_aggregator_that_lacked_a_key_opens_the_same_sum_later(world: World, tmp_path: Path) -> None:
     folder, relay = RunFolder(tmp_path / "run"), Watched(world.aggregator())
     world.strangers = (2,)
@@ -290,6 +295,7 @@ def test_an_aggregator_that_lacked_a_key_opens_the_same_sum_later(world: World, 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_whose_seed_does_not_open_is_named_and_the_round_can_be_given_up(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

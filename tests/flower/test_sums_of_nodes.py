@@ -80,6 +80,7 @@ def test_a_head_of_nodes_is_that_of_the_simulator(world: World, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_head_may_come_in_replies(world: World) -> None:
     """Nobody trusted: each node has all of its own noise."""
     world.policy = open_policy(**ANY, transports=("direct", "sum"))
@@ -106,6 +107,7 @@ def test_sums_of_another_length_are_declined(world: World, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_columns_of_nodes_are_scaled_as_in_the_simulator(world: World, tmp_path: Path) -> None:
     """With next to no noise, both find the same quantiles and class shares, to some percent of a spread, and the same model."""
     more = {**MEASURED, **QUIET, **ALONE, "training__rounds": 3}
@@ -125,6 +127,7 @@ def test_columns_of_nodes_are_scaled_as_in_the_simulator(world: World, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_of_all_kinds_is_planned_charged_and_verified(world: World, tmp_path: Path) -> None:
     """Statistics, training and evaluation: ledger, plan, nodes' budgets, policy and the second accountant say the same."""
     folder = deployed(world, **MEASURED, evaluation__every=1, data__test_path=str(tmp_path / "0.csv"))
@@ -142,6 +145,7 @@ def test_a_run_of_all_kinds_is_planned_charged_and_verified(world: World, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_that_is_killed_while_columns_are_measured_ends_the_run_and_it_goes_on(world: World) -> None:
     """A stage of which nothing came is passed over: the others say where the columns lie."""
 
@@ -161,6 +165,7 @@ def test_a_node_that_is_killed_while_columns_are_measured_ends_the_run_and_it_go
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_node_whose_table_cannot_be_read_sends_counts_of_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def failing(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] == 1:

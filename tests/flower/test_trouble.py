@@ -72,7 +72,7 @@ def busy(request: httpx.Request) -> httpx.Response | None:
 
 @pytest.mark.parametrize("trouble", [away, busy])
 @pytest.mark.slow
-@pytest.mark.thorough_for("busy")
+@pytest.mark.thorough
 def test_a_round_that_the_relay_holds_outlasts_its_outage(
     trouble: Callable[[httpx.Request], httpx.Response | None], world: World, tmp_path: Path
 ) -> None:
@@ -96,6 +96,7 @@ def test_a_round_that_the_relay_holds_outlasts_its_outage(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_relay_that_is_away_when_a_round_would_begin_costs_no_round(world: World, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     for _ in range(3):
@@ -134,7 +135,7 @@ def test_a_server_killed_while_it_opened_a_round_goes_on_with_other_nodes(
 
 @pytest.mark.parametrize("what", ["key", "linked", "min_clients"])
 @pytest.mark.slow
-@pytest.mark.thorough_for("key", "linked")
+@pytest.mark.thorough
 def test_a_round_under_way_is_closed_on_its_own_terms_only(what: str, world: World, tmp_path: Path) -> None:
     """With another key its reports would be thrown away, with other numbers charged as what they are not."""
     folder, uploaded = RunFolder(tmp_path / "run"), [False]
@@ -155,6 +156,7 @@ def test_a_round_under_way_is_closed_on_its_own_terms_only(what: str, world: Wor
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_finished_run_needs_no_relay(world: World, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     started(world, world.collector(), folder)
@@ -164,6 +166,7 @@ def test_a_finished_run_needs_no_relay(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_an_upload_that_came_in_after_the_wait_counts(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The relay takes uploads until it releases; what it said of their number before may be one too few."""
     waiting = RelayAggregator.wait
@@ -180,6 +183,7 @@ def test_an_upload_that_came_in_after_the_wait_counts(world: World, monkeypatch:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_round_that_is_over_at_the_relay_is_neither_trained_for_nor_charged(world: World) -> None:
     messages: list[Message] = []
 

@@ -40,6 +40,7 @@ def over(world: World, transport: str, **more: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("direct-settings0")
 @pytest.mark.parametrize(("transport", "settings"), [("direct", BITS), ("relay", SHUFFLED), ("sum", SUMMED)])
 def test_the_ledger_is_the_plan_and_each_node_is_charged_for_each_round(world: World, transport: str, settings: dict[str, Any]) -> None:
     folder = over(world, transport, **settings, training__rounds=3, evaluation__every=2)
@@ -53,6 +54,7 @@ def test_the_ledger_is_the_plan_and_each_node_is_charged_for_each_round(world: W
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_nodes_measure_what_the_simulator_does(world: World, tmp_path: Path) -> None:
     """With bits that are hardly ever flipped: what is left is that a node's bits are about its mean, which 1 or -1 rounds at random.
 

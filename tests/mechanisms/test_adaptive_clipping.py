@@ -146,6 +146,7 @@ def test_fraction_of_records_is_unbiased() -> None:
     )
 
 
+@pytest.mark.thorough_except("0.2-5.0")
 @pytest.mark.parametrize("start", [0.05, 5.0])
 @pytest.mark.parametrize("quantile", [0.2, 0.5])
 def test_the_norm_converges_to_the_quantile(start: float, quantile: float) -> None:

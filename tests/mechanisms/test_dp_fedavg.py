@@ -65,6 +65,7 @@ def test_reports_by_themselves_are_floats_and_do_not_add_up() -> None:
     assert (alone.adds_up, summed.adds_up) == (False, True)
 
 
+@pytest.mark.thorough
 def test_an_audit_finds_nothing_against_it() -> None:
     found = audit_mechanism(mechanisms.create("dp-fedavg"), trials=2000, seed=3)
     assert found.passed, found.verdict

@@ -72,7 +72,7 @@ def plus_counts(mechanism: Harmony, values: Sequence[float], ranges: LayerRanges
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.thorough_for("3-0.1", "3-1.0")
+@pytest.mark.thorough_except("2-0.1")
 def test_the_budget_of_a_whole_group_is_epsilon(epsilon: float, size: int) -> None:
     """Over all (index, sign) and all groups of end points; the index has the same probability in each, so it cancels."""
     mechanism, ranges = Harmony(epsilon), box([0.5], [0.25], [size])
@@ -90,6 +90,7 @@ def test_the_budget_of_a_whole_group_is_epsilon(epsilon: float, size: int) -> No
     assert epsilon - mechanism.epsilon_realised < 1 / lo + 1 / hi  # one word of 2**32: all that the integers give away
 
 
+@pytest.mark.thorough_except("0.5")
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
 def test_the_moments_are_exact_with_the_center_as_fill(epsilon: float) -> None:
     """Mean and variance from all (index, sign); filling with 0, as the paper's equations (11) and (12) do, is biased."""

@@ -51,6 +51,7 @@ def test_the_page_quotes_the_package_as_it_is_written() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_it_is_a_sound_mechanism_and_what_holds_of_it_is_its_author_s_claim(brought: Path) -> None:
     found = audit(NAME, epsilon=1.0, trials=2000, seed=4)
     assert found.passed, found.verdict

@@ -44,6 +44,7 @@ def test_reports_survive_the_wire(bits: NDArray[np.uint8]) -> None:
 
 @given(bit_matrices(), st.data())
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_payload_of_another_length_is_refused(bits: NDArray[np.uint8], data: st.DataObject) -> None:
     dimension, payloads = bits.shape[1], list(pack(bits).payloads())
     victim = data.draw(st.integers(0, len(payloads) - 1))
@@ -58,6 +59,7 @@ def test_lengths_that_only_add_up_are_refused() -> None:
         BitReports.from_payloads([bytes(1), bytes(3)], 16)
 
 
+@pytest.mark.thorough
 @given(bit_matrices().filter(lambda bits: bits.shape[1] % 8 != 0), st.data())
 def test_a_bit_beyond_the_last_weight_is_refused(bits: NDArray[np.uint8], data: st.DataObject) -> None:
     # A stray bit is a covert channel of up to seven bits a report.
@@ -74,6 +76,7 @@ def test_a_full_last_byte_has_no_padding_to_check(dimension: int) -> None:
     assert received.unpack()[0].tolist() == [1] * dimension
 
 
+@pytest.mark.thorough
 @given(bit_matrices(), st.integers(0, 6))
 def test_count_ones_counts_over_batches(bits: NDArray[np.uint8], cut: int) -> None:
     reports = pack(bits)

@@ -42,6 +42,7 @@ def honest(draw: st.DrawFn) -> SampledReports:
 # --- the wire ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @given(honest())
 def test_reports_survive_the_wire(sent: SampledReports) -> None:
     payloads = list(sent.payloads())
@@ -54,6 +55,7 @@ def test_reports_survive_the_wire(sent: SampledReports) -> None:
     assert received.values.tobytes() == sent.values.tobytes()
 
 
+@pytest.mark.thorough
 @given(st.integers(1, 40), st.integers(1, 6), st.data())
 @settings(max_examples=3 * settings().max_examples)
 def test_any_bytes_are_refused_or_are_the_one_encoding_of_what_they_say(dimension: int, k: int, data: st.DataObject) -> None:
@@ -66,6 +68,7 @@ def test_any_bytes_are_refused_or_are_the_one_encoding_of_what_they_say(dimensio
     assert list(read.payloads()) == [received]
 
 
+@pytest.mark.thorough
 @given(honest(), st.data())
 def test_a_changed_bit_is_refused_or_says_something_else(sent: SampledReports, data: st.DataObject) -> None:
     changed = bytearray(next(iter(sent.payloads())))

@@ -284,6 +284,7 @@ def test_what_gradients_cannot_train_is_refused_by_name(make: Callable[[], nn.Mo
     assert said in refusal(make())
 
 
+@pytest.mark.thorough_for("compiled")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("wrap", "instead"),

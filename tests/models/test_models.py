@@ -247,6 +247,7 @@ class Drawn(nn.Module):
         self.weights = nn.ParameterList(torch.randn(3) + torch.rand(3) + torch.randint(9, (3,)) + torch.randperm(3) for _ in range(200))
 
 
+@pytest.mark.thorough_except("mlp")
 @pytest.mark.parametrize("name", ["mlp", f"{__name__}:Drawn"])
 def test_threads_that_build_models_at_once_begin_with_the_weights_of_their_seeds(name: str) -> None:
     def weights(seed: int) -> Tensor:

@@ -77,6 +77,7 @@ MODELS: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough_except("lora")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_trained_as_they_are(name: str) -> None:
     model, data, settings = MODELS[name]
@@ -87,6 +88,7 @@ def test_models_are_trained_as_they_are(name: str) -> None:
     assert type(found.module()) is type(module)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["lora", "language model"])
 def test_clients_send_changes_of_weights_too(name: str) -> None:
     model, data, settings = MODELS[name]
@@ -95,6 +97,7 @@ def test_clients_send_changes_of_weights_too(name: str) -> None:
     assert found.history[-1].round == 1
 
 
+@pytest.mark.thorough_except("language model", "classifier of tokens")
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_many_records_are_those_of_each(name: str) -> None:
     model, data, settings = MODELS[name]
@@ -142,6 +145,7 @@ def test_dropout_is_set_to_0_where_it_stands() -> None:
         validate_module(module)
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_what_was_trained_alone(finished: Path, base: Path) -> None:
     kept = load_file(finished / "model.safetensors")
     assert {name.rpartition(".")[0].rpartition(".")[0].rpartition(".")[2] for name in kept} == {"lora_A", "lora_B", "modules_to_save"}
@@ -151,6 +155,7 @@ def test_a_run_keeps_what_was_trained_alone(finished: Path, base: Path) -> None:
     assert described["licence"] == "LICENSE"
 
 
+@pytest.mark.thorough
 def test_bytes_of_a_round_are_those_of_the_adapter(finished: Path) -> None:
     adapter = load_file(finished / "adapter" / "adapter_model.safetensors")
     assert json.loads((finished / "adapter" / "adapter_config.json").read_text())["r"] == 8
@@ -159,6 +164,7 @@ def test_bytes_of_a_round_are_those_of_the_adapter(finished: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_features_of_own_texts_are_computed_in_each_run_and_classes_keep_their_names(base: Path, tmp_path: Path) -> None:
     lines = io.StringIO()
     display = ProgressDisplay(Console(file=lines, width=200), lines=True)
@@ -171,6 +177,7 @@ def test_features_of_own_texts_are_computed_in_each_run_and_classes_keep_their_n
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_whether_to_compile_is_decided_without_pytorch_s_advice(base: Path) -> None:
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
@@ -220,12 +227,14 @@ def test_a_base_is_told_by_its_weights_whatever_is_around_it() -> None:
     assert base_digest(bert()) == base_digest(torch.nn.Linear(2, 2)) == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["none", "head", "ia3", "prompt"])
 def test_a_folder_is_trained_in_other_ways(kind: str, base: Path) -> None:
     found = ldpfl.run(data=texts(40), target="label", model=str(base), adapter=kind, length=16, **SMALL)
     assert {"none": 10**4, "head": 10**3, "ia3": 10**3, "prompt": 10**3}[kind] < found.bytes_per_client / 4
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_auto_moves_a_base_whose_outputs_hardly_differ_between_texts(tmp_path: Path) -> None:
     """Each text begins with the same token, at which an untrained base reads next to nothing. A step of 0.6 leaves one class for all."""
@@ -238,6 +247,7 @@ def test_auto_moves_a_base_whose_outputs_hardly_differ_between_texts(tmp_path: P
     assert getattr(result.config.mechanism, "clip_norm", None) == 1.0
 
 
+@pytest.mark.thorough
 def test_a_base_that_tells_no_texts_apart_is_advised_a_longer_step(base: Path) -> None:
     frame = pd.DataFrame({"text": ["good fine"] * 240, "label": ["up", "down"] * 120})
     found = ldpfl.run(data=frame, target="label", model=str(base), adapter="head", length=8, settings={"data.columns": ["text"]}, **SMALL)
@@ -261,11 +271,13 @@ def test_a_language_model_reads_texts_by_its_tokenizer(base: Path) -> None:
     assert found.metric == "perplexity"
 
 
+@pytest.mark.thorough
 def test_the_plain_package_imports_neither_library() -> None:
     code = "import sys, ldpfl; ldpfl.run; print([name for name in ('transformers', 'peft', 'tokenizers') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+@pytest.mark.thorough
 def test_an_adapter_is_added_to_a_model_that_is_handed_over(tmp_path: Path) -> None:
     whole = bert()
     found = ldpfl.run(data=tokens(40), model=whole, adapter="lora", mend=True, folder=tmp_path / "run", **SMALL)

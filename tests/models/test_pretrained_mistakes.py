@@ -76,6 +76,7 @@ def test_a_layer_that_nothing_uses_is_refused() -> None:
         ldpfl.run(data=(torch.randn(40, 4), torch.arange(40) % 2), model=module, **SMALL)
 
 
+@pytest.mark.thorough
 def test_an_adapter_of_another_base_is_refused(base: Path, tmp_path: Path) -> None:
     finished = tmp_path / "run"
     ldpfl.run(data=texts(40), target="label", model=str(base), adapter="lora", length=16, folder=finished, **SMALL)
@@ -84,6 +85,7 @@ def test_an_adapter_of_another_base_is_refused(base: Path, tmp_path: Path) -> No
         ldpfl.predict(finished, texts(3), model=str(other))
 
 
+@pytest.mark.thorough
 def test_a_tokenizer_of_another_vocabulary_is_refused(base: Path, tmp_path: Path) -> None:
     finished, other = tmp_path / "run", Path(shutil.copytree(base, tmp_path / "other"))
     ldpfl.run(data=texts(40), target="label", model=str(base), adapter="lora", length=16, folder=finished, **SMALL)
@@ -166,6 +168,7 @@ MISTAKES: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough_for("another tokenizer", "too long", "too long with its prompt", "another padding")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_each_mistake_is_one_error_before_training(name: str, base: Path, tmp_path: Path) -> None:
     change, settings, said = MISTAKES[name]

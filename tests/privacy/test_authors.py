@@ -242,6 +242,7 @@ def test_a_number_of_an_odd_kind_is_not_ours(odd: Any) -> None:
     assert released(DpSgd(RecordClip(0.02), float(odd)), RANGES).author == OURS
 
 
+@pytest.mark.thorough
 def test_threads_find_the_same_authors() -> None:
     code = """
         from concurrent.futures import ThreadPoolExecutor
@@ -264,6 +265,7 @@ def ledger_of(mechanism: Mechanism) -> Ledger:
     return Ledger((RoundEvent(1, released(mechanism, RANGES), 1000, 1000, 1),))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mechanism", [Mine(1.0), Flattering(1.0)])
 def test_every_figure_of_it_is_its_author_s_claim(mechanism: Mechanism) -> None:
     kept = Ledger.from_json(ledger_of(mechanism).to_json())
@@ -286,6 +288,7 @@ def test_a_release_that_somebody_wrote_down_is_not_proved() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_certificate_of_it_is_never_confirmed() -> None:
     for mechanism, statuses in ((Mine(1.0), {"author's claim"}), (Duchi(1.0), {"confirmed", "nearly"})):
         statement = certified(ledger_of(mechanism).to_json(), "run", 1e-5, {})

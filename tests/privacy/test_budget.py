@@ -674,6 +674,7 @@ def fitting(path: Path, asked: Mapping[str, int] = MappingProxyType({}), **chang
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_bound_behind_the_relay_lets_rounds_through_until_it_is_spent(tmp_path: Path) -> None:
     """Never less than what is known of as many rounds that were fixed beforehand; linked units cost more."""
     sent, ledger = fitting(tmp_path / "apart.sqlite"), Ledger()

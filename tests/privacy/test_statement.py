@@ -79,6 +79,7 @@ def mnist() -> Statement:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @MNIST
 def test_the_figures_of_the_paper_s_mnist_setting(mnist: Statement) -> None:
     found = mnist.figures()
@@ -228,6 +229,7 @@ def test_only_a_release_whose_paper_says_so_is_claimed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_shuffled_vector_is_accounted_by_clones() -> None:
     found = figures(ledger_of(VECTOR, VECTOR))
     assert found["shuffled_upper_adaptive"] == composed_clone_epsilon(1.0, 100, 2, DELTA, clone_probability(1.0))
@@ -366,6 +368,7 @@ def test_what_holds_of_a_client_that_joined_one_round_holds_whichever_it_was(nam
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_holds_behind_a_shuffler_holds_whichever_round_a_client_joined() -> None:
     """The round that costs a little more locally may hide a client among many more others."""
     small = RoundEvent(1, BIT, 10, 400, 1, "visible")
@@ -596,7 +599,7 @@ def test_bits_of_clients_that_come_one_after_the_other_are_accounted_as_clones()
 
 @pytest.mark.parametrize("common", [None, exp(-6.0) * 1.01])
 @pytest.mark.slow
-@pytest.mark.thorough_for("0.0025035396984330223")
+@pytest.mark.thorough
 def test_a_round_whose_reports_have_less_in_common_is_the_dearer_one(common: float | None) -> None:
     """Whichever came first: at the same epsilon, what is known of one round says nothing of another."""
     hiding = PureRelease("piecewise", 6.0, 1, "vector", blanket=exp(-3.0), author=OURS)
@@ -701,6 +704,7 @@ def test_a_guess_against_pure_reports_is_right_as_often_as_the_likelihood_ratio_
     assert 0 <= guessed(found) - np.maximum(*chances).sum() / 2 <= 1.1e-5
 
 
+@pytest.mark.thorough
 def test_a_guess_is_bounded_from_above_where_records_take_part_by_chance_or_kinds_are_mixed() -> None:
     rate, mu = 0.05, 1.0
     sampled = guessed(account(ledger_of(GaussianRelease("dp-sgd", mu, unit="record", rate=rate), channel="direct")))
@@ -710,6 +714,7 @@ def test_a_guess_is_bounded_from_above_where_records_take_part_by_chance_or_kind
     assert ndtr(0.3 * sqrt(2) / 2) < mixed < 0.75
 
 
+@pytest.mark.thorough
 def test_among_many_kinds_of_rounds_the_costliest_is_bounded_by_few_that_dominate_them() -> None:
     """No round dominates another: each has a larger epsilon and fewer units. To account each would take minutes where clients are many."""
 
@@ -717,7 +722,7 @@ def test_among_many_kinds_of_rounds_the_costliest_is_bounded_by_few_that_dominat
         rows = [row for row in accounted(ledger).rows if row.scope == "round" and row.unit == "client" and row.status == "proved"]
         return {(row.trust_model, row.delta == 0): row.epsilon for row in rows}
 
-    releases = [BinaryRelease("x", 0.5 + 0.01 * place, 60 - place, "weight", author=OURS) for place in range(40)]
+    releases = [BinaryRelease("x", 0.5 + 0.04 * place, 60 - 4 * place, "weight", author=OURS) for place in range(12)]
     together, alone = of_rounds(ledger_of(*releases)), [of_rounds(ledger_of(release)) for release in releases]
     assert together.keys() == alone[0].keys()
     for kind, epsilon in together.items():

@@ -128,6 +128,7 @@ def test_a_round_from_its_opening_to_its_end(site: Site) -> None:
     assert site("GET", f"{ROUND}/records?part=0", "server").status_code == 410
 
 
+@pytest.mark.thorough_for("GET-/v1/rounds/run-1/1", "DELETE-/v1/rounds/run-1/1", "PUT-/v1/rounds/run-1/1")
 @pytest.mark.parametrize(
     ("method", "path"),
     [

@@ -77,6 +77,7 @@ def world(sqlite_store: Store, clock: Clock, portal: BlockingPortal) -> Iterator
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_whole_round(world: World) -> None:
     with world.aggregator() as server, world.client("alice") as alice, world.client("bob") as bob:
         assert server.open_round(RUN, 1, terms()).state == "open"
@@ -131,6 +132,7 @@ def broken_after(count: int, times: int, world: World) -> Callable[[httpx.Reques
     return fault
 
 
+@pytest.mark.thorough_except("262151", "768000")
 @pytest.mark.parametrize("count", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 7, 12_000 * 64])
 def test_an_upload_goes_on_where_it_broke(world: World, count: int) -> None:
     with world.aggregator() as server, world.client() as alice:
@@ -451,6 +453,7 @@ def test_a_token_of_another_role_is_refused(world: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_waiting_ends_with_a_reason(world: World) -> None:
     with world.aggregator() as server, world.client() as alice:
         server.open_round(RUN, 1, terms())
@@ -464,6 +467,7 @@ def test_waiting_ends_with_a_reason(world: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_last_question_of_a_wait_has_time_for_its_answer(world: World) -> None:
     """Else the end of a round that too few clients joined would look like a relay that is away, and end the run."""
     with world.aggregator() as server:

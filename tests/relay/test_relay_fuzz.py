@@ -213,8 +213,8 @@ def check(target: Target, request: Sent, role: str | None, status: int, answer: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("examples", [16, 170])
-@pytest.mark.thorough_for("170")
+@pytest.mark.parametrize("examples", [16, 80])
+@pytest.mark.thorough_for("80")
 def test_made_up_requests_get_a_clear_answer_and_change_nothing(examples: int, target: Target, caplog: pytest.LogCaptureFixture) -> None:
     target.answers.clear()
 

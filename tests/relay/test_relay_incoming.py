@@ -86,6 +86,7 @@ def drips(connection: socket.socket, piece: bytes) -> bool:
     return False
 
 
+@pytest.mark.thorough
 def test_a_head_without_an_end_takes_no_memory(tmp_path: Path) -> None:
     with relay(tmp_path, ConnectionLimits()) as (pid, port):
         before, sent = psutil.Process(pid).memory_info().rss, 0
@@ -160,6 +161,7 @@ def soon(holds: Callable[[], bool]) -> bool:
     return False
 
 
+@pytest.mark.thorough_for("Content-Length: 1000000-GET /health")
 @pytest.mark.parametrize("ask", ["GET /health", "PUT /v1/rounds/run-1/1", "POST /nothing", "PATCH /v1/rounds/run-1/1/uploads/" + "x" * 16])
 @pytest.mark.parametrize("length", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 def test_a_refused_request_with_a_body_that_drips_ends_its_connection(ask: str, length: str, usual: tuple[int, int]) -> None:
@@ -266,6 +268,7 @@ def test_an_ipv6_address_counts_as_its_network(host: str, counted: Gate) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(resource is None, reason="needs limits of a process")
 def test_a_process_that_may_have_few_descriptors_turns_strangers_away(tmp_path: Path) -> None:
     bounds = ConnectionLimits(per_address=0)
@@ -279,6 +282,7 @@ def test_a_process_that_may_have_few_descriptors_turns_strangers_away(tmp_path: 
     assert len((tmp_path / "relay.log").read_text().splitlines()) == 1  # that it listens: none of them was a fault
 
 
+@pytest.mark.thorough_except("GET /health HTTP/1.1\\r\\nHost: x\\r\\n")
 @pytest.mark.parametrize(
     "ask", ["GET /health HTTP/1.1\r\nHost: x\r\n", f"GET /v1/rounds/run-1/1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {'x' * 43}\r\n"]
 )
@@ -375,6 +379,7 @@ def speak_tls(port: int, source: str = "127.0.0.1") -> tuple[socket.socket, ssl.
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(_ssl.__file__), "SSL_key_update"), reason="OpenSSL's own functions cannot be called")
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_tls_that_says_nothing_is_ended_and_others_are_served_meanwhile(tmp_path: Path) -> None:
     """Each of 4 strangers sends 324 kB of KeyUpdates, which would hold the relay for 150 ms each time it looks."""
     with (

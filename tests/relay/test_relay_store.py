@@ -543,6 +543,7 @@ def test_a_round_needs_sensible_terms() -> None:
     assert isinstance(terms(), Terms)
 
 
+@pytest.mark.thorough
 def test_postgres_stores_are_apart(postgres: Postgres) -> None:
     first, second = (Store(open_engine(postgres.new_store())) for _ in range(2))
     opened(first)

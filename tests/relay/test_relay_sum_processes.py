@@ -80,8 +80,8 @@ def keep_killing(place: str, log: Path, port: int, over: threading.Event, seed: 
     return kills
 
 
-@pytest.mark.parametrize("clients", [60, 240])
-@pytest.mark.thorough_for("sqlite-240", "postgresql-240")
+@pytest.mark.parametrize("clients", [60, 120])
+@pytest.mark.thorough_except("sqlite-60")
 def test_relays_that_are_killed_under_load_lose_nothing_and_count_nothing_twice(place: str, clients: int, tmp_path: Path) -> None:
     """On PostgreSQL two relays share the store, and both are killed; on SQLite one at a time has the file."""
     size = sum_terms(dimension=20_000, min_clients=1, max_uploads=clients, closes_in_s=1000.0)
@@ -106,8 +106,8 @@ def test_relays_that_are_killed_under_load_lose_nothing_and_count_nothing_twice(
         assert load.released() == load.acknowledged == set(load.shares)
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.thorough_for(*(f"{kind}-{seed}" for kind in ("sqlite", "postgresql") for seed in range(1, 8)))
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.thorough_except("sqlite-0")
 def test_a_relay_that_dies_for_good_leaves_a_sum_of_exactly_those_it_lists(place: str, seed: int, tmp_path: Path) -> None:
     """Clients give up soon; who heard that it is in is in, and of the others the sum and the list say the same."""
     size = sum_terms(dimension=5000, min_clients=100, max_uploads=100, closes_in_s=0.0)
@@ -182,6 +182,7 @@ def test_two_relays_share_one_store(place: str, tmp_path: Path) -> None:
     assert not any(name in logs for name in ('"c10"', "shares/", *tokens.values()))
 
 
+@pytest.mark.thorough
 def test_a_refusal_arrives_before_the_body_is_read(tmp_path: Path) -> None:
     """A body that nobody wants is not taken, and its sender hears why, over real sockets."""
     place, size = str(tmp_path / "relay.db"), sum_terms(dimension=2_000_000, min_clients=1, closes_in_s=0.0)
@@ -206,8 +207,8 @@ def test_a_refusal_arrives_before_the_body_is_read(tmp_path: Path) -> None:
     assert share_id(shares["alice"]).encode() not in on_disk(Path(place))
 
 
-@pytest.mark.parametrize("more", [300, 2000])
-@pytest.mark.thorough_for("2000")
+@pytest.mark.thorough
+@pytest.mark.parametrize("more", [300, 1000])
 def test_memory_and_store_do_not_grow_with_the_number_of_uploads(more: int, tmp_path: Path) -> None:
     """After 200 uploads of 400 KB, further ones take 1 KB each in the store (envelope, name, indexes), and no memory that counts."""
     place, first = tmp_path / "relay.db", 200

@@ -100,11 +100,11 @@ def held(store: Store, bits: Bits) -> Numbers:
 
 
 def seen_by_relay(
-    store: Store, clock: Clock, name: str, points: NDArray[np.int64], bits: Bits, sharding: Sharding
+    store: Store, clock: Clock, name: str, points: NDArray[np.int64], bits: Bits, sharding: Sharding, rounds: int = ROUNDS
 ) -> tuple[Numbers, list[Any]]:
-    """Return the sum in the store after each upload of each round, (ROUNDS, CLIENTS, WIDTH), and all other rows after each step."""
+    """Return the sum in the store after each upload of each round, (``rounds``, CLIENTS, WIDTH), and all other rows after each step."""
     sums, others = [], []
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, rounds + 1):
         sum_opened(store, number, dimension=WIDTH, bits=bits, max_uploads=CLIENTS)
         for client, own in enumerate(points):
             seed = seed_of(name, number, client)
@@ -117,7 +117,7 @@ def seen_by_relay(
         assert (held(store, bits) == sums[-1]).all()
         others.append(rows(store))
         store.cancel("aggregator", RUN, number)
-    return np.array(sums).reshape(ROUNDS, CLIENTS, WIDTH), others
+    return np.array(sums).reshape(rounds, CLIENTS, WIDTH), others
 
 
 def not_uniform(sums: Numbers) -> list[str]:
@@ -144,6 +144,7 @@ def _chance(numbers: Numbers) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", BITS)
 def test_a_relay_sees_the_same_law_whatever_a_client_holds(bits: Bits, tmp_path: Path) -> None:
     """Both data sets: all that is kept of vectors is uniform, and all else that is kept is the same."""
@@ -174,10 +175,12 @@ FAULTS: dict[str, Sharding] = {
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS)
 def test_masks_with_a_fault_are_found(fault: str, tmp_path: Path) -> None:
+    """A third of the rounds is enough: each fault makes some set of numbers far from uniform."""
     with relay_in(tmp_path / "relay", clock := Clock()) as store:
-        sums, _ = seen_by_relay(store, clock, "one", data_sets()["one"], 32, FAULTS[fault])
+        sums, _ = seen_by_relay(store, clock, "one", data_sets()["one"], 32, FAULTS[fault], ROUNDS // 3)
     assert not_uniform(sums)
 
 
@@ -211,6 +214,7 @@ def test_a_relay_that_keeps_more_is_found(tmp_path: Path) -> None:
     assert kept[0] != kept[1]
 
 
+@pytest.mark.thorough_except("64")
 @pytest.mark.parametrize("bits", BITS)
 def test_what_an_aggregator_pulls_is_the_sum_and_what_was_drawn_without_the_data(bits: Bits, tmp_path: Path) -> None:
     """One client's record is another one, and another client's noise makes up for it: the released sum is the same. With the same seeds
@@ -285,6 +289,7 @@ def files_of(place: str, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("last", [9, 21])
 def test_no_file_of_a_relay_that_is_killed_holds_points_masks_or_seeds(place: str, last: int, request: pytest.FixtureRequest) -> None:
     """Killed in the first upload or in the second one, when its sum is written, so that a journal or log is left."""
@@ -321,6 +326,7 @@ def _give_and_die(place: str, shares: dict[str, bytes], last: int) -> None:
     os._exit(0)
 
 
+@pytest.mark.thorough
 def test_a_relay_s_file_that_holds_points_is_found(tmp_path: Path) -> None:
     shares, secrets = secret_uploads(1)
     with relay_in(tmp_path / "relay", Clock()) as store:

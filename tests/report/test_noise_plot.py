@@ -62,6 +62,7 @@ def bands(text: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_it_has_three_panels_a_point_and_says_what_is_no_guarantee(tmp_path: Path) -> None:
     text = drawn(tmp_path / "noise.svg", COURSES)
     assert panels(text) == 6
@@ -99,6 +100,7 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_lines_that_coincide_differ_in_colour_style_width_and_markers(tmp_path: Path) -> None:
     names = [f"method {number}" for number in range(7)]
     sweep = SWEEP.model_copy(update={"variants": {name: [] for name in names}, "axes": {}})
@@ -131,7 +133,7 @@ def test_a_point_at_which_no_noisy_run_was_finished_is_left_out(tmp_path: Path) 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.slow
-@pytest.mark.thorough_for("2")
+@pytest.mark.thorough
 def test_few_rounds_and_no_axes_are_drawn_too(rounds: int, tmp_path: Path) -> None:
     def begin(whole: Curve) -> Curve:
         kept = [tuple(run[:rounds] for run in runs) for runs in (whole.score, whole.norm, whole.paper_epsilon)]

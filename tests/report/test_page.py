@@ -61,6 +61,7 @@ def text(folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.xdist_group("page")
 def test_it_says_how_good_and_what_is_protected_and_needs_nothing_else(folder: Path, text: str, tiny_data: Path) -> None:
     result = api.load_run(folder, data_dir=tiny_data)
@@ -89,6 +90,7 @@ def test_equal_runs_have_equal_pages(folder: Path, text: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.xdist_group("page")
 def test_runs_stand_beside_each_other(folder: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     copied = shutil.copytree(folder, tmp_path / "a copy")
@@ -150,6 +152,7 @@ def test_what_a_foreign_run_is_called_is_no_markup(folder: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_goes_on_has_a_page_too(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     """With nothing in it that only the end tells, and no run at all where no round is finished."""
     path = tmp_path / "run"
@@ -172,6 +175,7 @@ def test_a_run_that_goes_on_has_a_page_too(tiny_data: Path, config_file: Path, t
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_is_watched_by_who_knows_its_address(tiny_data: Path, config_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     with watching(path) as address:
@@ -225,6 +229,7 @@ def test_connections_that_say_nothing_are_few(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.draws
 def test_dollars_in_a_name_are_dollars(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     config = tmp_path / "dear.toml"
@@ -236,6 +241,7 @@ def test_dollars_in_a_name_are_dollars(tiny_data: Path, config_file: Path, ldpfl
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_every_run_s_folder_gets_its_page(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     arguments = ("run", config_file, "--data-dir", tiny_data, "--no-baseline", "--set", "training.rounds=1", "--out")
     outcome = ldpfl(*arguments, tmp_path / "with", "--report", "--watch")
@@ -279,6 +285,7 @@ def deal(samples, clients, seed):
 """
 
 
+@pytest.mark.thorough
 def test_a_public_page_names_no_folder_of_this_machine(tiny_data: Path, config_file: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     secret = tmp_path / "ward-of-dr-who"
     secret.mkdir()

@@ -143,6 +143,7 @@ def test_a_checkpoint_of_another_run_is_replaced_with_its_log(other: int, tmp_pa
     assert Checkpoint.load(path).history == example(2).history
 
 
+@pytest.mark.thorough
 def test_more_figures_than_a_header_of_safetensors_may_have_are_read_again(tmp_path: Path) -> None:
     """A header has at most 100 MB, which 160 layers and 6,000 rounds exceed, or here 110 rounds with a layer of a long name."""
     path, whole = tmp_path / "checkpoint.safetensors", example(110)

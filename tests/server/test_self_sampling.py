@@ -62,6 +62,7 @@ def test_a_round_is_recorded_as_secret_only_behind_a_shuffler(tiny_data: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_round_that_nobody_joins_changes_nothing_and_is_charged_like_others(tiny_data: Path) -> None:
     _, everyone, start = federation(tiny_data)
     lonely = replace(everyone, participation=Participation(1.0, 0.0), samples=everyone.samples[:1])

@@ -124,6 +124,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_compiler")
 def test_a_compiler_that_is_not_found_after_all_is_done_without(tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_compiler()
@@ -139,6 +140,7 @@ def test_a_compiler_that_is_not_found_after_all_is_done_without(tiny_task: Datas
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("settings", [["training.epochs=1"], ["training.epochs=2"], RECORDS], ids=["one step", "steps", "records"])
 def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
@@ -163,6 +165,7 @@ def test_a_worker_without_a_compiler_trains_as_it_is_and_says_so_once(
 
 @compiles
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [[], RECORDS], ids=["updates", "records"])
 def test_no_value_of_a_sample_decides_whether_a_step_is_compiled(settings: list[str], tiny_task: Dataset) -> None:
     """A refusal shows outside: it may depend on no sample, whatever compiled code makes of it."""
@@ -180,7 +183,7 @@ def test_gradients_of_records_are_compiled_in_float32_alone(tiny_task: Dataset) 
 
 @compiles
 @pytest.mark.slow
-@pytest.mark.thorough_for("two-layer-cnn")
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["linear", "two-layer-cnn"])
 def test_compiled_sums_of_records_are_eager_ones_but_for_last_bits(model: str, tiny_task: Dataset) -> None:
     """Records that are too long, and those that are not; clients of different size."""
@@ -203,6 +206,7 @@ def test_compiled_sums_of_records_are_eager_ones_but_for_last_bits(model: str, t
 
 @compiles
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_step_is_compiled_once_however_many_steps_clients_make(caplog: pytest.LogCaptureFixture) -> None:
     """PyTorch compiles for strides as well, and gives up after eight of them."""
     module = nn.Linear(20, 2)

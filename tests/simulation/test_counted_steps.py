@@ -83,6 +83,7 @@ def moved(start: Checkpoint, center: float) -> Checkpoint:
     return replace(start, state=replace(start.state, ranges=LayerRanges(centers, torch.full_like(centers, 1e-3), sizes)))
 
 
+@pytest.mark.thorough
 def test_bits_are_those_of_encoding_after_training(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, 130, "model.name=linear")
     assert isinstance(federation.trainer, CompiledTrainer)
@@ -93,6 +94,7 @@ def test_bits_are_those_of_encoding_after_training(tiny_task: Dataset) -> None:
         assert_encoded(replace(federation, mechanism=Duchi(epsilon)), start)
 
 
+@pytest.mark.thorough
 def test_a_block_in_which_two_words_leave_one_coordinate_open_is_encoded(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, 200, "model.name=linear")
     federation = replace(federation, secret_seed=201)  # found by trying: one block in some three hundred
@@ -118,6 +120,7 @@ class Other(Duchi):
         return super().encode(-values, ranges, generator)
 
 
+@pytest.mark.thorough
 def test_what_encodes_in_its_own_way_does_so(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, 200, "model.name=linear")
     federation = replace(federation, mechanism=Other(1.0))
@@ -141,6 +144,7 @@ def test_bits_are_the_same_where_counting_does_not_compile(
     assert "compiled code that counts bits failed (RuntimeError)" in note
 
 
+@pytest.mark.thorough
 def test_values_that_are_not_finite_do_not_leave(tiny_task: Dataset) -> None:
     federation, start = federation_of(tiny_task, 200, "model.name=linear")
     task = replace(federation.task, optimiser=LocalOptimiser(3e38))

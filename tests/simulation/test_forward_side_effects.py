@@ -166,6 +166,7 @@ def built(model: nn.Module, kind: dict[str, Any], samples: Any = ROWS) -> tuple[
     return build(config, load_dataset(config, None, caller_objects=CallerObjects(samples, model)), torch.device("cpu"), model, secret=1)
 
 
+@pytest.mark.thorough_except("updates-buffer", "gradients-numpy", "records-in_a_closure", "gradients-attribute")
 @pytest.mark.parametrize("also", WRITES, ids=lambda also: also.__name__)
 @KINDS
 def test_a_pass_that_writes_is_refused_by_name_before_the_first_round(also: Pass, kind: dict[str, Any]) -> None:
@@ -173,6 +174,9 @@ def test_a_pass_that_writes_is_refused_by_name_before_the_first_round(also: Pass
         built(Net(also), kind)
 
 
+@pytest.mark.thorough_except(
+    "updates-at once-numpy", "gradients-one by one-buffer", "records-one by one-attribute", "records-at once-in_a_closure"
+)
 @pytest.mark.parametrize("also", [also for also in WRITES if also is not evaluation_only], ids=lambda also: also.__name__)
 @pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
 @KINDS
@@ -227,6 +231,7 @@ class Switch(nn.Module):
         return torch.as_tensor(self.layer(rows * (1 - 2 * self.on) + self.table))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frozen", [False, True], ids=["attribute", "frozen parameter"])
 def test_a_record_that_changes_the_model_changes_no_other_record_even_if_a_third_one_undoes_it(frozen: bool) -> None:
     federation, start = built(Switch(frozen=frozen), RECORDS)
@@ -245,6 +250,7 @@ def test_a_record_that_changes_the_model_changes_no_other_record_even_if_a_third
     assert float((summed(1e6, node) - summed(0.5, node)).norm()) <= 2 * trainer.clip.steps  # the two data sets differ in one record
 
 
+@pytest.mark.thorough_except("node")
 @pytest.mark.parametrize("undone", [False, True], ids=["node", "node, undone by a later record"])
 def test_a_record_that_changes_the_model_changes_no_other_score(undone: bool) -> None:
     settings = RECORDS | {"evaluation.share": 0.5, "evaluation.epsilon": 0.5, "clients.count": 1}
@@ -437,6 +443,7 @@ OUTSIDE = [
 ]
 
 
+@pytest.mark.thorough_except("kept_by_a_hook")
 @pytest.mark.parametrize("make", OUTSIDE, ids=lambda make: make.__name__)
 def test_what_code_keeps_of_a_record_outside_of_copies_changes_no_other_record(make: Callable[[], nn.Module]) -> None:
     settings = RECORDS | {"evaluation.share": 0.5, "evaluation.epsilon": 0.5, "clients.count": 1}
@@ -606,6 +613,7 @@ def carried_over(net: Net, rows: Tensor) -> Tensor:
     return torch.as_tensor(outputs)
 
 
+@pytest.mark.thorough_for("records")
 @KINDS
 def test_a_hook_on_gradients_is_shown_one_client_at_a_time(kind: dict[str, Any]) -> None:
     """Of many clients at once it would divide by a length to which all of them add."""
@@ -707,6 +715,7 @@ def test_a_layer_under_several_names_is_trained_as_pytorch_trains_it() -> None:
     assert kept.weight is federation.task.module.get_submodule("third").weight
 
 
+@pytest.mark.thorough_except("updates")
 @KINDS
 def test_a_run_trains_a_layer_under_several_names(kind: dict[str, Any]) -> None:
     found = run(Twice(), kind).module()
@@ -768,6 +777,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_process_that_was_forked_after_training_trains_as_well() -> None:
     """PyTorch's threads are not in it: by several of them it would wait for ever."""
     assert subprocess.run([sys.executable, "-c", _FORKED], timeout=120, check=False).returncode == 7

@@ -26,6 +26,7 @@ def federation_of(task: Dataset, *settings: str) -> tuple[Federation, Checkpoint
     return build(parse_config("", own, origin="test"), task, torch.device("cpu"))
 
 
+@pytest.mark.thorough_except("mlp-records")
 @pytest.mark.parametrize("settings", [UPDATES, GRADIENTS, RECORDS], ids=["updates", "gradients", "records"])
 @pytest.mark.parametrize("model", ["mlp", "two-layer-cnn"])
 def test_values_are_nearly_those_of_float32(model: str, settings: list[str], tiny_task: Dataset) -> None:
@@ -39,6 +40,7 @@ def test_values_are_nearly_those_of_float32(model: str, settings: list[str], tin
     assert float((found["float32"] - found["bf16"]).norm() / found["float32"].norm()) < 0.05
 
 
+@pytest.mark.thorough
 def test_clients_one_by_one_and_the_evaluation(tiny_task: Dataset) -> None:
     """A loop over clients trains with the same precision; the model is judged with that of float32."""
     federation, start = federation_of(tiny_task, "model.name=mlp", "training.precision=bf16", *UPDATES)

@@ -49,6 +49,7 @@ def corners(width: int) -> Tensor:
     return torch.cat([signs, 100 * signs, turned.float(), drawn, torch.full((1, width), float("inf"))])
 
 
+@pytest.mark.thorough_for("1-True", "4-True")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("classes", [1, 2, 4])
 def test_any_record_by_any_other_moves_the_sums_of_least_squares_by_no_more_than_a_gradient(classes: int, bias: bool) -> None:
@@ -136,6 +137,7 @@ def test_who_else_is_there_decides_nothing_about_the_rounding_of_a_person() -> N
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.thorough_except("False")
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_the_mean_of_a_units_rows_is_that_of_their_vectors(one_by_one: bool) -> None:
     task, weights = task_of(torch.randn(600, 2, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 3)

@@ -105,7 +105,7 @@ def local(statement: Statement) -> float:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.slow
-@pytest.mark.thorough_for("full-dp", "nbafl", "time-varying", "sensitive-dp", "dpa", "ladp")
+@pytest.mark.thorough_except("ladp-sound")
 def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tiny_task: Dataset, tmp_path: Path) -> None:
     """Memory and the broadcast before are saved: noise of later rounds depends on them."""
     federation, start = scheduled(tiny_task, SCHEDULES[name])
@@ -123,7 +123,7 @@ def test_going_on_from_a_checkpoint_ends_where_the_whole_run_ends(name: str, tin
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.slow
-@pytest.mark.thorough_for("nbafl", "full-dp", "time-varying", "dpa", "adapldp", "ladp", "ladp-sound")
+@pytest.mark.thorough
 def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
     federation, start = scheduled(tiny_task, SCHEDULES[name])
     reference = trace(replace(federation, chunk_size=CLIENTS), start)
@@ -134,22 +134,7 @@ def test_chunking_changes_no_bit(name: str, tiny_task: Dataset) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("scheme", ["iid", "quantity"])
 @pytest.mark.slow
-@pytest.mark.thorough_for(
-    "iid-nbafl",
-    "iid-dpa",
-    "iid-sensitive-dp",
-    "iid-adapldp",
-    "quantity-adapldp",
-    "quantity-ladp-sound",
-    "iid-full-dp",
-    "iid-time-varying",
-    "quantity-ladp",
-    "quantity-dpa",
-    "quantity-full-dp",
-    "quantity-time-varying",
-    "quantity-sensitive-dp",
-    "iid-ladp-sound",
-)
+@pytest.mark.thorough_except("quantity-nbafl")
 def test_the_order_in_which_the_cohort_comes_changes_no_bit(
     name: str, scheme: str, tiny_task: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

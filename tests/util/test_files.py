@@ -126,6 +126,7 @@ while True:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_killed_writer_leaves_a_whole_file_that_no_line_is_missing_from(tmp_path: Path) -> None:
     """A config that ends with some line cannot be told from one that was cut off there: it must never come to be."""
     text = "a line of a config\n" * 50_000
@@ -308,6 +309,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.thorough_for("layers", "fields of a certificate", "software")
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_in_a_large_file_is_refused_without_an_error_for_each_part(what: str, tmp_path: Path) -> None:
     """Of each wrong part pydantic keeps an error, a thousand bytes of memory; that took six times as long as parsing, or longer."""

@@ -54,6 +54,7 @@ def test_a_text_s_features_are_the_mean_of_its_tokens_states_whatever_fills_it_u
 
 
 @pytest.mark.slow
+@pytest.mark.thorough_except("privunit-g")
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "duchi", "privunit-g", "harmony"])
 def test_a_head_trains_on_features_of_texts_under_each_kind_of_mechanism(mechanism: str, base: Path) -> None:
     chosen = {"mechanism.name": mechanism, "privacy.target_epsilon": "off"}

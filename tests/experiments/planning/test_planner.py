@@ -299,6 +299,7 @@ def halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_is_solved_for_is_what_is_planned(halved: Setting) -> None:
     certified = figures(halved)["shuffled_upper_adaptive"]
     assert central_epsilon_bounds(halved, 100) == pytest.approx((figures(halved)["shuffled_lower"], certified), rel=1e-6)
@@ -338,6 +339,7 @@ def solved() -> Solution:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @SOLVED
 def test_the_clients_found_are_enough_and_hardly_more_than_needed(solved: Solution) -> None:
     assert solved.clients is not None
@@ -375,6 +377,7 @@ def test_the_answer_is_json_under_its_names(solved: Solution) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_only_what_is_asked_is_solved_for() -> None:
     for_clients = solve(ONE, 0.9, clients=True, epsilon=False)
     assert for_clients.epsilon is None

@@ -80,6 +80,7 @@ def test_exact_accounting_of_what_has_left_is_no_such_rule() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_one_of_two_orders_afterwards_is_no_such_rule_and_one_order_or_the_pure_sum_is() -> None:
     """What the proof is about: the pure sum bounds each path by itself, a second order does not."""
     menu, delta, epsilon = (0.05, 2.0), 1e-3, 3.0

@@ -93,11 +93,11 @@ def one_group(group: ShuffledRounds, delta: float = 1e-6) -> Bracket:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("clients", "count", "epsilon0", "delta"),
     [(2, 2, 0.1, 0.01), (2, 3, 1.0, 0.1), (3, 2, 1.0, 0.1), (3, 3, 0.1, 0.01), (3, 3, 1.0, 0.1), (3, 3, 3.0, 0.01)],
 )
-@pytest.mark.thorough_for("2-3-1.0-0.1", "3-3-3.0-0.01", "3-2-1.0-0.1", "3-3-0.1-0.01", "3-3-1.0-0.1")
 def test_it_covers_every_data_set(clients: int, count: int, epsilon0: float, delta: float) -> None:
     # Others may hold something else for every weight, and the target may move either way in each of them.
     cases = [product(parts) for parts in itertools.combinations_with_replacement(worst_cases(epsilon0, clients), count)]
@@ -212,6 +212,7 @@ def test_a_little_more_costs_at_most_one_percent_less(near: ShuffledRounds) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_smaller_delta_costs_more() -> None:
     found = [one_group(ShuffledRounds(0.5, 150, 400, 2), delta) for delta in (1e-3, 1e-6)]
     assert found[0].lower < found[1].lower
@@ -443,6 +444,7 @@ def test_where_nobody_hides_a_data_set_attains_what_one_budget_costs_by_itself()
     assert shuffled_epsilon(groups, 1e-5).upper > alone
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("clients", [10**6, 10**9])
 def test_many_kinds_of_bits_among_very_many_clients_take_bounded_work(clients: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each distinct bit takes seconds at 1e9 clients. Here losses are those of few clients, so that only their number is tested."""

@@ -149,6 +149,7 @@ def test_it_is_between_what_the_sum_tells_and_what_holds_without_a_shuffler(clie
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_more_clients_hide_better_and_more_noise_too() -> None:
     def epsilon(mu: float, clients: int, times: int = 2) -> float:
         return shuffled_gaussian_epsilon([Vectors(mu, clients, times)], DELTA, gaussian_epsilon(mu * sqrt(times), DELTA))

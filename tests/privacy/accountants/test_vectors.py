@@ -207,6 +207,10 @@ CHECKS: dict[str, Callable[[Values, Values, float], set[str]]] = {
     "047-shuffle_compose",
     "049-shuffle_compose",
     "074-shuffle_single_large_n",
+    "029-shuffle_single",
+    "037-shuffle_compose",
+    "056-selfsample_vector",
+    "043-shuffle_compose",
 )
 def test_vector(vector: dict[str, Any]) -> None:
     checked = CHECKS[vector["mechanism"]](vector["inputs"], vector["outputs"], vector["rtol"])

@@ -30,6 +30,7 @@ def plaintexts(records: list[bytes], workers: int) -> tuple[list[bytes], int]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_processes_give_the_batches_that_one_process_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_MAX_BATCH_RECORDS", 10)
     records = sealed(95)

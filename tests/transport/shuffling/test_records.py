@@ -112,6 +112,7 @@ def test_one_clients_records_make_its_payload_again(name: str, linked: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
     linked=st.integers(1, 30),
@@ -296,8 +297,8 @@ def test_where_all_weights_are_sampled_records_are_about_the_same_ones_for_all()
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["laplace-5-of-d", "piecewise-2-of-d", "hybrid-all-of-d"])
-@pytest.mark.thorough_for("laplace-5-of-d", "piecewise-2-of-d")
 def test_no_guarantee_counts_on_records_of_sampled_weights_being_apart(name: str) -> None:
     """The ledger takes a report of sampled weights for one message, however it is cut."""
     mechanism = MECHANISMS[name]
@@ -415,6 +416,7 @@ def test_each_weight_is_averaged_over_the_reports_that_arrived(name: str, linked
     share=st.floats(0.05, 1.0),
 )
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_sampled_weights_are_averaged_over_all_that_arrived(name: str, linked: int, seed: int, share: float) -> None:
     mechanism = MECHANISMS[name]
     assert isinstance(mechanism, Laplace | Piecewise | Hybrid)
@@ -676,6 +678,7 @@ def aggregated(joined: Joined, mechanism: Mechanism) -> tuple[bytes, ...]:
     return (told.mean.numpy().tobytes(), told.variance.numpy().tobytes(), b"" if told.reported is None else told.reported.numpy().tobytes())
 
 
+@pytest.mark.thorough_except("none", "duchi-vector", "harmony", "privunit-g")
 @every_mechanism
 @each("linked", LINKED)
 @each("lost", [0, 3])
@@ -706,6 +709,7 @@ def test_how_records_are_batched_changes_nothing(name: str) -> None:
     assert len({aggregated(in_batches(plan, records, CLIENTS, size), mechanism) for size in (1, 2, 7, 1000)}) == 1
 
 
+@pytest.mark.thorough_except("duchi-vector", "none", "harmony-13")
 @every_mechanism
 @each("linked", [1, 3, 100])
 def test_batches_refuse_what_all_at_once_refuse(name: str, linked: int) -> None:
@@ -723,6 +727,7 @@ def test_batches_refuse_what_all_at_once_refuse(name: str, linked: int) -> None:
             assert torch.equal(batched.pool.counts, at_once.pool.counts)
 
 
+@pytest.mark.thorough
 def test_sums_alone_are_kept_of_records_that_add_up() -> None:
     tracemalloc.start()
     try:
