@@ -118,8 +118,8 @@ def tracker_callbacks(names: Sequence[str], folder: Path | None, warn: Callable[
     """Yield a callback for each tracker in ``names``. When the block ends, end the trackers' runs.
 
     Raises:
-        ConfigError: there is no such tracker, its client is not installed, the run has no ``folder``, or a tracker sends data elsewhere and the
-            run is a trial of a tuning, whose files must stay here.
+        ConfigError: there is no such tracker, its client is not installed, the run has no ``folder``, or a
+            tracker sends data elsewhere and the run is a trial of a tuning, whose files must stay here.
     """
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:

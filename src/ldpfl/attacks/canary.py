@@ -145,8 +145,8 @@ def audit_run(
         )
     if (clip := record_clip_of(federation.mechanism)) is not None and clip.adaptive:
         raise ConfigError(
-            "a run with clipping.target_quantile cannot be audited, because its clipping norm changes, and so would the canary: audit a run "
-            "without it"
+            "a run with clipping.target_quantile cannot be audited, because its clipping norm changes, and so would the canary: audit a "
+            "run without it"
         )
     trials = _affordable_trials(trials, len(cohort), state.ranges.dimension)
     mechanism = in_round(federation.mechanism, state.public())
