@@ -141,6 +141,23 @@ def test_a_result_of_another_version_is_not_taken_for_ones_own(tiny_data: Path, 
         run_cell(cell, runner, tmp_path)
 
 
+@pytest.mark.slow
+def test_of_a_finished_run_neither_a_written_guarantee_nor_another_config_is_believed(tiny_data: Path, tmp_path: Path) -> None:
+    """The folder may be somebody else's."""
+    cell, other = cells(sweep(axes={}, seeds=[0, 1]), TINY)[2:]
+    runner = Runner(tiny_data, torch.device("cpu"), Counting(), lambda path, result: None)
+    privacy = run_cell(cell, runner, tmp_path)["privacy"]
+    shutil.copytree(cell.folder(tmp_path).path, other.folder(tmp_path).path)
+    with pytest.raises(ConfigError, match=r"a run of another config.*seed: 0 -> 1"):
+        run_cell(other, runner, tmp_path)
+    path = cell.folder(tmp_path).result_path
+    result = json.loads(path.read_text(encoding="utf-8"))
+    result["privacy"] |= {"local": 0.0123, "verdict": "A client is protected: perfectly."}
+    path.write_text(json.dumps(result), encoding="utf-8")
+    found = run_cell(cell, runner, tmp_path)["privacy"]
+    assert {key: found[key] for key in ("local", "verdict")} == {key: privacy[key] for key in ("local", "verdict")}
+
+
 @pytest.mark.parametrize("last", [True, False], ids=["last", "all"])
 @pytest.mark.slow
 @pytest.mark.thorough_for("all")

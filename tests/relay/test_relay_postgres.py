@@ -483,6 +483,10 @@ HOSTILE = {
     "mallory may change .*: REVOKE ALTER SYSTEM ON PARAMETER archive_command FROM mallory": [
         "GRANT ALTER SYSTEM ON PARAMETER archive_command TO mallory"
     ],
+    "mallory may change .*: REVOKE SET ON PARAMETER session_preload_libraries FROM mallory": [
+        "GRANT SET ON PARAMETER session_preload_libraries TO mallory"
+    ],
+    "functions in the language c run as the server": ["UPDATE pg_language SET lanpltrusted = true WHERE lanname = 'c'"],
     "storage parameters: {fillfactor=50}": ["ALTER TABLE relay_uploads SET (fillfactor = 50)"],
     "relay_uploads_pkey has storage parameters": ["ALTER INDEX relay_uploads_pkey SET (fillfactor = 50)"],
     "pg_toast_.* has storage parameters": ["ALTER TABLE relay_blocks SET (toast.vacuum_truncate = false)"],

@@ -59,8 +59,8 @@ def run_sweep(
     check_cells(planned, runner.caller_objects)
     open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in planned))
     write_text(out / _RUNS, to_json([cell.folder_name for cell in planned]))
-    for cell in planned:  # files that are damaged or of another version concern the whole folder
-        _result_of_this_version(cell, out)
+    for cell in planned:  # files that are damaged, or of another version or run, concern the whole folder
+        _check_if_over(cell, cell.folder(out))
     begun = {cell.folder_name for cell in planned if cell.folder(out).config_path.exists()}
     ahead(planned, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
@@ -89,13 +89,15 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     ``stopped``, and the bytes, time and privacy of the finished rounds, if there are any.
 
     Raises:
-        ConfigError: a finished run in the folder is of another version, or of other rows.
+        ConfigError: a finished run in the folder is of another config or version, or of other rows.
         LdpflError: the run fails in another way.
     """
-    folder, result = cell.folder(out), _result_of_this_version(cell, out)
+    folder = cell.folder(out)
     # A user's own rows may have changed since the run was finished. The runner checks that.
-    if result is not None and ("stopped" in result or not cell.config.data.brought):
-        return result
+    if not cell.config.data.brought or folder.stopped() is not None:
+        result = finished_result(cell, out)
+        if result is not None:
+            return result
     try:
         return runner.run(cell.config, folder, resume=True, baseline=False).figures
     except PrivacyError as error:  # for example, training diverged to NaN, which is a result of this setting
@@ -107,24 +109,32 @@ def finished_result(cell: Cell, out: Path) -> dict[str, Any] | None:
     """Return the result of :func:`run_cell` for a cell that was run before; None for a cell that is not finished.
 
     Raises:
+        ConfigError: the folder holds a run of another config or version.
         DataError: a run's files are damaged.
     """
-    return _finished_result_in(cell.folder(out), cell)
+    folder = cell.folder(out)
+    _check_if_over(cell, folder)
+    return _finished_result_in(folder, cell)
 
 
-def _result_of_this_version(cell: Cell, out: Path) -> dict[str, Any] | None:
-    """Return :func:`finished_result`, or raise a :class:`ConfigError` if another version of ldpfl or PyTorch finished the run."""
-    result = finished_result(cell, out)
-    if result is not None and "stopped" not in result:
-        _check_same_version(result["versions"], cell.folder(out))
-    return result
+def _check_if_over(cell: Cell, folder: RunFolder) -> None:
+    """Raise a :class:`ConfigError` if the run in ``folder`` is over, but is not of this config, or not of this ldpfl and PyTorch."""
+    result = folder.result()
+    if result is not None or (folder.is_over and folder.config_path.exists()):  # a run may be stopped before its config is written
+        folder.check(cell.config, resume=True)
+    if result is not None:
+        _check_same_version(result["versions"], folder)
 
 
 def _finished_result_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
-    """Return the result of the run of ``cell`` in ``folder``, or the figures until a sweep stopped it early; None if it is not over."""
+    """Return the result of the run of ``cell`` in ``folder``, or the figures until a sweep stopped it early; None if it is not over.
+
+    The guarantee is computed from the run's ledger, since the guarantee in its result file is not trusted.
+    """
     result = folder.result()
     if result is not None:
-        return result
+        ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
+        return {**result, "privacy": account(ledger, cell.config.privacy.delta).to_dict()}
     stopped = folder.stopped()
     return None if stopped is None else {"stopped": stopped, **_figures_until_stopped(cell, folder)}
 
@@ -212,18 +222,11 @@ def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list
 def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, dict[str, Any]]]:
     """Return the results of the finished ``runs``, see :func:`stored_runs`.
 
-    The guarantee of each run is computed from its ledger, since the guarantee in its result file is not trusted.
-
     Raises:
         DataError: a run's files are damaged.
     """
-    results = []
-    for cell, folder in runs:
-        result = _finished_result_in(folder, cell)
-        if result is not None:
-            ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
-            results.append((cell, {**result, "privacy": account(ledger, cell.config.privacy.delta).to_dict()}))
-    return results
+    results = ((cell, _finished_result_in(folder, cell)) for cell, folder in runs)
+    return [(cell, result) for cell, result in results if result is not None]
 
 
 def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:

@@ -185,13 +185,15 @@ _RIGHTS_FAULTS = (
     ORDER BY 1""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
     FROM pg_proc WHERE prosecdef AND proowner = {_MY_ROLE} AND oid >= {_FIRST_USER_OID}""",
+    """SELECT 'functions in the language ' || lanname || ' run as the server, but it is marked as trusted, so that roles may write them'
+    FROM pg_language WHERE lanname IN ('c', 'internal') AND lanpltrusted""",
 )
 
-_PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the server''s configuration: REVOKE ALTER SYSTEM ON PARAMETER '
-        || parname || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
+_PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the server''s configuration: REVOKE ' || privilege_type
+        || ' ON PARAMETER ' || parname || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
     FROM pg_parameter_acl CROSS JOIN aclexplode(paracl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
-    WHERE privilege_type = 'ALTER SYSTEM' AND rolsuper IS NOT TRUE ORDER BY 1"""
-"""A parameter can be a command that the server runs, such as archive_command. PostgreSQL has these rights since version 15."""
+    WHERE rolsuper IS NOT TRUE ORDER BY 1"""
+"""A parameter can be a command or a library that the server runs. PostgreSQL has these rights since version 15."""
 
 _OBJECT_FAULTS = (
     f"""SELECT relname || ' is not an ordinary table'
