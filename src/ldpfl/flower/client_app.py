@@ -6,7 +6,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -235,7 +235,9 @@ class LdpClientApp(ClientApp):
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
-                self._last_question = message.content, run_config, read_question(message.content, run_config)
+                question = read_question(message.content, run_config)
+            question = question if self._is_ldpfl_app else replace(question, ask=question.ask.of_own_app())
+            self._last_question = message.content, run_config, question
         question = self._last_question[2]
         self._check_app_returns(question.ask.terms)
         node.would_admit(question.ask, question.cohort)
@@ -256,7 +258,8 @@ class LdpClientApp(ClientApp):
         if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
-                self._last_read = message.content, key, read_request(message.content, *key)
+                request = read_request(message.content, *key)
+            self._last_read = message.content, key, request if self._is_ldpfl_app else replace(request, ask=request.ask.of_own_app())
         return self._last_read[2]
 
     def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
