@@ -86,8 +86,9 @@ class LdpClientApp(ClientApp):
     seconds after the charge, whatever happens: the app runs in a process of its own, which is ended by then, and the report is made in
     another process, in which no code of the app has run.
 
-    Guarantee: the mechanism's guarantee for each round's report. Whether a client takes part is not hidden. Assumption: the node runs this
-    wrapper. Anyone who chooses the code on a node can leave the wrapper out.
+    Guarantee: the mechanism's guarantee for each round's report. With ``records`` it also rests on the app's model and loss, so that the
+    budget has it as the author's claim. Whether a client takes part is not hidden. Assumption: the node runs this wrapper. Anyone who
+    chooses the code on a node can leave the wrapper out.
 
     Args:
         app: the app, or any function of a message and a context; or its import path, ``package.module:name``. A path is imported in
