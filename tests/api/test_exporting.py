@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.privacy.events import OURS, USERS_CODE
 from ldpfl.privacy.statement import account
 from ldpfl.report.page import page
 from ldpfl.report.scores import format_score
@@ -173,16 +175,61 @@ def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_pa
 def test_code_on_which_a_guarantee_rests_is_named_wherever_the_guarantee_stands(is_file: bool, rows: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef net() -> nn.Module:\n    return nn.Linear(1, 2)\n")
     model: Any = f"{tmp_path / 'net.py'}:net" if is_file else nn.Linear(1, 2)
-    note = f"model{' net.py:net' if is_file else ''}: code that is not ldpfl's. The guarantee assumes that it treats each record by itself"
+    note = f"model{' net.py:net' if is_file else ''}: code that is not ldpfl's"
     found = api.run(data=rows, **HOW, settings=FEW, model=model, folder=tmp_path / "run", baseline=False)
     certificate = api.certify(tmp_path / "run").to_json()
     card = (api.export(found, tmp_path / "given") / "README.md").read_text()
     for text in (*found.to_dict()["caveats"], *api.account(tmp_path / "run").warnings, certificate, card):
         assert str(tmp_path) not in text
-    for texts in (found.to_dict()["caveats"], api.account(tmp_path / "run").warnings, [certificate], [card]):
-        assert any(note in text for text in texts)
+    result = found.to_dict()
+    for texts in ([*result["caveats"], *result["privacy"]["warnings"]], api.account(tmp_path / "run").warnings, [certificate], [card]):
+        text = "\n".join(texts)
+        assert text.count(note) == text.count("keeps nothing of it, which ldpfl tests but cannot prove") == 1, text
     built_in = api.run(data=rows, **HOW, settings=FEW, folder=tmp_path / "other", baseline=False)
     assert not any("not ldpfl's" in line for line in (*built_in.to_dict()["caveats"], *api.account(tmp_path / "other").warnings))
+
+
+def test_records_are_proved_protected_only_with_a_model_of_ldpfl(rows: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
+    """Ledger, result and certificate say whose code the guarantee rests on; a certificate that says otherwise contradicts its ledger."""
+    few: dict[str, Any] = {**HOW, "settings": FEW, "baseline": False}
+    for name, model, author, status in (("own", nn.Linear(1, 2), USERS_CODE, "author's claim"), ("built in", None, OURS, "proved")):
+        result = api.run(data=rows, **few, model=model, folder=tmp_path / name)
+        assert {event.release.author for event in RunFolder(tmp_path / name).ledger().events} == {author}
+        assert {row.status for row in result.privacy.rows} == {status}
+        assert (" rests on code that is not ldpfl's" in result.privacy.verdict) == (author != OURS)
+        certificate = api.certify(tmp_path / name)
+        assert {line.status for line in certificate.statement.guarantees} == {status}
+        verdicts = api.verify(certificate, ledger=tmp_path / name).lines
+        assert {verdict.status for verdict in verdicts} == {"confirmed" if author == OURS else status}
+        assert all(("treats each record by itself" in verdict.why) == (author != OURS) for verdict in verdicts)
+        shown = " ".join(ldpfl("show", tmp_path / name).out.split())
+        assert ("What follows is not proved by ldpfl: it assumes that the model code that is not ldpfl's treats" in shown) == (
+            author != OURS
+        )
+        assert "as its author claims" not in shown
+    certificate = api.certify(tmp_path / "own")
+    charged = tuple(replace(group, release=replace(group.release, author=OURS)) for group in certificate.statement.charged)
+    with pytest.raises(DataError, match="has no round like the charged one"):
+        api.verify(replace(certificate, statement=replace(certificate.statement, charged=charged)), ledger=tmp_path / "own")
+
+
+def test_what_protects_a_whole_client_does_not_rest_on_the_model(rows: Path, tmp_path: Path) -> None:
+    settings = {**FEW, "mechanism.name": "dp-fedavg", "mechanism.perturbed": "update", "mechanism.clip_norm": 1.0}
+    result = api.run(data=rows, **HOW, settings=settings, model=nn.Linear(1, 2), folder=tmp_path / "run", baseline=False)
+    assert {event.release.author for event in result.ledger.events} == {OURS}
+    assert result.privacy.status == "proved"
+    assert result.privacy.protected == "client"
+    (note,) = (line for line in result.to_dict()["caveats"] if line.startswith("model: code that is not ldpfl's"))
+    assert "assumes that nothing of one client" in note
+
+
+def test_what_a_config_with_a_model_of_ones_own_would_release_is_not_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\nclass Net(nn.Linear):\n    pass\n")
+    settings = {"mechanism.name": "dp-sgd", "mechanism.perturbed": "gradient", "training.rounds": 2}
+    assert api.account("quickstart", settings={**settings, "model.name": "linear"}).status == "proved"
+    own = {**settings, "model.name": "net.py:Net", "model.options": {"in_features": 784, "out_features": 10}}
+    assert api.account("quickstart", settings=own).status == "author's claim"
 
 
 def test_a_page_that_is_handed_on_leaves_out_what_is_not_covered(run: Path, ldpfl: CommandLine) -> None:

@@ -38,7 +38,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, Release, RoundEvent
 from ldpfl.privacy.authors import BUILT_IN, released
-from ldpfl.privacy.events import OURS
+from ldpfl.privacy.events import OURS, USERS_CODE
 from ldpfl.privacy.stated_author import DOUBTED, with_checked_author
 from ldpfl_verify.stated_author import with_believed_author
 
@@ -99,6 +99,9 @@ def is_believed(release: Release) -> bool:
     """Return whether ``release`` is taken for ldpfl's, on which both packages have to agree."""
     first, second = with_checked_author(release).author == OURS, with_believed_author(_released(release)).author == OURS
     assert first == second or _is_not_charged(release), release
+    on_users_code = replace(release, author=USERS_CODE)
+    assert (with_checked_author(on_users_code).author == USERS_CODE) == first
+    assert (with_believed_author(_released(on_users_code)).author == USERS_CODE) == second
     return first
 
 

@@ -104,8 +104,9 @@ def test_the_size_of_an_own_model_is_not_asked_for_where_nothing_depends_on_it(a
     (app / "mine.py").write_text('app = LdpClientApp(records="mine.training:records")\n', encoding="utf-8")
     (app / "pyproject.toml").write_text(APP.replace("ldpfl.flower.apps:client_app", "mine:app"), encoding="utf-8")
     Path("config.toml").write_text('[mechanism]\nname = "dp-sgd"\nrecords = 40\n', encoding="utf-8")
-    ldpfl("policy", "init", app, "--config", "config.toml")
+    shown = ldpfl("policy", "init", app, "--config", "config.toml").out
     assert read_policy(Path("policy.toml")).protects == "record"
+    assert "That holds if the app's model code treats each record by itself" in " ".join(shown.split())
 
 
 def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: CommandLine) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from conftest import TINY_TOML
 from ldpfl import api
+from ldpfl.api.policies import read_budget
 from ldpfl.data import Dataset
 from ldpfl.errors import AllDeclined, ConfigError, PrivacyError
 from ldpfl.experiments.build import build
@@ -28,9 +29,11 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RecordTask, apps
 from ldpfl.flower.app_imports import client_output, unwrapped_code
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
-from ldpfl.flower.policy_init import fitting_policy, offer_of, ranges_for
+from ldpfl.flower.policy_init import fitting_policy, offer_of, policy_text, ranges_for
 from ldpfl.flower.records import RecordGradients
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
+from ldpfl.privacy.budget_file import read_charges, set_limit
+from ldpfl.privacy.events import OURS, USERS_CODE
 from ldpfl.simulation import train_clients
 
 NORM = 0.5
@@ -170,11 +173,32 @@ def test_an_own_app_and_the_ready_one_end_in_the_same_model_ledger_and_certifica
     assert ready is not None
     assert torch.equal(strategy.checkpoint.state.weights, ready.state.weights)
     assert not torch.equal(ready.state.weights, start.state.weights)
-    assert strategy.checkpoint.ledger == ready.ledger
+    own_events = strategy.checkpoint.ledger.events
+    assert {event.release.author for event in own_events} == {USERS_CODE}
+    assert tuple(replace(event, release=replace(event.release, author=OURS)) for event in own_events) == ready.ledger.events
     assert {event.release.unit for event in ready.ledger.events} == {"record"}
-    certificates = [api.certify(tmp_path / name).statement for name in ("own", "ready")]
-    assert certificates[0].charged == certificates[1].charged
-    assert certificates[0].guarantees == certificates[1].guarantees
+    own, as_ready = (api.certify(tmp_path / name).statement.guarantees for name in ("own", "ready"))
+    assert {line.status for line in own} == {"author's claim"}
+    assert tuple(replace(line, status="proved") for line in own) == as_ready
+
+
+def test_server_and_nodes_agree_that_the_guarantee_of_an_own_app_rests_on_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever built-in model the server's config names."""
+    settings = ["mechanism.name=dp-sgd", "mechanism.records=6", "training.rounds=2", "clients.count=1", "shuffling.channel=direct"]
+    config = parse_config("", [*settings, "model.name=linear"], origin="test")
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    offer = offer_of(str(tmp_path / "config.toml"))
+    (tmp_path / "policy.toml").write_text(policy_text(fitting_policy(offer, ranges_for(offer, [12, 3])), "test"), encoding="utf-8")
+    set_limit(tmp_path / "budget.sqlite", 100.0, 1e-5)
+    monkeypatch.setenv("LDPFL_POLICY", str(tmp_path / "policy.toml"))
+    monkeypatch.setenv("LDPFL_BUDGET", str(tmp_path / "budget.sqlite"))
+    strategy = LdpStrategy(config, folder=RunFolder(tmp_path / "run"))
+    strategy.start(InProcessGrid(LdpClientApp(records=lambda _: task_of()), 1), flower_parts.start_arrays())
+    released, charged = strategy.checkpoint.ledger.events, read_charges(tmp_path / "budget.sqlite")
+    assert [event.release for event in released] == [charge.release for charge in charged]
+    assert [charge.release.author for charge in charged] == [USERS_CODE] * 2
+    assert api.account(tmp_path / "run").status == "author's claim"
+    assert read_budget(tmp_path / "budget.sqlite").claims == (f"dp-sgd ({USERS_CODE})",)
 
 
 class Picky(nn.Sequential):

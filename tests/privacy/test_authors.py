@@ -26,16 +26,16 @@ from ldpfl import LayerRanges, mechanisms
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import Declined
 from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi, guarantee_of
-from ldpfl.mechanisms.dp_sgd import DpSgd
+from ldpfl.mechanisms.dp_sgd import DpSgd, on_users_code
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.mechanisms.hooks import in_round, record_clip_of, record_rate_of, terms_of
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
-from ldpfl.privacy import Ledger, PureRelease, RoundEvent
+from ldpfl.privacy import GaussianRelease, Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.authors import author_of, released
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
-from ldpfl.privacy.events import OURS, UNKNOWN
+from ldpfl.privacy.events import OURS, UNKNOWN, USERS_CODE
 from ldpfl.privacy.policy import Policy, Request
 from ldpfl.privacy.statement import account
 from ldpfl.report.privacy import guarantee_rows
@@ -240,6 +240,28 @@ def test_a_number_of_an_odd_kind_is_not_ours(odd: Any) -> None:
     """In 32 bits the scale of the noise wraps around, and what is stated does not."""
     assert released(DpSgd(RecordClip(0.02), odd), RANGES).author != OURS
     assert released(DpSgd(RecordClip(0.02), float(odd)), RANGES).author == OURS
+
+
+class StatesThatOnlyTheModelIsForeign(DpSgd):
+    """Somebody else's, which would pass for ldpfl's mechanism on a user's model."""
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return replace(super().release(ranges), mu=1e-9, author=USERS_CODE)
+
+
+def test_only_a_mechanism_of_ours_may_state_that_its_values_are_another_s() -> None:
+    """A policy lets it pass as ldpfl's mechanism, and no other."""
+    ours = on_users_code(DpSgd(RecordClip(0.02), 4.0))
+    assert released(ours, RANGES).author == USERS_CODE
+    assert guarantee_of(ours, RANGES).status == "author's claim"
+    foreign = StatesThatOnlyTheModelIsForeign(RecordClip(0.02), 4.0)
+    assert "StatesThatOnlyTheModelIsForeign" in released(foreign, RANGES).author
+    terms: dict[str, Any] = {"run": "run", "round": 1, "cohort": 1, "transport": "direct"}
+    bounds: dict[str, Any] = {"epsilon_per_unit": 9.0, "epsilon_per_round": 9.0, "lifetime_epsilon": 99.0, "min_clients": 1}
+    policy = Policy(mechanisms=("dp-sgd",), protects="record", transports=("direct",), rounds=9, **bounds)
+    policy.check(Request.of(ours, RANGES, **terms))
+    with pytest.raises(Declined, match="has the name of a built-in mechanism but is code of"):
+        policy.check(Request.of(foreign, RANGES, **terms))
 
 
 @pytest.mark.thorough

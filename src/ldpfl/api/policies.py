@@ -71,7 +71,7 @@ class Budget:
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Mechanisms of other authors, as ``name (author)``. The budget counts them by what their authors claim."""
+        """Mechanisms of other authors, or on models of others, as ``name (author)``. The budget counts them by what these authors claim."""
         names = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in self.books.counts if release.author != OURS)
         return tuple(names)
 
@@ -160,6 +160,7 @@ class FittedPolicy:
         code: files of the app whose code runs outside of the policy's control, see :func:`ldpfl.flower.app_imports.unwrapped_code`. If they
             raise an error, Flower sends its text to the server.
         claimed: names of mechanisms that are not part of ldpfl.
+        on_users_code: whether records or persons are protected only if a model, loss or features that are not ldpfl's treat each by itself.
     """
 
     policy: Policy
@@ -167,6 +168,7 @@ class FittedPolicy:
     rows: Rows | None
     code: tuple[str, ...]
     claimed: tuple[str, ...]
+    on_users_code: bool
 
 
 def fit_policy(
@@ -215,7 +217,9 @@ def fit_policy(
     budget_was_there = budget.exists()
     if not budget_was_there:
         _set_limit(budget, policy.lifetime_epsilon, policy.delta)
-    return FittedPolicy(policy, budget_was_there, rows, printable_files, tuple(name for name in policy.mechanisms if not is_built_in(name)))
+    claimed = tuple(name for name in policy.mechanisms if not is_built_in(name))
+    on_users_code = policy.protects != "client" and (offer.own_model or bool(offer.config.users_code))
+    return FittedPolicy(policy, budget_was_there, rows, printable_files, claimed, on_users_code)
 
 
 def leaves_over_relay(policy: Policy) -> bool:

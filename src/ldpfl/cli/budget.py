@@ -181,7 +181,7 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
             _rounds_left_text(rounds_left, books.rounds_left(last) if last.protected else 0),
         )
     if budget.claims:
-        text = f"counted by what their authors claim, which ldpfl has not proved: {', '.join(budget.claims)}"
+        text = f"counted as if code that is not ldpfl's did what its authors claim, which is not proved: {', '.join(budget.claims)}"
         table.add_row("author's claim", Text(printable(text), style="yellow"))
     replaced = f"for replacing {_REPLACED[books.protected]}" if charges else "which is nothing so far; the policy says what is protected"
     hint = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"

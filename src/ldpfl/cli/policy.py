@@ -175,6 +175,12 @@ def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
             f"That is claimed by the author of {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
         )
         console.print(Text(printable(message), style="bold yellow"), soft_wrap=True)
+    if fitted.on_users_code:
+        message = (
+            f"That holds if the app's model code treats each {policy.protects} by itself and keeps nothing of it, which ldpfl tests but "
+            "cannot prove: review that code."
+        )
+        console.print(Text(message, style="bold yellow"), soft_wrap=True)
     console.print(Text("This is what the app asks for, not a recommendation: lower it, or decline.", style="yellow"), soft_wrap=True)
     if policy.immediate_replies:
         message = "The app sets no time for replies, so a reply's time shows how long this client trained: immediate_replies allows it."

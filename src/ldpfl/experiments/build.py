@@ -46,7 +46,7 @@ from ldpfl.experiments.table_rules import choose_automatic_settings
 from ldpfl.experiments.trainers import RunSize, compiled_if_worthwhile, identifying_text, is_compiled, trainer_after_trial
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
-from ldpfl.mechanisms.dp_sgd import DpSgdSettings, require_dp_sgd
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings, on_users_code, require_dp_sgd
 from ldpfl.mechanisms.hooks import record_clip_of, record_rate_of
 from ldpfl.mechanisms.ranges import LayerRanges, NormQuantile, RangeRule, range_rule
 from ldpfl.mechanisms.settings import Part
@@ -670,7 +670,7 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
             f"mechanism {mechanism.name!r} protects single records, but when data are divided by their labels one record affects the "
             f"client of others: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, and leave data.private_label out"
         )
-    return mechanism
+    return on_users_code(mechanism) if config.users_code else mechanism
 
 
 def _check_adaptive_clipping(config: RunConfig) -> None:

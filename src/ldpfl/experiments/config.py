@@ -35,6 +35,7 @@ from ldpfl.simulation.local_steps import Kind as LocalKind
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
+from ldpfl.util.user_code import GIVEN, is_code, public_name
 
 
 def _refuse_control_characters(text: str) -> str:
@@ -378,6 +379,14 @@ class RunConfig(_Section):
     def hides_seed(self) -> bool:
         """Whether the noise on a user's own rows follows from ``seed``. The seed is then secret and is not shown."""
         return self.data.brought and not self.secret_noise
+
+    @property
+    def users_code(self) -> tuple[str, ...]:
+        """The model, task and features that are not ldpfl's code, such as ``model net.py:Net``. An object has no name: ``model``."""
+        names = {"model": self.model.name, "task": self.task.name, "features": self.data.features}
+        return tuple(
+            f"{what} {public_name(name)}".removesuffix(f" {GIVEN}") for what, name in names.items() if name == GIVEN or is_code(name)
+        )
 
     def to_toml(self) -> str:
         """Return the whole config, defaults included, as TOML."""

@@ -22,6 +22,7 @@ from ldpfl.experiments.quality import Reference, quality_entries
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.mechanisms import payload_bits
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
@@ -34,7 +35,7 @@ from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted, number
-from ldpfl.util.user_code import GIVEN, is_code, is_pretrained, public_name
+from ldpfl.util.user_code import is_pretrained
 
 
 def summarise(
@@ -347,14 +348,18 @@ def assumption_caveats(config: RunConfig) -> list[str]:
 
 
 def _code_caveats(config: RunConfig) -> list[str]:
-    """Return the caveat that the guarantee rests on code that is not ldpfl's; an empty list if there is none, or nothing is protected."""
-    names = {"model": config.model.name, "task": config.task.name, "features": config.data.features}
-    code = [f"{what} {public_name(name)}".removesuffix(f" {GIVEN}") for what, name in names.items() if name == GIVEN or is_code(name)]
-    if not code or config.mechanism.name == "none":
+    """Return the caveat that names code that is not ldpfl's; an empty list if there is none, or nothing is protected.
+
+    With ``dp-sgd`` the ledger's warnings say what is assumed of that code, because the release depends on it.
+    """
+    if not config.users_code or config.mechanism.name == "none":
         return []
+    named = f"{' and '.join(config.users_code)}: code that is not ldpfl's"
+    if isinstance(config.mechanism, DpSgdSettings):
+        return [named]
     return [
-        f"{' and '.join(code)}: code that is not ldpfl's. The guarantee assumes that it treats each record by itself and keeps nothing of "
-        "it. ldpfl tests this, but cannot prove it"
+        f"{named}. The guarantee assumes that nothing of one client, or of one record where records are protected, gets into what this "
+        "code computes of others. ldpfl tests this, but cannot prove it"
     ]
 
 

@@ -6,7 +6,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -86,8 +86,9 @@ class LdpClientApp(ClientApp):
     seconds after the charge, whatever happens: the app runs in a process of its own, which is ended by then, and the report is made in
     another process, in which no code of the app has run.
 
-    Guarantee: the mechanism's guarantee for each round's report. Whether a client takes part is not hidden. Assumption: the node runs this
-    wrapper. Anyone who chooses the code on a node can leave the wrapper out.
+    Guarantee: the mechanism's guarantee for each round's report. With ``records`` it also rests on the app's model and loss, so that the
+    budget has it as the author's claim. Whether a client takes part is not hidden. Assumption: the node runs this wrapper. Anyone who
+    chooses the code on a node can leave the wrapper out.
 
     Args:
         app: the app, or any function of a message and a context; or its import path, ``package.module:name``. A path is imported in
@@ -234,7 +235,8 @@ class LdpClientApp(ClientApp):
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
-                self._last_question = message.content, run_config, read_question(message.content, run_config)
+                ask = read_question(message.content, run_config)
+            self._last_question = message.content, run_config, ask if self._is_ldpfl_app else ask.of_own_app()
         ask = self._last_question[2]
         self._check_app_returns(ask.terms)
         node.would_admit(ask)
@@ -255,7 +257,8 @@ class LdpClientApp(ClientApp):
         if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
-                self._last_read = message.content, key, read_request(message.content, *key)
+                request = read_request(message.content, *key)
+            self._last_read = message.content, key, request if self._is_ldpfl_app else replace(request, ask=request.ask.of_own_app())
         return self._last_read[2]
 
     def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flwr.app import RecordDict
@@ -13,6 +13,7 @@ from ldpfl.flower.sent_vectors import vector_form
 from ldpfl.flower.terms import RECORD, RoundTerms, agreement_of
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.dp_sgd import on_users_code
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.policy import OVER_RELAY
@@ -34,6 +35,10 @@ class Ask:
     mechanism: Mechanism
     ranges: LayerRanges
     agreement: str
+
+    def of_own_app(self) -> Ask:
+        """Return this request to an app that is not ldpfl's own: its model is its author's, whatever model the terms name."""
+        return replace(self, mechanism=on_users_code(self.mechanism))
 
 
 class Node(Protocol):

@@ -22,6 +22,7 @@ from ldpfl.flower.run_progress import RunProgress
 from ldpfl.flower.statistics import unmeasured_stages
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import guarantee_of, payload_bits
+from ldpfl.mechanisms.dp_sgd import on_users_code
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.events import Channel
@@ -109,6 +110,8 @@ def start_or_resume(
     weights = to_vector(initial, layout)
     ranges = initial_ranges(config, layout, weights)
     mechanism = deployable_mechanism(config, ranges)
+    if kind is not Kind.READY_APP:  # such an app trains a model of its author's, whatever model the config names
+        mechanism = on_users_code(mechanism)
     payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
     check_log_size(layout.names, released(mechanism, ranges), rounds)
     rules = ServerRules(

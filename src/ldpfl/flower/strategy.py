@@ -66,7 +66,8 @@ class LdpStrategy(Strategy):
             to report by then reports no change. With 0 each client replies as soon as it can, which reveals how long it trained. This is
             for simulations; policies refuse it unless they set ``immediate_replies``.
         run_config: the run's config, ``context.run_config``. Clients take part only if theirs is the same.
-        kind: kind of run that the run folder states.
+        kind: kind of run that the run folder states. All but the ready app count as training a model of the app's author, on whose code
+            a guarantee for records rests.
         on_measured: called once the columns of nodes' tables are measured; returns initial weights (d,) and rules for the new scaling. For
             the ready app, whose server scales its own rows in the same way.
 

@@ -16,6 +16,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.settings import Facts, MechanismSettings, Part
 from ldpfl.privacy import GaussianRelease
+from ldpfl.privacy.events import UNKNOWN, USERS_CODE
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.quantities import Positive
 
@@ -35,6 +36,14 @@ def require_dp_sgd(mechanism: Mechanism) -> DpSgd:
     if not isinstance(mechanism, DpSgd):
         raise TypeError(f"mechanism {mechanism.name} cannot protect sums over records: use dp-sgd")
     return mechanism
+
+
+def on_users_code(mechanism: Mechanism) -> Mechanism:
+    """Return ``mechanism`` for values that code which is not ldpfl's computes. Only a :class:`DpSgd` depends on whose code this is.
+
+    Other built-in mechanisms bound and randomise whatever a client sends as a whole.
+    """
+    return replace(mechanism, users_code=True) if isinstance(mechanism, DpSgd) else mechanism
 
 
 @dataclass(frozen=True)
@@ -68,11 +77,14 @@ class DpSgd(LatticeMechanism, PerRecord):
         records: mean number of records, or persons, per client. A report is the sum divided by this number.
         sample_rate: probability that a record, or person, takes part in a round.
         part: the unit that is protected and clipped.
+        users_code: whether code that is not ldpfl's, such as a user's model, computes the gradients. Then the release says so, because the
+            guarantee needs that this code treats each record, or person, by itself.
     """
 
     records: float = 1.0
     sample_rate: float = 1.0
     part: Part = "record"
+    users_code: bool = False
     name: ClassVar[str] = "dp-sgd"
 
     def __post_init__(self) -> None:
@@ -115,7 +127,8 @@ class DpSgd(LatticeMechanism, PerRecord):
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
         mu = 2 / self.noise_multiplier * ROUNDED_UP  # replacing a record changes a sum by 2 C at most
-        return GaussianRelease(self.name, mu, unit=self.part, rate=self.sample_rate)
+        author = USERS_CODE if self.users_code else UNKNOWN
+        return GaussianRelease(self.name, mu, unit=self.part, rate=self.sample_rate, author=author)
 
     @property
     def properties(self) -> Properties:

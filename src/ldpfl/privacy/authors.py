@@ -29,7 +29,7 @@ from typing import Any, Generic, Protocol
 
 import numpy as np
 
-from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.events import OURS, USERS_CODE, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 
 BUILT_IN: Mapping[str, str] = {
     "duchi": "ldpfl.mechanisms.duchi:DuchiSettings",
@@ -155,7 +155,8 @@ class Releasing(Protocol):
 def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Release:
     """Return the release that ``mechanism`` states, with the author that :func:`author_of` finds.
 
-    The ledger, plans and policies get releases only from here, so that none of them relies on a stated author.
+    The ledger, plans and policies get releases only from here, so that none of them relies on a stated author. One exception: this
+    project's own mechanism may state :data:`~ldpfl.privacy.events.USERS_CODE`, because only the run knows whose model it trains.
 
     Args:
         chosen_by: the mechanism that returned ``mechanism`` for a round, if any. Then both have to be this project's.
@@ -173,6 +174,8 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
     mechanism_name = field_values["mechanism"]
     if author == OURS and not (type(mechanism_name) is str and is_built_in(mechanism_name)):
         author = f"{_printable(str(mechanism_name))}, no mechanism of {OURS}"
+    if author == OURS and field_values["author"] == USERS_CODE:
+        author = USERS_CODE
     return replace(kind(**field_values), author=author)
 
 

@@ -22,6 +22,10 @@ of participants is seen. ``once``: each client joins one round of the whole run,
 OURS, UNKNOWN = "ldpfl", "unknown"
 """Author of a release: this project, or an unknown author. Any other author is named by a class, ``module:Class``."""
 
+USERS_CODE = "model code that is not ldpfl's"
+"""Author of a release whose mechanism is this project's, but which protects records or persons of which a model, loss or features that are
+not this project's have computed the values. One record's share is bounded only if that code treats each record by itself."""
+
 
 class Claim(NamedTuple):
     """The privacy guarantee that a paper claims for a release, over a whole run or one round (``scope``)."""
@@ -50,7 +54,7 @@ class _Stated:
     """Reason why no epsilon behind a shuffler is given; empty if one is given."""
 
     author: str = UNKNOWN
-    """Author of the code that made the release, as :func:`ldpfl.privacy.authors.released` finds it. Only :data:`OURS` has proofs."""
+    """Author of the code on which the release rests, as :func:`ldpfl.privacy.authors.released` finds it. Only :data:`OURS` has proofs."""
 
     @property
     def why_unprotected(self) -> str:

@@ -49,7 +49,7 @@ WHAT_IS_PROTECTED: Mapping[str, str] = {"record": "one record", "person": "one p
 
 AUTHORS_CLAIM: Final = "author's claim"
 HOLDS: tuple[Status, ...] = ("proved", AUTHORS_CLAIM)
-"""Status of guarantees that are computed from releases: proved, or dependent on the claims of a third-party mechanism's author."""
+"""Status of guarantees that are computed from releases: proved, or dependent on code that is not this project's."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class Guarantee:
         adjacency: which pairs of inputs the guarantee makes indistinguishable.
         trust_model: ``"local"`` trusts nobody; ``"shuffled"`` trusts a shuffler to show only counts; ``"summed"``
             trusts a sum over clients to hide its terms; ``"central"`` trusts the server.
-        status: ``"proved"``; ``"author's claim"``: proved if the third-party mechanism's statements about itself are true; ``"claimed"``:
-            claimed by a paper and not proved here; or ``"estimate"``, which is no bound.
+        status: ``"proved"``; ``"author's claim"``: proved if code that is not this project's keeps what its author claims: a third-party
+            mechanism's statements about itself, or that a user's model treats each protected record by itself; ``"claimed"``: claimed by a
+            paper and not proved here; or ``"estimate"``, which is no bound.
         assumptions: what has to be true outside the mechanism.
         scope: whether the epsilon is for one round or for the whole run.
         lower: an epsilon that some data set attains; None if unknown. No proof can get below it.
@@ -131,7 +132,7 @@ _TO_WHOM: Mapping[str, str] = {
     "shuffled": ", even if a shuffler hides who sent what",
     "summed": ", even to a server that sees only the sum over all clients",
 }
-_UNPROVED = " That is not proved: it rests on what the author of the mechanism claims."
+_UNPROVED = " That is not proved: it rests on code that is not ldpfl's."
 _VERDICTS: Mapping[str, str] = {
     "client": (
         "A client is {degree}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
@@ -214,7 +215,7 @@ class Statement(Shown):
 
     @property
     def status(self) -> Status:
-        """Whether the guarantees are proved, or depend on the claims of a third-party mechanism's author."""
+        """Whether the guarantees are proved, or depend on code that is not this project's."""
         return AUTHORS_CLAIM if any(row.status == AUTHORS_CLAIM for row in self.rows) else "proved"
 
     @property

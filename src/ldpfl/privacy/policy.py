@@ -17,7 +17,7 @@ from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, is_built_in, released
-from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, Release, RoundEvent
+from ldpfl.privacy.events import OURS, USERS_CODE, BinaryRelease, GaussianRelease, Release, RoundEvent
 from ldpfl.privacy.guarantee import Protected
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.util.file_owners import require_own
@@ -287,7 +287,7 @@ class Policy(BaseModel):
         )
         author = request.release.author
         yield (
-            author == OURS or not is_built_in(request.mechanism),
+            author in (OURS, USERS_CODE) or not is_built_in(request.mechanism),
             "mechanisms",
             f"mechanism {request.mechanism!r} has the name of a built-in mechanism but is code of {author}: its author has to rename it",
         )

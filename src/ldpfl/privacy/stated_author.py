@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import erfc, exp, expm1, log, pi, sqrt
 
 from ldpfl.privacy.authors import may_release
-from ldpfl.privacy.events import LARGEST_HIDDEN, OURS, BinaryRelease, GaussianRelease, PureRelease, Release
+from ldpfl.privacy.events import LARGEST_HIDDEN, OURS, USERS_CODE, BinaryRelease, GaussianRelease, PureRelease, Release
 
 DOUBTED = "not known, a file says ldpfl"
 """Author of a release that a file attributes to this project although no built-in mechanism makes it."""
@@ -29,8 +29,9 @@ _COIN = 2.0**-32
 
 
 def with_checked_author(release: Release) -> Release:
-    """Return ``release``, with the author replaced by :data:`DOUBTED` if it states this project as author and cannot be this project's."""
-    return replace(release, author=DOUBTED) if release.author == OURS and not _can_be_built_in(release) else release
+    """Return ``release``, with the author replaced by :data:`DOUBTED` if it states a mechanism of this project's and cannot be one."""
+    is_stated = release.author in (OURS, USERS_CODE)
+    return replace(release, author=DOUBTED) if is_stated and not _can_be_built_in(release) else release
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from ldpfl.privacy.accountants.gaussian import ROUNDED
 from ldpfl.privacy.accountants.local import GaussianAccountant
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler, least_epsilon
 from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
-from ldpfl.privacy.events import OURS, BinaryRelease, Claim, GaussianRelease, PureRelease, Release, for_one_record
+from ldpfl.privacy.events import OURS, USERS_CODE, BinaryRelease, Claim, GaussianRelease, PureRelease, Release, for_one_record
 from ldpfl.privacy.guarantee import (
     AUTHORS_CLAIM,
     IF_TRUSTED,
@@ -144,13 +144,23 @@ def _distance(groups: Sequence[RoundGroup], shuffled: ShuffledAccountant | None)
 
 
 def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
-    """Return a warning for each third-party mechanism: all epsilons depend on the claims of its author."""
+    """Return a warning for each third-party mechanism, and for a model that is not ldpfl's: all epsilons depend on that code."""
     releases = [group.release for group in groups]
-    third_party = dict.fromkeys((release.mechanism, release.author) for release in releases if release.author != OURS)
-    return [
-        f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
-        for name, author in third_party
-    ]
+    third_party = dict.fromkeys((release.mechanism, release.author, release.unit) for release in releases if release.author != OURS)
+    return list(
+        dict.fromkeys(
+            _ON_USERS_CODE.format(name=name, unit=unit)
+            if author == USERS_CODE
+            else f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
+            for name, author, unit in third_party
+        )
+    )
+
+
+_ON_USERS_CODE = (
+    "nothing is proved of {name} on a model, loss or features that are not ldpfl's: the figures hold if their code treats each {unit} by "
+    "itself and keeps nothing of it, which ldpfl tests but cannot prove"
+)
 
 
 def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:

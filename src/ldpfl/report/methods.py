@@ -11,7 +11,7 @@ from ldpfl.errors import printable
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.events import OURS, BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import OURS, USERS_CODE, BinaryRelease, GaussianRelease, PureRelease, RoundEvent, UnprotectedRelease
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, Guarantee, Statement
 from ldpfl.util.number_format import counted, number
 from ldpfl.util.user_code import public_name
@@ -106,8 +106,14 @@ def _guarantee_sentences(ledger: Ledger, statement: Statement) -> Iterator[str]:
         return
     yield _UNITS.get(finite[0].unit, f"The unit of protection is one {finite[0].unit} (adjacency: {finite[0].adjacency}).")
     if AUTHORS_CLAIM in {row.status for row in finite}:
-        authors = ", ".join(sorted({printable(event.release.author) for event in ledger.events} - {OURS}))
-        yield f"What follows is claimed by the author of the mechanism ({authors}), and not proved by ldpfl."
+        authors = {event.release.author for event in ledger.events} - {OURS}
+        if USERS_CODE in authors:
+            yield (
+                f"What follows is not proved by ldpfl: it assumes that the {USERS_CODE} treats each {finite[0].unit} by itself and keeps "
+                "nothing of it."
+            )
+        if others := ", ".join(sorted(map(printable, authors - {USERS_CODE}))):
+            yield f"What follows is claimed by the author of the mechanism ({others}), and not proved by ldpfl."
     yield from map(_guarantee_sentence, finite)
     assumptions = "; ".join(dict.fromkeys(assumption for row in finite for assumption in row.assumptions))
     yield f"These are upper bounds by composition over all {len(ledger.events):,} releases, each of which may depend on those before it."
@@ -128,7 +134,7 @@ def _mechanism_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     if not events:
         return
     name = printable(events[-1].release.mechanism)
-    claimed = "" if events[-1].release.author == OURS else ", as its author claims"
+    claimed = "" if events[-1].release.author in (OURS, USERS_CODE) else ", as its author claims"
     yield f"Each round, {_participants(events)} sent one report by the mechanism {name}: {_noise_clause(events)}{claimed}."
     if config.clipping.is_adaptive:
         quantile, rate = config.clipping.target_quantile, config.clipping.learning_rate

@@ -142,7 +142,7 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
 
 
 def _claim_note(row: Guarantee) -> str:
-    """Return a note that a guarantee is only claimed by the mechanism's author, empty if it is proved."""
+    """Return a note that a guarantee rests on code that is not ldpfl's, empty if it is proved."""
     return f", {AUTHORS_CLAIM}" if row.status == AUTHORS_CLAIM else ""
 
 

@@ -34,6 +34,9 @@ INFINITY = "infinity"
 OURS, UNKNOWN = "ldpfl", "unknown"
 """Author of a mechanism: the ldpfl project, or nobody that is known. Any other author is a Python class, ``module:Class``."""
 
+USERS_CODE = "model code that is not ldpfl's"
+"""Author of a report about records or persons that the project's mechanism protects, while other code computes what each of them adds."""
+
 MAX_KINDS_OF_ROUNDS = 10_000
 MAX_GUARANTEES = 8
 
@@ -67,7 +70,7 @@ class ClientRelease:
             added noise of the same law.
         integers: whether a ``gaussian`` vector consists of integers, so that a sum over clients has the noise of all of them. Vectors about
             records or persons always do.
-        author: whose code the mechanism is. If it is not :data:`OURS`, everything said here is the author's claim.
+        author: whose code the report rests on. If it is not :data:`OURS`, everything said here is the author's claim.
     """
 
     kind: Kind

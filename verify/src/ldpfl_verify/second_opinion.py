@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ldpfl_verify.accountant_choice import SAME, TOLERANCE, second_bound
-from ldpfl_verify.certificate_file import INFINITY, OURS, Certificate, ChargedRounds, StatedGuarantee, Statement, epsilon_of
+from ldpfl_verify.certificate_file import INFINITY, OURS, USERS_CODE, Certificate, ChargedRounds, StatedGuarantee, Statement, epsilon_of
 from ldpfl_verify.errors import CertificateError, quoted
 from ldpfl_verify.field_checks import to_tree
 from ldpfl_verify.ledger_comparison import check_charged
@@ -35,8 +35,8 @@ class Verdict:
         line: the guarantee as the certificate states it.
         second: upper bound on epsilon that is proved here; None if no accountant here covers the case.
         status: ``confirmed`` if ``second`` is no larger than the stated epsilon. ``nearly`` if it is larger by at most 2 %. ``author's
-            claim`` if one of these is true, but the mechanism is not, or cannot be, the ldpfl project's code: then only the arithmetic is
-            checked.
+            claim`` if one of these is true, but the mechanism, or the model whose gradients it protects, is not the ldpfl project's code:
+            then only the arithmetic is checked.
             ``not confirmed`` if ``second`` is larger by more. ``not checked`` if ``second`` is None.
         why: how ``second`` was computed, or why it was not.
     """
@@ -166,11 +166,17 @@ def _status(stated: float, second: float | None) -> Status:
 
 
 def _with_authors_claim(verdict: Verdict, charged: Sequence[ChargedRounds]) -> Verdict:
-    """Return ``verdict``. A confirmed one becomes an ``author's claim`` if a mechanism is not, or cannot be, the ldpfl project's code."""
+    """Return ``verdict``. A confirmed one becomes an ``author's claim`` if a mechanism, or the model, is not the ldpfl project's code."""
     authors = (with_believed_author(group.release).author for group in charged)
     others = dict.fromkeys(author for author in authors if author != OURS)
     if verdict.status not in ("confirmed", "nearly") or not (others or verdict.line.status != "proved"):
         return verdict
     whose = ", ".join(others) or "a mechanism"
-    why = f"{verdict.why}; the arithmetic is right if what the author of {whose} claims is true, which a certificate cannot show"
-    return replace(verdict, status="author's claim", why=why)
+    claim = f"what the author of {whose} claims is true"
+    if set(others) == {USERS_CODE}:
+        claim = f"the {USERS_CODE} treats each {verdict.line.protects} by itself and keeps nothing of it"
+    return replace(
+        verdict,
+        status="author's claim",
+        why=f"{verdict.why}; the arithmetic is right, and the guarantee holds if {claim}, which a certificate cannot show",
+    )

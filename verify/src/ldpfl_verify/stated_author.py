@@ -16,7 +16,7 @@ from math import exp, expm1, log, log1p
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-from ldpfl_verify.certificate_file import OURS, ClientRelease, Kind, Unit
+from ldpfl_verify.certificate_file import OURS, USERS_CODE, ClientRelease, Kind, Unit
 from ldpfl_verify.errors import quoted
 
 DOUBTED = "not known, a file says ldpfl"
@@ -56,8 +56,8 @@ _UNITS: Mapping[str, frozenset[Unit]] = {
 
 
 def with_believed_author(release: ClientRelease) -> ClientRelease:
-    """Return ``release``, with the author :data:`DOUBTED` if it names the project and no mechanism of the project makes it."""
-    return release if release.author != OURS or _project_can_make(release) else replace(release, author=DOUBTED)
+    """Return ``release``, with the author :data:`DOUBTED` if it names the project's mechanism and no such mechanism makes it."""
+    return release if release.author not in (OURS, USERS_CODE) or _project_can_make(release) else replace(release, author=DOUBTED)
 
 
 def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelease:
