@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ldpfl.util import lazy_imports
 
 if TYPE_CHECKING:
+    from ldpfl import data as data
     from ldpfl import mechanisms as mechanisms
     from ldpfl.api import account as account
     from ldpfl.api import audit as audit
@@ -68,6 +69,7 @@ __getattr__, __dir__ = lazy_imports.exports(
         "certify": "ldpfl.api",
         "check": "ldpfl.api",
         "configure": "ldpfl.api",
+        "data": "ldpfl.data",
         "export": "ldpfl.api",
         "load_model": "ldpfl.api",
         "load_run": "ldpfl.api",

@@ -144,7 +144,7 @@ def test_noise_has_no_pure_sum_and_no_protection_has_no_end(spent: CommandLine) 
     assert row[5] == "inf"
     charge("open", mechanism=mechanisms.create("none"))
     cells = shown(spent)
-    assert ["spent", "epsilon inf at delta 1e-05 (inf pure)"] in cells
+    assert ["spent", "epsilon inf at delta 1e-05 (no pure bound)"] in cells
     assert any("values leave without protection" in cell for row in cells for cell in row)
 
 

@@ -24,7 +24,7 @@ def emphasis(*settings: str, outputs: int = 2, shares: tuple[float, ...] = ()) -
 def test_weights_are_given_or_balance_the_stated_or_measured_shares() -> None:
     assert emphasis() == NO_EMPHASIS
     assert emphasis("task.class_weights=[1, 3.5]") == Emphasis((1.0, 3.5))
-    assert emphasis("task.class_weights=balanced", "data.class_shares=[0.8, 0.2]") == Emphasis((0.25, 1.0))
+    assert emphasis("task.class_weights=balanced", "data.class_shares=[0.8, 0.2]", shares=(0.6, 0.4)) == Emphasis((0.25, 1.0))
     assert emphasis("task.class_weights=balanced", "task.focusing=2", shares=(0.5, 0.25, 0.25), outputs=3) == Emphasis((0.5, 1.0, 1.0), 2.0)
 
 

@@ -67,8 +67,10 @@ def test_training_begins_at_what_was_measured(model: str) -> None:
 
 
 def test_public_shares_are_as_many_as_there_are_outputs() -> None:
-    """With nothing measured, training begins at them; or at equal ones."""
+    """Training begins at them, whatever was measured; or at equal ones."""
     torch.testing.assert_close(begun("classification", "linear", []).softmax(dim=1), torch.full((30, 4), 0.25))
+    stated = begun("classification", "logistic-regression", [0.1, 0.2, 0.3, 0.4], class_shares=[0.7, 0.1, 0.1, 0.1]).softmax(dim=1)
+    torch.testing.assert_close(stated, torch.tensor([0.7, 0.1, 0.1, 0.1]).expand(30, 4))
     with pytest.raises(ConfigError, match=r"data.class_shares has 2 values, and this target needs 4"):
         begun("classification", "logistic-regression", [], class_shares=[0.5, 0.5])
 

@@ -23,7 +23,9 @@ RANGES = LayerRanges(0.0, 1.0, (3,))
 
 
 @given(
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3), st.floats(1e-20, 1e20), st.integers(0, 20)
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=3, max_size=3),
+    st.floats(1e-20, 1e20),
+    st.integers(10, 20),
 )
 def test_replacing_a_client_moves_a_sum_by_twice_the_norm_at_most(values: list[float], norm: float, power: int) -> None:
     """With the same random bits, so the same noise: in exact arithmetic."""

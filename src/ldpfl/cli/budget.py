@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,7 +167,9 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
     table.add_column()
     table.add_row("budget", f"{_limit_text(books, -1)}, set {printable(books.granted[-1].at)}")
     style = "red" if spent > limit.epsilon else ""
-    table.add_row("spent", Text(f"epsilon {number(spent)} at delta {limit.delta:g} ({number(books.spent(0.0))} pure)", style=style))
+    pure = books.spent(0.0)
+    at_delta_0 = "no pure bound" if pure == inf else f"{number(pure)} pure"
+    table.add_row("spent", Text(f"epsilon {number(spent)} at delta {limit.delta:g} ({at_delta_0})", style=style))
     allowed = "" if policy is None else f" of the policy's rounds = {policy.rounds:,}"
     table.add_row("reports charged", f"{books.charges:,}{allowed}")
     for spend in spends:

@@ -14,7 +14,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
 
     Args:
         outputs: number of classes.
-        shares: measured share of each class; empty if none was measured.
+        shares: measured share of each class, which ``data.class_shares`` overrides; empty if none was measured.
 
     Raises:
         ConfigError: the task is another one, the number of weights is wrong, or balanced weights have no shares to balance.
@@ -30,7 +30,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
     if task.class_weights == "off":
         return Emphasis((), task.focusing)
     if task.class_weights == "balanced":
-        known_shares = list(shares) or list(config.data.class_shares)
+        known_shares = list(config.data.class_shares) or list(shares)
         if not known_shares:
             raise ConfigError(
                 "task.class_weights = 'balanced' needs the share of each class, which nothing measures here: state data.class_shares = "

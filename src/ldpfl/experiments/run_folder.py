@@ -478,6 +478,8 @@ class RunFolder:
         """
         if not self.stopped_path.exists():
             return None
+        if self.stopped_path.is_symlink():  # of a stranger's folder, it would show a file of this user's
+            raise DataError(f"{self.stopped_path} is a link, expected a file: remove it, and start the sweep again")
         try:
             return printable(read_text(self.stopped_path).rstrip("\n"))
         except (OSError, UnicodeDecodeError) as error:

@@ -155,7 +155,7 @@ def choose_automatic_settings(
     Args:
         weights: (d,) initial weights of ``module``.
         clients: number of clients.
-        shares: measured shares of the classes, or empty; see :class:`ldpfl.data.encoder.Encoder`.
+        shares: measured shares of the classes, or empty; ``data.class_shares`` overrides them. See :class:`ldpfl.data.encoder.Encoder`.
         emphasis: how much the classes count in the loss.
 
     Raises:
@@ -172,7 +172,8 @@ def choose_automatic_settings(
     if mean_square is None or rows is None:
         return ChosenStart(weights, _with_chosen_settings(config, _FALLBACK_RATE, 0.0))
     targets = target_kind_of(config)
-    shares, mean_weight = weighted_shares(list(shares) or _public_shares(config, targets, data.outputs), emphasis)
+    is_measured = len(shares) > 0 and not config.data.class_shares  # shares that are stated need no noisy estimate
+    shares, mean_weight = weighted_shares(list(shares) if is_measured else _public_shares(config, targets, data.outputs), emphasis)
     curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
     clip_norm = 1.0 if record_clip is None else record_clip.norm

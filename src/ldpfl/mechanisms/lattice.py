@@ -118,6 +118,12 @@ class LatticeMechanism(VectorMechanism):
     def __post_init__(self) -> None:
         if not (isfinite(self.noise_multiplier) and LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE):
             raise ConfigError(f"noise_multiplier must lie between {LEAST_NOISE:g} and {MOST_NOISE:g}, got {self.noise_multiplier:g}")
+        std = self.clip.steps * float(self.noise_multiplier)
+        if std < _MIN_STD:
+            raise ConfigError(
+                f"one client's noise has a standard deviation of {std:g} lattice points, but it is rounded to them, which is harmless only "
+                f"from {_MIN_STD:g} points on: use more steps"
+            )
         if self.bits not in (32, 64):
             raise ConfigError(f"bits, the size of a lattice point, must be 32 or 64, got {self.bits!r}")
 

@@ -192,8 +192,8 @@ _RIGHTS_FAULTS = (
 _PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the server''s configuration: REVOKE ' || privilege_type
         || ' ON PARAMETER ' || parname || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
     FROM pg_parameter_acl CROSS JOIN aclexplode(paracl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
-    WHERE rolsuper IS NOT TRUE ORDER BY 1"""
-"""A parameter can be a command or a library that the server runs. PostgreSQL has these rights since version 15."""
+    WHERE rolsuper IS NOT TRUE AND (privilege_type = 'ALTER SYSTEM' OR parname ~ 'librar|_init') ORDER BY 1"""
+"""A parameter can be a command that the server runs, or, also in one session, a library or code. Such rights exist since version 15."""
 
 _OBJECT_FAULTS = (
     f"""SELECT relname || ' is not an ordinary table'
