@@ -139,7 +139,7 @@ def _parse_layers(text: str) -> list[tuple[str, tuple[int, ...]]]:
     are_sizes = all(size.isascii() and size.isdigit() and int(size) > 0 for _, shape in layers for size in shape)
     if not are_sizes or (any(names) and len({*names} - {""}) != len(names)):
         raise ConfigError(
-            f"--layers is {text!r}, expected sizes, as in 500,10, or a different name and a shape for each array, as in w=10x50,b=10"
+            f"--layers is {text!r}, expected sizes, as in 500,10, or a name and a shape for each array, as in w=10x50,b=10, no name twice"
         )
     return [(name, tuple(map(int, shape))) for name, shape in layers]
 

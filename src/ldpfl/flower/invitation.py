@@ -84,8 +84,8 @@ def read_question(content: RecordDict, run_config: str) -> Ask:
     wire = _Wire.of(content.config_records[_RECORD], "the server's question")
     if len(set(terms.layers)) != len(terms.layers) or len(wire.sizes) != len(terms.layers):
         raise ProtocolError(
-            f"the server's question names {len(terms.layers)} layers and has {len(wire.sizes)} sizes: expected different names, and one "
-            "size for each"
+            f"the server's question names {len(terms.layers)} layers and has {len(wire.sizes)} sizes: expected one size for each layer, "
+            "and no layer twice"
         )
     dimension = sum(wire.sizes)
     if max(dimension, terms.size) > _MAX_WEIGHTS:

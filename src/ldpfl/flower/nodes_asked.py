@@ -85,8 +85,9 @@ class Participation(BaseModel):
         changed = sorted(name for name in current.keys() | self.terms.keys() if current.get(name) != self.terms.get(name))
         if changed:
             raise ConfigError(
-                f"round {self.begun} was begun with other settings ({', '.join(changed)}), and its reports can be read only with these. "
-                "Start the run with the earlier settings again (name a replaced key in LDPFL_AGGREGATOR_KEY_BEFORE)"
+                f"round {self.begun} was begun with other settings than now (changed: {', '.join(changed)}), and its reports can be read "
+                "only with the earlier settings: start the run with those. If the aggregator's key was replaced, name the file of the "
+                "earlier key in LDPFL_AGGREGATOR_KEY_BEFORE"
             )
 
     def counts(self) -> NDArray[np.int64]:

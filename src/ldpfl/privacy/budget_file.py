@@ -266,7 +266,9 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
         )
     # A write-ahead log would keep the last charges in a second file: a copy of the main file alone would forget them.
     if (mode := _first_value(connection, "PRAGMA journal_mode")) != "delete":
-        raise Declined(f"budget file {path} has SQLite's journal mode {mode!r}, expected 'delete': nothing leaves this client")
+        raise Declined(
+            f"budget file {path} has SQLite's journal mode {mode!r}, expected 'delete', so nothing leaves this client: set it back"
+        )
     tables = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
     if tables != _TABLES or _first_value(connection, "PRAGMA quick_check(1)") != "ok" or not _is_consistent(connection):
         raise Declined(

@@ -119,7 +119,9 @@ class Setting:
             raise ConfigError(f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
         check_delta(self.delta)
         if not 0 <= self.colluding < self.cohort:
-            raise ConfigError(f"colluding must lie between 0 and {self.cohort - 1} of those that take part, got {self.colluding}")
+            raise ConfigError(
+                f"colluding (a number of clients) must be from 0 to {self.cohort - 1} if {self.cohort} take part, got {self.colluding}"
+            )
         if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MAX_LAYERS):
             raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MAX_LAYERS):,} layers, got {self.layers}")
         if self.layers is None and self.weights > 1 and self._release_with(layers=1) != self._release_with(layers=2):
