@@ -120,7 +120,7 @@ class Setting:
         check_delta(self.delta)
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(
-                f"colluding (a number of clients) must be from 0 to {self.cohort - 1} if {self.cohort} take part, got {self.colluding}"
+                f"colluding must lie between 0 and {self.cohort - 1}, since {self.cohort} clients take part, got {self.colluding}"
             )
         if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MAX_LAYERS):
             raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MAX_LAYERS):,} layers, got {self.layers}")
