@@ -16,7 +16,7 @@ CODE = re.compile(r"`([\w/]+\.py|[\w/]+/)`(?:, `(?:\w+\.)*(\w+)`)?")
 def test_what_a_document_names_is_there(document: str) -> None:
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     named = [(ROOT / "tests" / path, name) for path, name in TEST.findall(text)]
-    assert len(named) > 15
+    assert len(named) > 5
     assert [f"{path}::{name}" for path, name in named if f"def {name}(" not in path.read_text(encoding="utf-8")] == []
     for path, name in CODE.findall(text):
         places = [ROOT / folder / path for folder in ("src/ldpfl", "tests", ".") if (ROOT / folder / path).exists()]
