@@ -233,7 +233,7 @@ class _CanaryTrials:
         return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, counts, seed)
 
     def run(self, trials: int, progress: Callable[[int, int], None]) -> Floats:
-        """Return a score for each trial and each of the W ``sizes``: the auditor's sum over so many weights.
+        """Return the auditor's sums (trials, W). Each column adds up as many weights as its entry in ``sizes`` says.
 
         In even trials the canary sends the first of its two vectors, in odd ones the second.
         """

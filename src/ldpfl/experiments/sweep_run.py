@@ -93,9 +93,10 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
         LdpflError: the run fails in another way.
     """
     folder = cell.folder(out)
+    _check_if_over(cell, folder)
     # A user's own rows may have changed since the run was finished. The runner checks that.
     if not cell.config.data.brought or folder.stopped() is not None:
-        result = finished_result(cell, out)
+        result = _finished_result_in(folder, cell)
         if result is not None:
             return result
     try:
@@ -109,21 +110,26 @@ def finished_result(cell: Cell, out: Path) -> dict[str, Any] | None:
     """Return the result of :func:`run_cell` for a cell that was run before; None for a cell that is not finished.
 
     Raises:
-        ConfigError: the folder holds a run of another config or version.
+        ConfigError: the folder holds a run of another config.
         DataError: a run's files are damaged.
     """
     folder = cell.folder(out)
-    _check_if_over(cell, folder)
+    _check_config_if_over(cell, folder)
     return _finished_result_in(folder, cell)
 
 
 def _check_if_over(cell: Cell, folder: RunFolder) -> None:
     """Raise a :class:`ConfigError` if the run in ``folder`` is over, but is not of this config, or not of this ldpfl and PyTorch."""
+    _check_config_if_over(cell, folder)
     result = folder.result()
-    if result is not None or (folder.is_over and folder.config_path.exists()):  # a run may be stopped before its config is written
-        folder.check(cell.config, resume=True)
     if result is not None:
         _check_same_version(result["versions"], folder)
+
+
+def _check_config_if_over(cell: Cell, folder: RunFolder) -> None:
+    """Raise a :class:`ConfigError` if the run in ``folder`` is over, but its config is not that of ``cell``."""
+    if folder.result_path.exists() or (folder.stopped_path.exists() and folder.config_path.exists()):
+        folder.check(cell.config, resume=True)  # a run may also be stopped before its config is written
 
 
 def _finished_result_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:

@@ -141,7 +141,7 @@ class DirectCollector:
     min_clients: int = 1
 
     def terms(self) -> Mapping[str, Any]:
-        return {"transport": "direct"}
+        return {"transport": "direct", "min_clients": self.min_clients}
 
     def collector_for(self, terms: Mapping[str, str | int]) -> DirectCollector:
         return self

@@ -418,8 +418,7 @@ class LdpStrategy(Strategy):
     def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
         """Return the transport's terms, as values for JSON. If the ``earlier`` terms name the previous key, so do the returned ones."""
         collector = self._collector.collector_for(earlier)
-        terms = {**collector.terms(), "min_clients": collector.min_clients}
-        return {name: value.hex() if isinstance(value, bytes) else value for name, value in terms.items()}
+        return {name: value.hex() if isinstance(value, bytes) else value for name, value in collector.terms().items()}
 
     def _current_progress(self) -> RunProgress:
         """Return the progress of the run that :meth:`start` began."""

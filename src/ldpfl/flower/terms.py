@@ -222,7 +222,7 @@ class RoundTerms:
 
     @property
     def cohort(self) -> int:
-        """Number of clients among which a report is mixed: at least so many over a relay, else all that were asked."""
+        """Number of clients among which a report is mixed. Over a relay this is the minimum, otherwise all clients that were asked."""
         return self.min_clients if self.transport in OVER_RELAY else self.asked
 
     @property

@@ -137,7 +137,7 @@ class _ResNetGN(nn.Module):
 
 
 class ResNet18GN(_ResNetGN):
-    """ResNet-18: 11,173,962 weights on 3x32x32 and 10 classes. Source: LaDP-FL, section V, whose BatchNorm is replaced here."""
+    """ResNet-18: 11,173,962 weights on 3x32x32 and 10 classes. Source: LaDP-FL, whose BatchNorm is replaced here."""
 
     def __init__(self, shape: InputShape, classes: int) -> None:
         super().__init__(shape, classes, widths=(64, 128, 256, 512), blocks_per_stage=2)

@@ -91,10 +91,9 @@ class ParameterLayout:
             PrivacyError: a layer is missing, unknown, or has another shape.
         """
         if set(parameters) != set(self.names):
-            missing, unknown = (
-                ", ".join(sorted(names)) or "none" for names in (set(self.names) - set(parameters), set(parameters) - set(self.names))
-            )
-            raise PrivacyError(f"these are not the layers of this model: missing are {missing}; the model does not have {unknown}")
+            wrong = (("missing", set(self.names) - set(parameters)), ("unknown", set(parameters) - set(self.names)))
+            lists = [f"{what}: {', '.join(sorted(names))}" for what, names in wrong if names]
+            raise PrivacyError(f"these are not the layers of this model ({'; '.join(lists)})")
         flat = []
         for name, shape in zip(self.names, self.shapes, strict=True):
             tensor = parameters[name]

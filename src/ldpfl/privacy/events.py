@@ -23,8 +23,8 @@ OURS, UNKNOWN = "ldpfl", "unknown"
 """Author of a release: this project, or an unknown author. Any other author is named by a class, ``module:Class``."""
 
 USERS_CODE = "model code that is not ldpfl's"
-"""Author of a release whose mechanism is this project's, but which protects records or persons of which a model, loss or features that are
-not this project's have computed the values. One record's share is bounded only if that code treats each record by itself."""
+"""Author of a release that protects records or persons by this project's mechanism, while the model, loss or features are not this
+project's code. One record's share is bounded only if that code treats each record by itself."""
 
 
 class Claim(NamedTuple):

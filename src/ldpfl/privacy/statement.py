@@ -145,16 +145,12 @@ def _distance(groups: Sequence[RoundGroup], shuffled: ShuffledAccountant | None)
 
 def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
     """Return a warning for each third-party mechanism, and for a model that is not ldpfl's: all epsilons depend on that code."""
-    releases = [group.release for group in groups]
-    third_party = dict.fromkeys((release.mechanism, release.author, release.unit) for release in releases if release.author != OURS)
-    return list(
-        dict.fromkeys(
-            _ON_USERS_CODE.format(name=name, unit=unit)
-            if author == USERS_CODE
-            else f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
-            for name, author, unit in third_party
-        )
-    )
+    warnings = []
+    for release in (group.release for group in groups if group.release.author != OURS):
+        name, author = release.mechanism, release.author
+        foreign = f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
+        warnings.append(_ON_USERS_CODE.format(name=name, unit=release.unit) if author == USERS_CODE else foreign)
+    return list(dict.fromkeys(warnings))
 
 
 _ON_USERS_CODE = (
