@@ -109,7 +109,7 @@ def test_persons_are_dealt_out_whole_by_their_names_alone(scheme: str) -> None:
 def test_a_partition_of_one_s_own_is_for_rows_alone(tmp_path: Path) -> None:
     (tmp_path / "deal.py").write_text("def deal(samples, clients, seed):\n    return [place % clients for place in range(samples)]\n")
     expected = (
-        r"data\.partition is .*, but with data\.person set, persons are assigned to clients by name: set data\.partition to iid or quantity"
+        r"data\.partition is .*, but with data\.person set all rows of a person go to one client: set data\.partition to iid or quantity"
     )
     with pytest.raises(ConfigError, match=expected):
         federation_of(table(), f"data.partition={tmp_path}/deal.py:deal", "clients.count=3")
@@ -162,7 +162,7 @@ def test_mechanisms_that_protect_clients_take_rows_as_they_are() -> None:
     assert sum(own.size for own in federation.samples) == len(federation.task.data)
     assert federation.mechanism.release(federation_ranges(federation)).unit == "weight"
     with pytest.raises(
-        ConfigError, match=r"data\.partition is 'labels', but with data\.person set, persons are assigned to clients by name"
+        ConfigError, match=r"data\.partition is 'labels', .*but with data\.person set all rows of a person go to one client"
     ):
         federation_of(frame, *own[1:], *bounds, *plain, "data.partition=labels", "clients.count=3")
 

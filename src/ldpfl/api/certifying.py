@@ -37,7 +37,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         out: file to write the certificate to; None: nothing is written.
 
     Raises:
-        ConfigError: there is no such run, it is a trial of a tuning, it stands between two rounds, or delta is out of range.
+        ConfigError: there is no such run, it is a trial of a tuning, it is not finished, or delta is out of range.
         DataError: a file is damaged.
         WriteError: ``out`` cannot be written.
     """
@@ -53,7 +53,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         text = read_text(file, MAX_ROUNDS_BYTES)
     except OSError as error:
         raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
-    if Ledger.from_json(text, str(file)) != ledger:
+    if Ledger.from_json(text, str(file)) != ledger:  # that of a folder has the rounds of its checkpoint, and the file may lag behind
         raise ConfigError(f"the run in {path} is not finished: resume it and let it finish before you certify it")
     result = (folder.result() if folder else None) or {}
     mechanism_versions = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in ledger.events}

@@ -76,7 +76,9 @@ def reproduce(
             )
             return ReproductionResult(name, size, reproduction, config, result.rows, None)
     if any(cell.config.data.brought for cell in cells(config, overrides, resolve=False)):
-        raise ConfigError(f"the settings of {name} replace the paper's data, which must stay the same: for your own data use ldpfl.sweep")
+        raise ConfigError(
+            f"the settings given for {name} would replace the paper's data, but a reproduction needs that data: use ldpfl.sweep for your own data"
+        )
     out = Path(folder)
     try:
         if train:

@@ -169,9 +169,11 @@ class Correlation:
 
 
 def most_correlated_pair(first: Floats, second: Floats | None, error: float) -> Correlation:
-    """Correlate every row of ``first`` with every row of ``second``, (K, n) each; with ``None``, all pairs within ``first``.
+    """Return the largest absolute correlation of a row of ``first`` and a row of ``second``, (K, n) each, times sqrt(n).
 
-    Rows are standardised: mean 0 and variance 1. ``place`` is the flat index (row of first) * K + row of second.
+    With ``None`` for ``second``, pairs of rows within ``first`` are correlated. Rows are standardised: mean 0 and variance 1. If all rows
+    are independent, the figure exceeds the result's ``bound`` with a probability of at most ``error`` (a union bound over all pairs).
+    ``place`` is the flat index (row of first) * K + row of second.
     """
     products = first @ (first if second is None else second).T
     if second is None:

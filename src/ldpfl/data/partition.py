@@ -125,8 +125,8 @@ def partition_by_name(
     """
     if scheme not in LABEL_BLIND:
         raise ConfigError(
-            f"data.partition is {scheme!r}, but with data.person set, persons are assigned to clients by name: set data.partition to "
-            f"{' or '.join(sorted(LABEL_BLIND))}, or name the column of the client in data.client"
+            f"data.partition is {scheme!r}, which divides rows by their labels, but with data.person set all rows of a person go to one client: "
+            f"set data.partition to {' or '.join(sorted(LABEL_BLIND))}, or name the column of the client in data.client"
         )
     if scheme == "quantity":
         _check_alpha("alpha", alpha)
@@ -179,7 +179,10 @@ def _check_alpha(name: str, alpha: float) -> None:
 
 
 def _check_isolation(labels: NDArray[np.int64], clients: int, isolated: Isolation) -> None:
-    """Raise a :class:`ConfigError` if no client, or no label, remains beside the curious client and the private label."""
+    """Raise a :class:`ConfigError` if the data cannot be divided so that only one client, the attacker, lacks the private label.
+
+    There has to be another client to hold that label, and another label for the attacker to hold.
+    """
     if clients < 2:
         raise ConfigError(
             f"clients.count is {clients}, but data.private_label gives a label to all clients but one: set clients.count to 2 or more"

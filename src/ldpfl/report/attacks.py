@@ -67,7 +67,7 @@ def _line_name(line: ComparedRuns) -> str:
 
 
 def _row_name(row: AttackRow, result: RunAttack) -> str:
-    """Return what the images of a row were reconstructed from, with the protection of the run's model."""
+    """Return what the images of a row were reconstructed from, such as "the run's model (duchi, epsilon 2 a weight)"."""
     if row.kind == "protected":
         return f"reconstructed from the run's model ({result.mechanism}, epsilon {result.epsilon:g} a {result.budget})"
     return _KINDS[row.kind]

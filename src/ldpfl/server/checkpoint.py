@@ -161,7 +161,7 @@ def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence
     if missing:
         raise ValueError(f"it has no tensor {min(missing)!r}")
     for name, (dtype, shape) in headers.items():
-        if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:
+        if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:  # the strategy's own state; the strategy checks its shapes
             continue
         if (dtype, shape) != expected.get(name):
             expectation = "no tensor of this name" if name not in expected else "{} of shape {}".format(*expected[name])

@@ -162,7 +162,11 @@ class CompiledTrainer:
         return {}
 
     def _counting_code(self, first: Callable[..., Tensor], update: bool) -> Counter:
-        """Return the function that :meth:`counting` compiles. It computes the clients' values and sums their bits layer by layer."""
+        """Return the function that :meth:`counting` compiles; see there for all arguments.
+
+        It trains a block of clients by one step, computes each client's values (its new weights, or with ``update`` their change) and from
+        these, by ``first``, the first 16 bits of thresholds. A client's bit is 1 if its random word is below the threshold.
+        """
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]
 
@@ -181,7 +185,7 @@ class CompiledTrainer:
             parameters = list(task.layout.unflatten(weights).values())
             gradients: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, task.normalised(inputs), targets, mask)
             layers = []
-            # All values as one matrix would be written to memory.
+            # Layer by layer, because a matrix of all values would have to be written to memory and read again.
             for layer, gradient in zip(slices, gradients, strict=True):
                 values = weights[layer] - rate * gradient.flatten(1)
                 values = values - weights[layer] if update else values

@@ -138,9 +138,9 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
 
 
 def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
-    """Return a function from row counts to the figures of ``predictions`` (n,), for observed numbers ``targets`` (n,), in their unit.
+    """Return a function that computes the figures of ``predictions`` (n,) against observed numbers ``targets`` (n,).
 
-    R2 is NaN if all targets are equal.
+    Its argument (k, n) says how often each row is drawn in each of k resamples. R2 is NaN if all targets are equal.
     """
     error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))
     sums_of = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
@@ -155,9 +155,10 @@ def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
 
 
 def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
-    """Return a function from row counts to the figures of ``expected`` counts (n,) above 0, for observed ``counts`` (n,), in their unit.
+    """Return a function that computes the figures of predicted counts (``expected`` (n,), above 0) against observed ``counts`` (n,).
 
-    They are the share of the Poisson deviance around the mean that is explained, the mean error, and both means.
+    Its argument (k, n) says how often each row is drawn in each of k resamples. The figures are the share of the Poisson deviance around
+    the mean that is explained, the mean absolute error, and both means.
     """
     count_terms = xlogy(counts, counts)
     deviance = count_terms - xlogy(counts, expected) - counts + expected
@@ -174,7 +175,9 @@ def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
 
 
 def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
-    """Return a function from row counts to the figures of ``predicted`` ordered classes (n,), for observed ``classes`` (n,).
+    """Return a function that computes the figures of ``predicted`` ordered classes (n,) against observed ``classes`` (n,).
+
+    Its argument (k, n) says how often each row is drawn in each of k resamples.
 
     Cohen's kappa with quadratic weights is 1 - s / s0. s is the mean squared distance of predicted and observed classes. s0 is that of
     independent draws from both.

@@ -79,7 +79,9 @@ class Units(SeparateUnits):
 
     def __post_init__(self) -> None:
         if self.bits.ndim != 1 or self.bits.shape != self.weights.shape or not self.bits.size:
-            raise ConfigError(f"units have bits {self.bits.shape} and weights {self.weights.shape}, expected both (U,) with U at least 1")
+            raise ConfigError(
+                f"bits of shape {self.bits.shape} and weights of shape {self.weights.shape} of a report's units: expected (U,) for both, U at least 1"
+            )
         if min(self.bits.min(), self.weights.min()) < 1:
             raise ConfigError("every unit must have at least one bit and one weight")
 

@@ -1,7 +1,7 @@
 """Amplification by clones: shuffling any epsilon0-LDP report, also of a whole vector (Feldman, McMillan, Talwar 2021).
 
-With probability ``coin_share`` another client's report is a clone: a draw from one of the target's two possible reports, each with
-probability 1/2. So the adversary's view is at most as informative as the pair (A + D, C - A + 1 - D). Here C ~ Bin(n - 1, coin_share) is
+With probability ``clone_share`` another client's report is a clone: a draw from one of the target's two possible reports, each with
+probability 1/2. So the adversary's view is at most as informative as the pair (A + D, C - A + 1 - D). Here C ~ Bin(n - 1, clone_share) is
 the number of clones, A ~ Bin(C, 1/2) how many of them look like the target's first report, and D ~ Bern(e^epsilon0 / (1 + e^epsilon0))
 the target itself. For an arbitrary, adaptively chosen randomiser the share is e^-epsilon0 (FMT 2021, Theorem 3.1). The larger share
 2 / (e^epsilon0 + 1) is proved here only for binary randomised response, where it is elementary (the blanket of Balle et al. 2019). Even
@@ -48,13 +48,13 @@ def clone_probability_for_bits(epsilon0: float) -> float:
     return 2 * sigmoid(-epsilon0)
 
 
-def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: float) -> float:
+def clone_log_moment(epsilon0: float, clients: int, order: float, clone_share: float) -> float:
     """Return an upper bound of log E[e^(order * loss)] of one report that hides among clones. It fails with a tiny probability.
 
     The loss is that of the pair of distributions in the module's docstring. The bound assumes the smallest likely number of clones, since
     fewer clones hide less. There are fewer with the probability :func:`clone_outside`. Takes milliseconds for any number of clients.
     """
-    clones = _fewest_clones(clients, coin_share) if epsilon0 <= _HIDES_NOTHING else 0
+    clones = _fewest_clones(clients, clone_share) if epsilon0 <= _HIDES_NOTHING else 0
     _, logs = Binomial(clones, 0.0).log_pmf()
     with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
@@ -66,36 +66,36 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, coin_share: fl
     return min(order * epsilon0, max(0.0, float(np.logaddexp(inside, log(_OUTSIDE) + order * epsilon0))))
 
 
-def clone_outside(clients: int, coin_share: float) -> float:
+def clone_outside(clients: int, clone_share: float) -> float:
     """Return the probability that there are fewer clones than :func:`clone_log_moment` assumes. Its callers add this to delta."""
-    return _OUTSIDE if _fewest_clones(clients, coin_share) else 0.0
+    return _OUTSIDE if _fewest_clones(clients, clone_share) else 0.0
 
 
-def _fewest_clones(clients: int, coin_share: float) -> int:
+def _fewest_clones(clients: int, clone_share: float) -> int:
     """Return the smallest likely number of clones: there are fewer with a probability of at most ``_OUTSIDE``."""
-    if coin_share >= 1:
+    if clone_share >= 1:
         return clients - 1
-    return max(0, binomial_quantile(_OUTSIDE, clients - 1, coin_share) - 1)
+    return max(0, binomial_quantile(_OUTSIDE, clients - 1, clone_share) - 1)
 
 
-def clone_delta(epsilon0: float, clients: int, epsilon: float, coin_share: float) -> float:
-    """Return an upper bound of delta(``epsilon``) of one ``epsilon0``-LDP report among the reports of ``clients`` clients, by clones.
+def clone_delta(epsilon0: float, clients: int, epsilon: float, clone_share: float) -> float:
+    """Return an upper bound of delta(``epsilon``) of one ``epsilon0``-LDP report, shuffled among those of ``clients`` clients.
 
-    ``coin_share`` is the probability that another client's report is a clone.
+    By clones: with the probability ``clone_share``, another client's report is distributed as if it came from this client.
     """
     if epsilon0 > _HIDES_NOTHING:
         return report_delta(epsilon0, epsilon)
-    return float(_deltas(epsilon0, np.array([float(epsilon)]), *_clone_counts(clients, coin_share))[0])
+    return float(_deltas(epsilon0, np.array([float(epsilon)]), *_clone_counts(clients, clone_share))[0])
 
 
-def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float) -> float:
+def clone_epsilon(epsilon0: float, clients: int, delta: float, clone_share: float) -> float:
     """Return the smallest epsilon at ``delta`` for one report of each of ``clients`` clients, by clones; never above ``epsilon0``.
 
-    ``coin_share`` is the probability that another client's report is a clone.
+    ``clone_share`` is the probability that another client's report is a clone.
     """
     if epsilon0 > _HIDES_NOTHING:
         return composed_epsilon(epsilon0, 1, delta)
-    counts, weights = _clone_counts(clients, coin_share)
+    counts, weights = _clone_counts(clients, clone_share)
 
     def excess(epsilon: float) -> float:
         return float(_deltas(epsilon0, np.array([float(epsilon)]), counts, weights)[0]) - delta
@@ -109,33 +109,33 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, coin_share: float
     return min(epsilon0, epsilon_found + 2e-12 * epsilon0 + _ROUNDED)
 
 
-def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, coin_share: float) -> float:
+def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, clone_share: float) -> float:
     """Return an upper bound of epsilon at ``delta`` for ``rounds`` rounds with one shuffled report of each client. It holds adaptively.
 
-    It is the smaller of two bounds: the convolution of the rounds with clones, and the local composition. ``coin_share`` is the probability
+    It is the smaller of two bounds: the convolution of the rounds with clones, and the local composition. ``clone_share`` is the probability
     that another client's report is a clone.
     """
     local = composed_epsilon(epsilon0, rounds, delta)
     if epsilon0 > _HIDES_NOTHING:
         return local
     if rounds <= 1 or delta <= 0:
-        return min(local, clone_epsilon(epsilon0, clients, delta, coin_share)) if rounds == 1 else local
+        return min(local, clone_epsilon(epsilon0, clients, delta, clone_share)) if rounds == 1 else local
     # The grid ends where the delta of all rounds together is a ten-thousandth of the given one: a longer grid would gain nothing.
-    negligible_epsilon = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, coin_share)
+    negligible_epsilon = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, clone_share)
     if negligible_epsilon == 0:  # no grid has the step 0; the local bound always holds
         return local
     step = negligible_epsilon / _POINTS
-    counts, weights = _in_cells(*_clone_counts(clients, coin_share))
+    counts, weights = _in_cells(*_clone_counts(clients, clone_share))
     curve = _deltas(epsilon0, step * np.arange(_POINTS + 1), counts, weights)
     return min(local, from_curve(curve, step).composed_epsilon(rounds, delta))
 
 
-def _clone_counts(clients: int, coin_share: float) -> tuple[Array, Array]:
+def _clone_counts(clients: int, clone_share: float) -> tuple[Array, Array]:
     """Return the possible numbers of clones and their probabilities. Numbers left out have a total probability below 1e-30.
 
-    A clone is another client whose report is drawn independently of its own data, which has the probability ``coin_share``.
+    A clone is another client whose report is drawn independently of its own data, which has the probability ``clone_share``.
     """
-    log_odds = inf if coin_share >= 1 else log(coin_share) - log1p(-coin_share)
+    log_odds = inf if clone_share >= 1 else log(clone_share) - log1p(-clone_share)
     if log_odds == inf or clients == 1:
         return np.array([float(clients - 1)]), np.ones(1)
     low, logs = Binomial(clients - 1, log_odds).log_pmf()

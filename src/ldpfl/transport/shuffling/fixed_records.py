@@ -79,7 +79,11 @@ class FixedRecords:
         return packed_size(int(self._bits.max()))
 
     def split(self, payload: bytes) -> tuple[Numbers, Bytes]:
-        """Return the ids (m,) and contents (m, body_bytes) of the records of one payload."""
+        """Return the ids (m,) and contents (m, body_bytes) of the records of one payload.
+
+        A payload has no ids and no padding: it is the contents of records 0, 1, ..., m - 1, one after the other. Each is put into a row of
+        whole bytes here; the rest of the row is zeros.
+        """
         if len(payload) != self._size:
             raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}")
         pieces = np.frombuffer(payload, dtype=np.uint8)
