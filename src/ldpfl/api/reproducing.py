@@ -77,7 +77,8 @@ def reproduce(
             return ReproductionResult(name, size, reproduction, config, result.rows, None)
     if any(cell.config.data.brought for cell in cells(config, overrides, resolve=False)):
         raise ConfigError(
-            f"the settings given for {name} would replace the paper's data, but a reproduction needs that data: use ldpfl.sweep for your own data"
+            f"the settings given for {name} would replace the paper's data, but a reproduction needs that data: for your own data "
+            "use ldpfl.sweep"
         )
     out = Path(folder)
     try:

@@ -125,8 +125,8 @@ def partition_by_name(
     """
     if scheme not in LABEL_BLIND:
         raise ConfigError(
-            f"data.partition is {scheme!r}, which divides rows by their labels, but with data.person set all rows of a person go to one client: "
-            f"set data.partition to {' or '.join(sorted(LABEL_BLIND))}, or name the column of the client in data.client"
+            f"data.partition is {scheme!r}, which divides rows by their labels, but with data.person set all rows of a person go to "
+            f"one client: set data.partition to {' or '.join(sorted(LABEL_BLIND))}, or name the column of the client in data.client"
         )
     if scheme == "quantity":
         _check_alpha("alpha", alpha)

@@ -80,7 +80,8 @@ class Units(SeparateUnits):
     def __post_init__(self) -> None:
         if self.bits.ndim != 1 or self.bits.shape != self.weights.shape or not self.bits.size:
             raise ConfigError(
-                f"bits of shape {self.bits.shape} and weights of shape {self.weights.shape} of a report's units: expected (U,) for both, U at least 1"
+                f"bits of shape {self.bits.shape} and weights of shape {self.weights.shape} of a report's units: expected (U,) for "
+                "both, U at least 1"
             )
         if min(self.bits.min(), self.weights.min()) < 1:
             raise ConfigError("every unit must have at least one bit and one weight")

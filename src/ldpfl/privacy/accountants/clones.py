@@ -112,8 +112,8 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, clone_share: floa
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, clone_share: float) -> float:
     """Return an upper bound of epsilon at ``delta`` for ``rounds`` rounds with one shuffled report of each client. It holds adaptively.
 
-    It is the smaller of two bounds: the convolution of the rounds with clones, and the local composition. ``clone_share`` is the probability
-    that another client's report is a clone.
+    It is the smaller of two bounds: the convolution of the rounds with clones, and the local composition. ``clone_share`` is the
+    probability that another client's report is a clone.
     """
     local = composed_epsilon(epsilon0, rounds, delta)
     if epsilon0 > _HIDES_NOTHING:
