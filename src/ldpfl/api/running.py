@@ -140,12 +140,12 @@ def _config_to_resume(folder: RunFolder, *, is_described: bool) -> RunConfig | N
 
 
 def prepare(device: str) -> None:
-    """Let PyTorch use every core of this process.
+    """Check that there is such a ``device``, and let PyTorch use every core of this process.
 
     Raises:
         ConfigError: there is no such ``device``.
     """
-    choose_device(device)
+    choose_device(device)  # only to raise early
     torch.set_num_threads(cores())
 
 

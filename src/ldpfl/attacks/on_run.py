@@ -328,6 +328,7 @@ def _rebuilt_federation(folder: RunFolder, config: RunConfig, task: Dataset, dev
     federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured_encoder())
     last = folder.checkpoint()
     recorded = last.origin if last else ""
+    # An origin is "DATA on DEVICE". The device may differ.
     data, loaded = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))
     if data != loaded:
         raise ConfigError(

@@ -136,7 +136,8 @@ class Bins:
 def mean_bound(count: int, variance: float, largest: float, error: float) -> float:
     """Return a bound of the distance between the mean of ``count`` independent values and its expectation.
 
-    ``largest`` bounds the distance of a value from its expectation. The bound is close to that of a normal distribution if many values
+    The bound fails with a probability of at most ``error``. ``variance`` bounds the variance of one value, and ``largest`` the distance of
+    a value from its expectation. The bound is close to that of a normal distribution if many values
     differ from the expectation. It also holds for rare large values, for which a z-test fails.
 
     Source: Bernstein 1924, both sides.
@@ -147,7 +148,9 @@ def mean_bound(count: int, variance: float, largest: float, error: float) -> flo
 
 
 def mean_bound_empirical(count: int, sample_variance: float, largest: float, error: float) -> float:
-    """Return the bound of :func:`mean_bound` from the sample's variance instead of a known one; ``largest`` bounds the values' range.
+    """Return the bound of :func:`mean_bound` from the sample's variance instead of a known one.
+
+    ``largest`` bounds the width of the range of values.
 
     Source: Maurer & Pontil 2009, theorem 4, both sides.
     """

@@ -48,6 +48,9 @@ class PlannedRound:
 def planned_round(config: RunConfig, number: int) -> PlannedRound:
     """Return the round with this ``number`` of a run of ``config``.
 
+    First come the rounds of statistics, then training. If clients evaluate the model, they do so after every ``evaluation.every`` rounds of
+    training (0: never in between), and in the last round of the run.
+
     Raises:
         AskedForOther: the run includes an evaluation at clients, and ``number`` is greater than its last round.
     """
@@ -55,17 +58,17 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
     training: Kind = "training" if config.training.method == "gradient" else "least-squares"
     place = number - statistics_rounds(config)  # counted from 1 after the statistics; every (`every` + 1)-th place is an evaluation
     if place <= 0:
-        return PlannedRound(number, "statistics", 0)
+        return PlannedRound(number, "statistics", trained=0)
     if not is_evaluated(config):
-        return PlannedRound(number, training, place - 1)
+        return PlannedRound(number, training, trained=place - 1)
     if number > last_round(config, rounds):
         raise AskedForOther(f"the server asks for round {number}, but its config has {last_round(config, rounds)} rounds; nothing was sent")
     if number == last_round(config, rounds):
-        return PlannedRound(number, "evaluation", rounds)
+        return PlannedRound(number, "evaluation", trained=rounds)
     if every and place % (every + 1) == 0:
-        return PlannedRound(number, "evaluation", place // (every + 1) * every)
+        return PlannedRound(number, "evaluation", trained=place // (every + 1) * every)
     evaluations_before = (place - 1) // (every + 1) if every else 0
-    return PlannedRound(number, training, place - 1 - evaluations_before)
+    return PlannedRound(number, training, trained=place - 1 - evaluations_before)
 
 
 def statistics_rounds(config: RunConfig) -> int:

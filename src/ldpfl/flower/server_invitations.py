@@ -122,7 +122,8 @@ class Questions:
     def ask(self, nodes: Sequence[int], content: RecordDict, round_: OpenRound) -> Answers:
         """Ask ``nodes`` whether they would take part in the round, all with the same ``content``, and return their answers.
 
-        Nodes that have agreed to this content, or still owe an answer to it, are not asked again. Late answers to it are recorded as well.
+        Nodes that have agreed to this content, or still owe an answer to it, are not asked again; nodes that declined are. Late answers
+        count. After each answer the next may take as long as the first, but all together no longer than the round's timeout.
         """
         question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
         awaited = set(question.awaited.values())

@@ -284,6 +284,7 @@ def _is_consistent(connection: sqlite3.Connection) -> bool:
     releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit, author FROM releases").fetchall()
     limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
     charge_counts = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
+    # From the first charge with a digest on, every charge needs one, so that nobody can remove it: a missing digest equals none below.
     sealed = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges WHERE sealed IS NOT NULL OR id > {_FIRST_SEALED}").fetchall()
     return (
         bool(limits)

@@ -81,7 +81,7 @@ class ServerOptimiser:
 
         Momentum adds directions for the rule "sgd", and averages them for the other rules. The first round that trains has no momentum.
         """
-        if self.measured:  # round 1 sets only the measured weights, later rounds only the others
+        if self.measured:  # round 1 sets only the first `measured` weights, from a statistic of the clients; later rounds only the others
             mean = mean.clone()
             (mean[self.measured :] if round_number == 1 else mean[: self.measured]).zero_()
         if round_number <= (2 if self.measured else 1):

@@ -148,7 +148,10 @@ def _train_and_encode(
 
 
 def _add_reports(reports: list[Reports], batch: Reports) -> None:
-    """Add ``batch`` to ``reports``. Bits are reduced to counts and vectors to sums, which is all that a round needs of them."""
+    """Add ``batch`` to ``reports``. Bits are reduced to counts and vectors to sums, which is all that a round needs of them.
+
+    All batches of a round have one type, so for bits and vectors ``reports`` holds nothing but their total.
+    """
     total = reports.pop() if reports and type(batch) in (BitReports, VectorReports) else None
     if type(batch) is BitReports:  # subclasses need each client's bits together
         reports.append(total.plus(batch) if isinstance(total, BitCounts) else batch.to_counts())

@@ -17,7 +17,11 @@ from ldpfl.tasks.survival import brier_errors, count_comparable_pairs
 
 Floats = NDArray[np.float64]
 FiguresOfCounts = Callable[[Floats], dict[str, Floats]]
-"""Function from the number of times that each row counts (B, n) to each figure (B,), by name; NaN if a figure has no value."""
+"""Function from the number of times that each row is drawn in each of B resamples, (B, n), to each figure (B,), by name.
+
+A figure is NaN where it has no value. Most figures follow from sums over the drawn rows: ``row_terms`` (n, S) are what a row adds to each
+of S sums, so all sums of all resamples are one matrix product.
+"""
 
 AUROC, PRECISION, BRIER = "AUROC", "average precision", "Brier score"
 PREDICTED, OBSERVED, SLOPE = "mean predicted risk", "observed share", "calibration slope"
@@ -62,11 +66,15 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     parts += [part for flags in flagged.values() for part in (flags * observed, flags)]
     # Decided from all rows: in a resample, the larger of the two shares would on average be too large.
     is_common = observed.mean() > 0.5
-    sums_of, ranked, slope = np.stack(parts, axis=1).astype(np.float64), _ranking_figures(logits, observed), _slope_figure(logits, observed)
+    row_terms, ranked, slope = (
+        np.stack(parts, axis=1).astype(np.float64),
+        _ranking_figures(logits, observed),
+        _slope_figure(logits, observed),
+    )
 
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name, for row counts (B, n). Each row adds to a sum as often as it counts."""
-        rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ sums_of).T
+        rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ row_terms).T
         # The events that were found, and the rows without an event that were predicted wrongly.
         predicted_events = rows - right - observed_events + 2 * found_events
         auroc, precision = ranked(counts)
@@ -101,12 +109,12 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
     """
     identity = np.eye(logits.shape[1])
     chances, predicted, observed = softmax(logits, axis=1), identity[logits.argmax(axis=1)], identity[classes]
-    sums_of = np.concatenate([predicted * observed, predicted, observed, ((chances - observed) ** 2).sum(axis=1, keepdims=True)], axis=1)
+    row_terms = np.concatenate([predicted * observed, predicted, observed, ((chances - observed) ** 2).sum(axis=1, keepdims=True)], axis=1)
     auroc, commonest = _mean_auroc_figure(chances, observed), observed.sum(axis=0).argmax()
     counted_classes, slope = (predicted + observed).any(axis=0), _factor_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        *by_class, brier = (counts @ sums_of).T
+        *by_class, brier = (counts @ row_terms).T
         right, predicted_counts, observed_counts = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
         values = {ACCURACY: right.sum(axis=0) / rows, COMMONEST: observed_counts[commonest] / rows}
@@ -123,11 +131,11 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
     """
     observed, predicted = labels.astype(np.float64), (logits > 0).astype(np.float64)
     exact = (predicted == observed).all(axis=1, keepdims=True)
-    sums_of = np.concatenate([predicted * observed, predicted, observed, exact], axis=1)
+    row_terms = np.concatenate([predicted * observed, predicted, observed, exact], axis=1)
     auroc, counted_labels = _mean_auroc_figure(logits, observed), _columns_with_both_values(observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        *by_label, right = (counts @ sums_of).T
+        *by_label, right = (counts @ row_terms).T
         found_counts, predicted_counts, observed_counts = np.split(np.array(by_label), 3)
         rows = counts.sum(axis=1)
         has_f1 = (observed_counts > 0) & (observed_counts < rows)
@@ -143,10 +151,10 @@ def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
     Its argument (k, n) says how often each row is drawn in each of k resamples. R2 is NaN if all targets are equal.
     """
     error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))
-    sums_of = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
+    row_terms = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        rows, squares, sizes, first, second, predicted, observed = (counts @ sums_of).T
+        rows, squares, sizes, first, second, predicted, observed = (counts @ row_terms).T
         around_mean = second - first**2 / rows if varies else np.full_like(rows, np.nan)
         errors = {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
         return {**errors, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: observed / rows}
@@ -162,11 +170,11 @@ def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
     """
     count_terms = xlogy(counts, counts)
     deviance = count_terms - xlogy(counts, expected) - counts + expected
-    sums_of = np.stack([np.ones_like(counts), counts, count_terms, deviance, np.abs(expected - counts), expected], axis=1)
+    row_terms = np.stack([np.ones_like(counts), counts, count_terms, deviance, np.abs(expected - counts), expected], axis=1)
     varies = float(np.ptp(counts)) > 0
 
     def figures(row_counts: Floats) -> dict[str, Floats]:
-        rows, total, count_terms, deviance, error, predicted = (row_counts @ sums_of).T
+        rows, total, count_terms, deviance, error, predicted = (row_counts @ row_terms).T
         around_mean = count_terms - xlogy(total, total / rows)
         explained = 1 - deviance / around_mean if varies else np.full(len(row_counts), np.nan)
         return {DEVIANCE: explained, "MAE": error / rows, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: total / rows}
@@ -185,10 +193,12 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
     observed = classes.astype(np.float64)
     distance = predicted - observed
     squares_of_both = predicted**2 + observed**2
-    sums_of = np.stack([np.ones_like(observed), distance**2, predicted, observed, squares_of_both, distance == 0, np.abs(distance)], axis=1)
+    row_terms = np.stack(
+        [np.ones_like(observed), distance**2, predicted, observed, squares_of_both, distance == 0, np.abs(distance)], axis=1
+    )
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        rows, squares, predicted_sum, observed, squares_sum, right, error = (counts @ sums_of).T
+        rows, squares, predicted_sum, observed, squares_sum, right, error = (counts @ row_terms).T
         return {KAPPA: 1 - squares / (squares_sum - 2 * predicted_sum * observed / rows), ACCURACY: right / rows, CLASS_ERROR: error / rows}
 
     return figures
@@ -203,11 +213,11 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
     """
     times, events = times_and_events[:, 0], times_and_events[:, 1] > 0
     pairs, right = count_comparable_pairs(times, events, survival.sum(axis=1))
-    sums_of = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, survival, cuts)], axis=1)
+    row_terms = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, survival, cuts)], axis=1)
     all_pairs, all_right = pairs.sum() / 2, right.sum() / 2
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        rows, drawn_pairs, drawn_right, errors = (counts @ sums_of).T
+        rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
     return figures

@@ -94,7 +94,11 @@ class FixedRecords:
         return np.arange(self.records), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
 
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
-        """Group the records by layout. Nearly always all records but the last of a payload share one layout."""
+        """Group the records by layout: by how many bits and weights each of their units has, in order.
+
+        Nearly always all records but the last of a payload share one layout, and so one reader. A unit is the smallest part of a report
+        that can be sent alone.
+        """
         ids_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
         for record_id, first in enumerate(range(0, self._units.count, self._per_record)):
             units_in_record = slice(first, first + self._per_record)
