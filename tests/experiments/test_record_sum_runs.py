@@ -28,7 +28,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import run_epsilon
-from ldpfl.report.at_clients import how_measured
+from ldpfl.report.client_figures import how_measured
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate

@@ -23,9 +23,9 @@ from ldpfl.experiments.shipped import sweep_names
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs, load_sweep, parse_axis, sweep_of
 from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
-from ldpfl.report.console import sweep_table
 from ldpfl.report.plots import draw_sweep
 from ldpfl.report.reproduction import reproduction_table
+from ldpfl.report.result_tables import sweep_table
 from ldpfl.server import RoundMetrics
 
 TINY = (

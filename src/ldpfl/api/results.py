@@ -30,11 +30,11 @@ from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import account
-from ldpfl.report.console import noise_table, quality_tables, result_table, sweep_table
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantees as guarantees  # registers how a guarantee is shown
 from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
+from ldpfl.report.result_tables import noise_table, quality_tables, result_table, sweep_table
 from ldpfl.report.site_means import SiteMeans, site_means
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY

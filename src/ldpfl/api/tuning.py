@@ -25,7 +25,7 @@ from ldpfl.experiments.sweep_config import SweepConfig, load_sweep, parse_axis, 
 from ldpfl.experiments.tuning import Chosen, TunedGuarantee, Tuning, run_tuning, setting_label
 from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
-from ldpfl.report import at_clients
+from ldpfl.report import client_figures
 from ldpfl.report.privacy import guarantee_table
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import format_score
@@ -230,7 +230,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
 
 def _sentences_on_loss(chosen: Chosen) -> tuple[str, ...]:
     """Return a sentence on the unit of the score if it is the loss of a number or a count. The unit is in the released encoding, too."""
-    sentence = at_clients.sentence_on_loss(chosen.folder.result() or {}) if chosen.metric == LOSS else ""
+    sentence = client_figures.sentence_on_loss(chosen.folder.result() or {}) if chosen.metric == LOSS else ""
     return (sentence.strip(),) if sentence else ()
 
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from ldpfl.deploy.demo import DemoOutcome
 from ldpfl.deploy.trial import LINKED
 from ldpfl.flower.round_kinds import PlannedRound, planned_round
-from ldpfl.report.console import at_clients_tables, result_table
 from ldpfl.report.privacy import print_guarantees
+from ldpfl.report.result_tables import at_clients_tables, result_table
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.number_format import counted, number
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ldpfl.api import operators as doing
-from ldpfl.cli import operators
+from ldpfl.cli import nodes
 from ldpfl.cli.commands import Group
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
@@ -137,5 +137,5 @@ def _interruptible() -> Iterator[Interrupts]:
             signal.signal(number, handler)
 
 
-for operators_command in (operators.check_node, operators.node_metrics, operators.left_open):
-    app.command()(operators_command)
+for node_command in (nodes.check_node, nodes.node_metrics, nodes.left_open):
+    app.command()(node_command)

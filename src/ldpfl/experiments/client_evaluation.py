@@ -36,7 +36,11 @@ def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
 
 
 def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of ``result.json`` for the sums ``measured`` by the clients after round ``number``, in the layout ``scores``."""
+    """Return the entry of ``result.json`` for what the clients ``measured`` after round ``number``; its sums have the layout ``scores``.
+
+    If the number of records was stated by the terms of the round (``stated``), the entry also has the number that the clients counted, with
+    noise.
+    """
     client_figures = ClientFigures.of(scores, measured)
     entries = {}
     for name, figure in client_figures.all().items():

@@ -19,11 +19,11 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.privacy.statement import account, run_epsilon
-from ldpfl.report import at_clients
-from ldpfl.report.console import POOLED
+from ldpfl.report import client_figures
 from ldpfl.report.methods import bibtex, methods
 from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent
 from ldpfl.report.rendering import guarantee_values, inline, rendered
+from ldpfl.report.result_tables import POOLED
 from ldpfl.report.scores import (
     chosen_settings,
     clients_a_round,
@@ -242,13 +242,13 @@ def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
         "event": " ".join(filter(None, (event_sentence(result), zero_f1_sentence(result), no_slope_sentence(result)))),
         "pooled": POOLED if result.get("pooled_scores") else "",
         "intervals": intervals_sentence(result),
-        "at_clients": at_clients.how_measured(result),
-        "at_clients_columns": at_clients.COLUMNS,
-        "at_clients_rows": list(at_clients.figure_rows(result)),
-        "confusion": at_clients.confusion_rows(result),
-        "confusion_columns": at_clients.confusion_columns(result),
-        "confusion_said": at_clients.confusion_caption(result),
-        "bins": list(at_clients.bin_rows(result)),
+        "at_clients": client_figures.how_measured(result),
+        "at_clients_columns": client_figures.COLUMNS,
+        "at_clients_rows": list(client_figures.figure_rows(result)),
+        "confusion": client_figures.confusion_rows(result),
+        "confusion_columns": client_figures.confusion_columns(result),
+        "confusion_said": client_figures.confusion_caption(result),
+        "bins": list(client_figures.bin_rows(result)),
         "sites": site_rows(result),
         "site_columns": site_columns(result),
         "site_notes": " ".join(filter(None, (site_spread(result), site_notes(result)))),

@@ -11,7 +11,7 @@ from rich.text import Text
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Row, frontier, metric_of
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
-from ldpfl.report import at_clients
+from ldpfl.report import client_figures
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.scores import (
     chosen_settings,
@@ -111,8 +111,8 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
 
 def at_clients_tables(result: dict[str, Any]) -> list[Table]:
     """Return the tables of figures that clients measured; empty if they measured nothing."""
-    rows = list(at_clients.figure_rows(result))
-    return [_table_of_cells("measured at clients", at_clients.COLUMNS, rows, at_clients.how_measured(result))] if rows else []
+    rows = list(client_figures.figure_rows(result))
+    return [_table_of_cells("measured at clients", client_figures.COLUMNS, rows, client_figures.how_measured(result))] if rows else []
 
 
 POOLED = "Pooled: a regression on all rows together, which nobody could make outside of a simulation."
