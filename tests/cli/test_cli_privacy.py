@@ -181,7 +181,7 @@ BAD_LEDGERS: dict[str, tuple[Callable[[str], str], str]] = {
     "an unknown event": (lambda text: text.replace('"binary"', '"binari"'), "unknown kind of release 'binari': did you mean 'binary'?"),
     "another file": (lambda text: '{"accuracy": 0.9}', "is not a ledger"),
     "half of it": (lambda text: text[:100], "is not valid JSON"),
-    "nothing released": (lambda text: '{"format": "ldpfl-ledger", "version": 1, "events": []}', "the ledger is empty"),
+    "nothing released": (lambda text: '{"format": "ldpfl-ledger", "version": 3, "events": []}', "the ledger is empty"),
     "a name with control characters": (
         lambda text: text.replace('"mechanism": "duchi"', '"mechanism": "a\\nb\\u001b[2J"').replace('"epsilon": 1.0', '"epsilon": -1.0'),
         "not printable",

@@ -160,58 +160,6 @@ def test_naming_another_mechanism_keeps_what_it_has_too_and_drops_the_rest() -> 
         parse_config(text, ["mechanism.name=laplace", "mechanism.group=4"], origin="test")
 
 
-OLD = """
-[mechanism]
-name = "{name}"
-epsilon = 0.5
-budget = "unit"
-group = "layer"
-coordinates = "all"
-norm = 2.0
-magnitude_share = 0.5
-perturbed = "update"
-[noise]
-delta = 0.001
-sensitivity = "update_clip"
-p_max = 1e-6
-variant = "paper"
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [("harmony", {"group": "layer"}), ("full-dp", {"norm": 2.0, "delta": 0.001}), ("dpa", {"variant": "paper"}), ("ladp", {"p_max": 1e-6})],
-)
-def test_a_config_of_version_0_1_is_read_as_it_was_meant(name: str, own: dict[str, object]) -> None:
-    """All mechanisms shared one list of settings then, and ignored what they did not have."""
-    read = parse_config(OLD.format(name=name), origin="old").mechanism.model_dump()
-    assert read["name"] == name
-    assert read["epsilon"] == 0.5
-    assert own.items() <= read.items()
-    with pytest.raises(ConfigError, match=r"unknown setting 'mechanism\.grop'"):
-        parse_config(OLD.format(name=name).replace("group", "grop"), origin="old")
-
-
-@pytest.mark.parametrize(
-    ("noise", "mechanism", "refused"),
-    [
-        ("typo = 1", "", r"unknown setting 'noise\.typo' in old"),
-        ("epsilon = 9.0", "", r"unknown setting 'noise\.epsilon' in old"),
-        ("name = 'laplace'", "", r"unknown setting 'noise\.name' in old"),
-        ("", "group = 4", r"unknown setting 'mechanism\.group' in old"),
-        ("delta = 1e-3", "norm = -3", r"setting 'norm' in old, section mechanism: input should be greater than 0, got -3"),
-        ("delta = 1e-3", "grop = 4", r"unknown setting 'mechanism\.grop' in old"),
-        ("delta = 1e-3", "epsilon = -1", r"setting 'mechanism\.epsilon' in old"),
-    ],
-)
-def test_a_noise_section_lets_nothing_pass_that_version_0_1_refused(noise: str, mechanism: str, refused: str) -> None:
-    with pytest.raises(ConfigError, match=refused) as caught:
-        parse_config(f"[noise]\n{noise}\n[mechanism]\nname = 'duchi'\n{mechanism}\n", origin="old")
-    assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(ConfigError, match="unknown setting 'noise' in old"):
-        parse_config("noise = 0\n", origin="old")
-
-
 @pytest.mark.parametrize("name", ["nbafl", "time-varying", "ladp"])
 def test_what_depends_on_training_is_not_created_by_itself(name: str) -> None:
     with pytest.raises(ConfigError, match="depends on training settings"):

@@ -25,7 +25,6 @@ from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, R
 from ldpfl.privacy.accountants.registry import epsilon_of
 from ldpfl.privacy.charged_rounds import charged_groups
 from ldpfl.privacy.events import OURS, Channel, Sampling
-from ldpfl.privacy.statement import account
 
 COUNTS = st.integers(1, 10**12)
 PARAMETERS = st.floats(min_value=1e-15, max_value=1e9)
@@ -123,32 +122,6 @@ def test_a_paper_s_claim_is_kept() -> None:
     release = read.events[0].release
     assert isinstance(release, UnprotectedRelease)
     assert (release.claimed_epsilon, release.claimed_delta) == (0.9, 1e-3)
-
-
-def test_a_ledger_from_before_there_were_claims_is_still_read() -> None:
-    """Word for word as it was written then."""
-    text = """{"format": "ldpfl-ledger", "version": 1,
- "events": [
-  {"round": 1, "release": {"kind": "unprotected", "mechanism": "none", "reason": "values leave as they are", "units": 7,
-   "unit": "weight"}, "cohort": 9, "population": 9, "joined": 1, "sampling": "everyone", "rate": 1.0, "channel": "direct", "linked": 1}
- ]
-}"""
-    release = UnprotectedRelease("none", "values leave as they are", 7, "weight")  # nor was it said whose code it was
-    assert release.claimed_epsilon is release.claimed_delta is None
-    assert Ledger.from_json(text) == Ledger().charge(RoundEvent(1, release, 9, 9, 1, channel="direct"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "mechanism", "claimed"), [("binary", "duchi", True), ("pure", "harmony", True), ("pure", "laplace", False)]
-)
-def test_what_papers_claim_of_old_events_is_known(kind: str, mechanism: str, claimed: bool) -> None:
-    release = {"kind": kind, "mechanism": mechanism, "epsilon": 1.0, "units": 3, "unit": "weight"}
-    event = {"round": 1, "release": release, "cohort": 9, "population": 9, "joined": 1, "channel": "direct"}
-    old = Ledger.from_json(json.dumps({"format": "ldpfl-ledger", "version": 1, "events": [event]}))
-    now = Ledger.from_json(json.dumps({"format": "ldpfl-ledger", "version": 2, "events": [event]}))
-    assert [row.status == "claimed" for row in account(old).rows].count(True) == claimed
-    assert [row.status for row in account(now).rows].count("claimed") == 0  # from then on events say so themselves
-    assert Ledger.from_json(old.to_json()).events == old.events
 
 
 @pytest.mark.parametrize(
@@ -291,6 +264,7 @@ NO_LEDGERS: dict[str, tuple[Change, str]] = {
     "other format": (put("format", to="ldpfl-checkpoint"), "not a ledger"),
     "no format": (drop("format"), "not a ledger"),
     "newer version": (put("version", to=4), "version 4"),
+    "older version": (put("version", to=2), "version 2"),
     "version as text": (put("version", to="1"), "version '1'"),
     "version true": (put("version", to=True), "version True"),
     "no version": (drop("version"), "version None"),

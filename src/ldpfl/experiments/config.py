@@ -434,7 +434,6 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
         tree = from_toml(text)
     except ValueError as error:
         raise ConfigError(f"{origin} is not valid TOML: {error}{_HINT_ON_QUOTES if 'Invalid value' in str(error) else ''}") from error
-    _convert_noise_section(tree, origin)
     groups = [[single for override in group for single in split_by_key(override)] for group in overrides]
     if {override.partition("=")[0].strip() for group in groups for override in group} - {"seed", "name"}:
         tree["description"] = ""
@@ -501,53 +500,6 @@ def _drop_foreign_settings(tree: dict[str, Any]) -> None:
     with suppress(ConfigError):  # an unknown name, which is refused later
         known = settings_of(str(mechanism["name"])).model_fields
         tree["mechanism"] = {key: value for key, value in mechanism.items() if key in known}
-
-
-class _VersionOneSettings(_Section):
-    """Settings that every mechanism had in configs of version 0.1, whether it used them or not."""
-
-    group: Count | Literal["layer"] = "layer"
-    coordinates: Count | Literal["all", "auto"] = "all"
-    norm: Positive = 1.0
-    magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
-
-
-_VERSION_ONE_NOISE_SETTINGS = (
-    *("delta", "sensitivity", "constant", "layers_separately", "selection", "threshold", "p_max", "p_min", "normaliser", "share_rule"),
-    *("smallest_share", "variant", "participations", "ratio", "contraction", "own_share", "kappa", "clip_to_estimate", "rate_decay"),
-    *("degrees_bug", "exposures"),
-)
-"""Settings of the section ``[noise]`` that configs of version 0.1 had."""
-
-
-def _convert_noise_section(tree: dict[str, Any], origin: str) -> None:
-    """Convert a config of version 0.1, whose section ``[noise]`` held the settings of all Gaussian mechanisms, in place.
-
-    Other mechanisms ignored that section, and settings such as ``group``.
-
-    Raises:
-        ConfigError: ``tree`` has a setting or a value that version 0.1 did not have.
-    """
-    noise, mechanism = tree.pop("noise", None), tree.get("mechanism", {})
-    if noise in (None, {}) or not isinstance(mechanism, dict):
-        return
-    for key in noise if isinstance(noise, dict) else {"": noise}:
-        if key not in _VERSION_ONE_NOISE_SETTINGS:
-            setting = f"noise.{key}" if key else "noise"
-            raise ConfigError(f"unknown setting {setting!r} in {origin}: set the noise in the section [mechanism] instead")
-    name = str(mechanism.get("name", "duchi"))
-    try:
-        known = settings_of(name).model_fields
-    except ConfigError:  # an unknown mechanism, which is refused later
-        return
-    foreign = {key: value for key, value in mechanism.items() if key in _VersionOneSettings.model_fields and key not in known}
-    try:
-        _VersionOneSettings.model_validate(foreign)
-    except ValidationError as error:
-        raise ConfigError(validation_message(error, f"{origin}, section mechanism", tuple(foreign), (), name)) from None
-    noise_settings = {key: value for key, value in noise.items() if key in known}
-    mechanism_settings = {key: value for key, value in mechanism.items() if key not in foreign}
-    tree["mechanism"] = {**noise_settings, **mechanism_settings}
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

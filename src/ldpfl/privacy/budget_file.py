@@ -38,7 +38,7 @@ MOVED = "this budget was moved to"
 LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another process that is charging."""
 
-# ``sealed`` is a charge's digest. In charges of older versions it is NULL; they are still valid.
+# ``sealed`` is a charge's digest.
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE releases (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mechanism TEXT NOT NULL, parameter REAL NOT NULL, "
@@ -51,8 +51,6 @@ _TABLES = (
 )
 
 _CHARGED = "at, run, round, release, cohort, transport, linked"
-_FIRST_SEALED = "(SELECT min(id) FROM charges WHERE sealed IS NOT NULL)"
-"""Id of the first charge that has a digest. Every later charge must have one."""
 
 
 @dataclass(frozen=True)
@@ -277,21 +275,17 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _is_consistent(connection: sqlite3.Connection) -> bool:
-    """Whether the counts match the charges, and each row matches its digest. SQLite itself keeps no checksums.
-
-    Charges of older versions have no digest (``sealed`` is NULL). They come before the first charge that has one.
-    """
+    """Whether each release's count is its number of charges, and each row matches its digest. SQLite itself keeps no checksums."""
     releases = connection.execute("SELECT id, count, digest, kind, mechanism, parameter, units, unit, author FROM releases").fetchall()
     limits = connection.execute("SELECT digest, epsilon, delta FROM limits").fetchall()
     charge_counts = dict(connection.execute("SELECT release, count(*) FROM charges GROUP BY release").fetchall())
-    # From the first charge with a digest on, every charge needs one, so that nobody can remove it: a missing digest equals none below.
-    sealed = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges WHERE sealed IS NOT NULL OR id > {_FIRST_SEALED}").fetchall()
+    charges = connection.execute(f"SELECT sealed, id, {_CHARGED} FROM charges").fetchall()
     return (
         bool(limits)
         and {row[0]: row[1] for row in releases} == charge_counts
         and all(digest == _digest(*figures) for _, _, digest, *figures in releases)
         and all(digest == _digest(*figures) for digest, *figures in limits)
-        and all(digest == _digest(*figures) for digest, *figures in sealed)
+        and all(digest == _digest(*figures) for digest, *figures in charges)
     )
 
 

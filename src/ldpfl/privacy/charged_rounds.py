@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.events import Channel, GaussianRelease, PureRelease, Release, RoundEvent, Sampling
+from ldpfl.privacy.events import Channel, GaussianRelease, Release, RoundEvent, Sampling
 from ldpfl.privacy.ledger import Ledger
 
 
@@ -49,20 +49,7 @@ class RoundGroup:
 
 def charged_groups(ledger: Ledger, colluding: int = 0) -> list[RoundGroup]:
     """Return the rounds that a statement charges: those of the client that took part most often, in groups of equal rounds."""
-    return _groups_of_busiest_client(_with_uniform_signed(ledger.events), colluding) if ledger.events else []
-
-
-def _with_uniform_signed(events: Sequence[RoundEvent]) -> Sequence[RoundEvent]:
-    """Return ``events`` with ``signed`` set to False in a release if some event has the same release without it.
-
-    Older versions did not write ``signed``. Without this, a resumed run would have two groups of rounds that are really equal.
-    """
-    releases = {event.release for event in events}
-    replacements: dict[Release, Release] = {}
-    for release in releases:
-        if isinstance(release, PureRelease) and release.signed and (unsigned := replace(release, signed=False)) in releases:
-            replacements[release] = unsigned
-    return [replace(event, release=replacements.get(event.release, event.release)) for event in events] if replacements else events
+    return _groups_of_busiest_client(ledger.events, colluding) if ledger.events else []
 
 
 def _groups_of_busiest_client(events: Sequence[RoundEvent], colluding: int) -> list[RoundGroup]:

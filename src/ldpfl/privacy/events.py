@@ -306,7 +306,7 @@ class RoundEvent:
     rate: float = 1.0
     channel: Channel = "ideal-shuffler"
     linked: int = 1
-    histograms: bool = field(default=False, compare=False)  # ledgers of older versions lack it
+    histograms: bool = field(default=False, compare=False)
     colluding: int = 0
 
     def __post_init__(self) -> None:

@@ -29,22 +29,14 @@ LEDGER_FILE = "ledger.json"
 
 FORMAT = "ldpfl-ledger"
 VERSION = 3
-_FIRST_CHAINED_VERSION = 3
-"""First version in which each event carries a hash of itself and of all events before it. The hash finds accidents, but no forgery."""
 
 _MOST_CLIENTS = 10**9
 _SMALLEST_PARAMETER, _LARGEST_PARAMETER = 1e-15, 1e9
 _IMPOSSIBLE = 1e-15
 """Probability below which a cohort size is rejected as impossible for clients that decide by random coins."""
 
-_CLAIMS_OF_VERSION_1: Mapping[str, str] = {
-    "duchi": "LDP-FL, section 4: shuffling hides who sent a bit, but a client's bits are many, and they add up",
-    "harmony": "Optimal LDP-FL, section 4: epsilon is spent once a layer and round, and these add up",
-}
-"""Claims of the mechanisms' papers, by mechanism: events of version 1 lack them."""
-
 _DEFAULTS_LEFT_OUT = [("blanket", None), ("alike", False), ("integers", False), ("signed", False), ("author", UNKNOWN)]
-"""Field values of a release that are not written. Older ledgers lack these fields, and their hashes must stay valid."""
+"""Field values of a release that are not written: a ledger without a field has its default. Chain hashes rely on this."""
 
 _TOP_FIELDS = {"format", "version", "events", "accounted"}
 
@@ -124,10 +116,10 @@ class Ledger:
         if not isinstance(tree, dict) or tree.get("format") != FORMAT:
             raise DataError(f"{origin} is not a ledger: it lacks the field format = {FORMAT!r}; give the ledger.json of a run")
         version = tree.get("version")
-        if type(version) is not int or not 1 <= version <= VERSION:
+        if type(version) is not int or version != VERSION:
             raise DataError(
-                f"{origin} is a ledger of version {_shortened(version)}, and this ldpfl reads versions up to {VERSION}: update "
-                "ldpfl, or restore the file"
+                f"{origin} is a ledger of version {_shortened(version)}, and this ldpfl reads version {VERSION}: use the ldpfl that wrote "
+                "it, or restore the file"
             )
         unknown = sorted(tree.keys() - _TOP_FIELDS)
         if unknown:
@@ -138,13 +130,12 @@ class Ledger:
         links = []
         for index, entry in enumerate(tree["events"], start=1):
             try:
-                links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _FIRST_CHAINED_VERSION else None)
-                events.append(_require_later(events, _event_from_json(entry, version)))
+                links.append(entry.pop("chain", None) if isinstance(entry, dict) else None)
+                events.append(_require_later(events, _event_from_json(entry)))
             except LdpflError as error:
                 raise DataError(f"{origin}, event {index}: {error}") from None
-        _check_possible(events, origin, gaps=version < _FIRST_CHAINED_VERSION)
-        if version >= _FIRST_CHAINED_VERSION:
-            _check_chained(events, links, origin)
+        _check_possible(events, origin)
+        _check_chained(events, links, origin)
         return cls(tuple(map(_with_checked_author, events)))
 
     def save(self, path: Path, accounted: Mapping[str, Any] | None = None) -> None:
@@ -190,7 +181,10 @@ def _require_later(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEven
 
 
 def _chain_hash(previous: str, event: RoundEvent) -> str:
-    """Return the chain hash of ``event``, which includes the chain hash ``previous`` of the event before it."""
+    """Return the chain hash of ``event``, which includes the chain hash ``previous`` of the event before it.
+
+    It finds accidents, but no forgery.
+    """
     return hashlib.sha256(f"{previous}{json.dumps(_event_to_json(event), sort_keys=True)}".encode()).hexdigest()[:16]
 
 
@@ -206,10 +200,8 @@ def _check_chained(events: Sequence[RoundEvent], links: Sequence[object], origin
             )
 
 
-def _check_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) -> None:
+def _check_possible(events: Sequence[RoundEvent], origin: str) -> None:
     """Reject events that no run can have. With them, the client that is charged might not be the one that took part most often.
-
-    With ``gaps``, rounds that nobody joined may be missing: earlier versions left them out.
 
     Raises:
         DataError: an event contradicts itself, or the events before it.
@@ -217,7 +209,7 @@ def _check_possible(events: Sequence[RoundEvent], origin: str, *, gaps: bool) ->
     previous, others_by_rounds, reports = None, Counter[int](), 0
     for index, event in enumerate(events, start=1):
         reports += event.cohort
-        reason = _reason_impossible(event, previous, gaps=gaps)
+        reason = _reason_impossible(event, previous)
         if not reason:
             others_by_rounds = _other_clients_by_rounds(others_by_rounds, event, previous)
             if others_by_rounds.total() >= event.population or max(others_by_rounds, default=0) > event.joined:
@@ -247,7 +239,7 @@ def _other_clients_by_rounds(earlier: Counter[int], event: RoundEvent, previous:
     return +clients_by_rounds + Counter({event.joined: max(0, unassigned_reports)})
 
 
-def _reason_impossible(event: RoundEvent, previous: RoundEvent | None, *, gaps: bool) -> str:
+def _reason_impossible(event: RoundEvent, previous: RoundEvent | None) -> str:
     """Return the reason why ``event`` cannot follow the event ``previous``; empty if it can."""
     last, joined = (previous.round, previous.joined) if previous else (0, 0)
     parameter = event.release.parameter
@@ -264,7 +256,7 @@ def _reason_impossible(event: RoundEvent, previous: RoundEvent | None, *, gaps: 
             f"population fell from {previous.population:,} to {event.population:,} clients: it must not fall, "
             "since clients that left are still counted"
         )
-    if event.round != last + 1 and not (event.sampling == "secret" or (gaps and event.sampling == "visible")):
+    if event.round != last + 1 and event.sampling != "secret":
         return f"round {event.round} comes after round {last}: the rounds between them are missing"
     if not joined <= event.joined <= joined + event.round - last:
         return f"a client cannot have joined {joined} rounds by round {last} and {event.joined} by round {event.round}"
@@ -288,13 +280,13 @@ def _shortened(value: Any) -> str:
 
 
 def _event_to_json(event: RoundEvent) -> dict[str, Any]:
-    """Return ``event`` as a JSON object. Fields that older ledgers lack are left out at their defaults, to keep the chain hashes."""
+    """Return ``event`` as a JSON object. Some fields are left out at their defaults."""
     tree = {**asdict(event), **_numbers_as_python_types(event)}
     fields = {**tree["release"], **_numbers_as_python_types(event.release)}
     release = {name: value for name, value in fields.items() if (name, value) not in _DEFAULTS_LEFT_OUT}
     for name in ("histograms", "colluding"):
         if not tree[name]:
-            del tree[name]  # older ledgers lack these fields of a round too
+            del tree[name]
     return {**tree, "release": {"kind": _KIND_NAMES[type(event.release)], **release}}
 
 
@@ -309,16 +301,14 @@ def _numbers_as_python_types(thing: RoundEvent | Release) -> dict[str, float]:
     return {name: kinds[declared](value) for name, (declared, value) in stated.items() if declared in kinds and value is not None}
 
 
-def _event_from_json(tree: Any, version: int) -> RoundEvent:
-    """Return the event of a JSON object that was read from a ledger of this ``version``."""
+def _event_from_json(tree: Any) -> RoundEvent:
+    """Return the event of a JSON object that was read from a ledger."""
     if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
         raise DataError("an event needs a release, which is an object with a kind")
     kind = tree["release"].get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise DataError(f"unknown kind of release {_shortened(kind)}: {did_you_mean(str(kind)[:40], _KINDS)}")
     fields = {name: value for name, value in tree["release"].items() if name != "kind"}
-    if version == 1 and kind in ("binary", "pure") and str(fields.get("mechanism")) in _CLAIMS_OF_VERSION_1:
-        fields["claim"] = _CLAIMS_OF_VERSION_1[fields["mechanism"]]
     release = _construct(_KINDS[kind], fields)
     return _construct(RoundEvent, {**tree, "release": release})
 
