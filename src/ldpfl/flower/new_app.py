@@ -134,11 +134,12 @@ def _targets_with_bounds(table: Table, data: DataConfig, task: str) -> list[str]
 
 
 def _classes_in(table: Table, target: str, task: str) -> list[str]:
-    """Return the different values of the column ``target``, as texts, in the order that a simulation takes them in.
+    """Return the different values of the column ``target``, as texts, in the order in which a simulation numbers the classes.
 
     Raises:
         ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
     """
+    # A column that was read as numbers gets the texts back: 1.0 is the class "1".
     cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
     classes = sorted({cell for cell in cells if not table.is_absent(cell)}, key=natural_key)
     if task == "ordinal":

@@ -198,7 +198,7 @@ def check_values_asked(config: RunConfig, *, weights: bool, gradients: bool, per
     Raises:
         Declined: the app does not return these values.
     """
-    if config.mechanism.perturbed == "gradient" and not gradients:
+    if config.mechanism.perturbed == "gradient" and not gradients:  # `perturbed` says which values the mechanism randomises
         raise GivesWeights(
             f"the round asks for gradients ({config.mechanism.name}), but this node's app returns trained weights, in which the influence "
             "of one record is not bounded; nothing was charged or sent. The app's author should use LdpClientApp(records=...): see "
@@ -240,6 +240,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         model_layout = ParameterLayout.from_module(task.model)
         expected_shapes = dict(zip(layout.names, layout.shapes, strict=True))
         fits = dict(zip(model_layout.names, model_layout.shapes, strict=True)) == expected_shapes
+        # It is made even if records are not clipped one by one, because it refuses a model that mixes or remembers records.
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
     except LdpflError:  # its text is not passed on, because it names parts of the app
         raise PrivacyError(
@@ -257,6 +258,7 @@ def _loss_by_record(loss: Loss) -> Loss:
     """Return a function that gives the loss (B,) of each record, also if ``loss`` returns the mean over its records."""
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss (B,) of each of B records, given the model's ``outputs`` (B, ...) and their ``targets`` (B, ...)."""
         value = loss(outputs, targets)
         if not isinstance(value, Tensor) or value.dim():
             return value  # the loss of each record already; or no tensor, which the caller reports
@@ -282,13 +284,15 @@ def trainer_of_records(
     """Return the trainer that computes the gradients, after a trial on made-up samples of the same shapes.
 
     Args:
-        layout, weights: the model's arrays as the server sent them.
+        layout, weights: names and shapes of the model's arrays, and their values (d,), as the server sent them.
+        persons: which rows belong to which person, if persons are protected; None to protect records.
         warn: function that gets the warnings.
         quotes: whether warnings may quote exceptions of the app. They may not on a node, where they may repeat values of its records.
     """
     samples = Samples(map_tensors(Tensor.detach, task.inputs), task.targets.detach())
     app_task = Task("own", "number", _loss_by_record(task.loss), metrics={})
-    local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=app_task)
+    # The app's inputs are not normalised. The learning rate has no effect, because the trainer returns gradients.
+    local = LocalTask(task.model.to(device), layout, samples.to(device), mean=(), std=(), optimiser=LocalOptimiser(1.0), task=app_task)
     dataset = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
     # Model and data are the app's own objects, whatever names the server's config has.
     renamed = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}

@@ -220,7 +220,7 @@ class RelayCollector(RelayedRounds):
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
         sizes = self.relay_terms(round_, _NO_AGREEMENT)  # not the relay's own statement, which is not trusted to bound sizes
-        joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0
+        joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0  # counts of records
         encrypted_records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
         for plaintexts, refused in open_in_batches(
@@ -282,7 +282,7 @@ class SumCollector(RelayedRounds):
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
             return Received(None, decoding_error=str(error))
-        unmasked = unshard(total, seeds)
+        unmasked = unshard(total, seeds)  # (dimension,) int64 lattice points: the sum of the clients' noisy vectors
         longest = mechanism.max_sum_length(len(seeds), round_.asked, sizes.dimension, round_.max_length)
         length = float(np.linalg.norm(unmasked.astype(np.float64)))
         if length > longest:

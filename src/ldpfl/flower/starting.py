@@ -130,7 +130,14 @@ def start_or_resume(
 
 
 def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
-    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if the two contradict."""
+    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation: the rounds of each node.
+
+    The participation is saved before a round, and the checkpoint after it. So the participation may be one round ahead, but no more.
+
+    Raises:
+        ConfigError: the folder holds a run of another model, or a round that was begun on other terms of the transport.
+        DataError: checkpoint and participation contradict each other.
+    """
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
@@ -147,7 +154,7 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
             f"the checkpoint in {folder.path} is of round {done}, but nodes were asked up to round {participation.begun}: restore the "
             "latest checkpoint, because an earlier one does not count the rounds since then"
         )
-    if participation.begun > done:
+    if participation.begun > done:  # the server was stopped in a round, whose reports it may still receive
         participation.check_terms(terms(participation.terms))
     return checkpoint, participation
 

@@ -254,7 +254,10 @@ class LdpStrategy(Strategy):
                 self._skip_round(progress, number)
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
-        """Finish a round for which no node was told to train. The ledger charges it for all nodes all the same, and so overcounts."""
+        """Finish an evaluation for which no node was told to train, so that the run can go on with the next round.
+
+        The ledger has one event for each round, so this round is charged for all nodes although none has sent anything.
+        """
         all_nodes = progress.participation.rounds
         progress.open_round(number, len(all_nodes), self._collector.linked)
         self._charge_before_sending(progress, progress.participation.after_asking(number, all_nodes, (), self._collector_terms()))
@@ -287,7 +290,7 @@ class LdpStrategy(Strategy):
 
     def _set_column_scaling(self, progress: RunProgress) -> None:
         """Set how nodes scale their tables, and let the server scale its rows likewise. Do nothing before all columns are measured."""
-        if not 0 < statistics_rounds(self.config) <= progress.rounds_done:
+        if not 0 < statistics_rounds(self.config) <= progress.rounds_done:  # 0: the run measures no columns
             return
         scaled = column_scaling(self.config, progress.stages)
         for note in scaled.notes:
@@ -353,13 +356,13 @@ class LdpStrategy(Strategy):
         return self._round_event(progress, min(progress.round.asked, self._collector.min_clients))
 
     def _round_event(self, progress: RunProgress, cohort: int) -> RoundEvent:
-        """Return the ledger's event for the round with reports of ``cohort`` clients.
+        """Return the ledger's event for the current round, in which each report hides among those of ``cohort`` clients.
 
         All nodes that were told to train count as participants, with or without a report.
         """
         # In training, the run's mechanism makes the round's, so an author is known only if both are ldpfl's own.
         chosen_by = progress.mechanism if progress.planned.kind == "training" else None
-        release = released(progress.round.mechanism, progress.round.ranges, chosen_by)
+        release = released(progress.round.mechanism, progress.round.ranges, chosen_by=chosen_by)
         if not progress.planned.is_training:
             release = without_claim(release)  # the mechanism's paper claims nothing about sums over records
         # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
@@ -416,7 +419,10 @@ class LdpStrategy(Strategy):
             progress.participation.save(self._folder.participation_path)
 
     def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
-        """Return the transport's terms, as values for JSON. If the ``earlier`` terms name the previous key, so do the returned ones."""
+        """Return the transport's terms, as values for JSON.
+
+        ``earlier`` are the terms of a round that was begun. If they name the aggregator's previous key, the returned terms name it, too.
+        """
         collector = self._collector.collector_for(earlier)
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in collector.terms().items()}
 
