@@ -240,14 +240,13 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         model_layout = ParameterLayout.from_module(task.model)
         expected_shapes = dict(zip(layout.names, layout.shapes, strict=True))
         fits = dict(zip(model_layout.names, model_layout.shapes, strict=True)) == expected_shapes
-        # It is made even if records are not clipped one by one, because it refuses a model that mixes or remembers records.
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, _warn_without_names) if fits else None
     except LdpflError:  # its text is not passed on, because it names parts of the app
         raise PrivacyError(
             "the model or the loss of this node's app cannot be trained on one record at a time: to see why, run ldpfl deploy check-node "
             "--app APP --try on this node, or RecordTask.check() in a test of the app"
         ) from None
-    if trainer is None:
+    if trainer is None:  # the model has other parameters than the arrays that the server sent
         raise PrivacyError("the trainable parameters of this node's model differ in name or shape from the arrays that the server sent")
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)

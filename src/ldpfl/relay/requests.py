@@ -154,6 +154,8 @@ class Caller:
     ) -> None:
         """Prepare to call the relay at ``url``; ``verify`` may be a TLS context that trusts a private authority.
 
+        ``transport`` replaces the network, for a relay in this process. Tests replace ``sleep`` and ``clock``.
+
         Raises:
             ConfigError: the URL is not valid, or the token would go over a network without TLS.
         """
@@ -222,9 +224,10 @@ class Caller:
         if not addresses:
             self._last_error = f"no address was found for {host_name}"
         for index, address in enumerate(addresses):
-            waited_s = self._clock() - started_at_s if index else 0.0
+            waited_s = self._clock() - started_at_s if index else 0.0  # for the addresses before this one
             left_s = max(0.0, allowed_s - waited_s)
             addresses_left = len(addresses) - index
+            # An equal share, for each address left, of what remains of the time for connecting.
             connect_s = max(0.0, min(self._patience.timeout_s, allowed_s) - waited_s) / addresses_left
             request.url = request.url.copy_with(host=address)
             request.extensions = {

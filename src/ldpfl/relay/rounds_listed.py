@@ -68,7 +68,7 @@ def list_rounds(store: Store) -> list[ListedRound]:
             min_clients=row.min_clients,
             max_uploads=row.max_uploads,
             upload_bytes=status.terms.upload_bytes,
-            age_s=now - (row.closes_at - row.closes_in_s),
+            age_s=now - (row.closes_at - row.closes_in_s),  # the difference is the time of opening
             seconds_left=row.closes_at - now,
         )
         for row, status in statuses

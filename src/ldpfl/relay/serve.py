@@ -126,6 +126,7 @@ def _periodic_tidying(relay: Store) -> Iterator[None]:
     gc.freeze()
 
     def tidy() -> None:
+        """Collect garbage, and do the deletions that are still due, every two seconds until ``over`` is set."""
         while not over.wait(_TIDY_S):
             gc.collect()
             try:

@@ -298,7 +298,7 @@ class Store:
             self._deadlines.check_releasable(connection, row)
             upload_count = fetch_count(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
             complete = count_complete_uploads(connection, row)
-            first_part = _first_records_part(row)
+            first_part = _first_records_part(row)  # 0, unless this is a sum round, whose first parts hold the sum
             part_total = first_part + part_count(complete * kept_bytes_per_upload(row))
             if index >= part_total:
                 raise _no_such_part(row, part_total)
@@ -306,12 +306,15 @@ class Store:
                 merge_partial_sums(connection, row)
             self._store_mixed(connection, row, complete, range(first_part, part_total))
             connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=part_total))
-        self._gone_rounds.scrub()
+        self._gone_rounds.scrub()  # removes traces of the deleted uploads, which show who sent which record
         seconds = round(time.monotonic() - started_at_s, 3)
         log_round("round_released", run, number, uploads=complete, incomplete=upload_count - complete, parts=part_total, seconds=seconds)
 
     def _store_mixed(self, connection: Connection, row: Row[Any], complete: int, part_numbers: range) -> None:
-        """Replace the round's uploads by their records in mixed order, stored as parts with the given numbers."""
+        """Replace the round's uploads by their records in mixed order, stored as parts with the numbers ``part_numbers``.
+
+        ``complete`` is the number of complete uploads. Records of incomplete uploads are deleted with them.
+        """
         with self._open_spool() as spool:
             scattered = scatter(stream_complete_uploads(connection, row), row.record_bytes, len(part_numbers), self._words, spool)
             if scattered.records != complete * row.records_per_upload:

@@ -182,13 +182,17 @@ class Sums:
             if new:
                 _store_envelopes(connection, row, new)
                 self._outdated_bytes += _add_up(connection, row, new)
+                # The row may be older than another process's last change, so the UPDATE itself checks that the round does not get too full.
                 add_to_count = update(rounds).where(rounds.c.id == row.id, rounds.c.uploads + len(new) <= row.max_uploads)
                 if connection.execute(add_to_count.values(uploads=rounds.c.uploads + len(new))).rowcount != 1:
                     raise _Raced
         return outcomes
 
     def _decide_on_uploads(self, connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> list[Refusal | bool]:
-        """Decide on each request (client, upload id): True if the upload must be added, False if it is in the sum already, or a refusal."""
+        """Decide on each request (client, upload id): True if the upload must be added, False if it is in the sum already, or a refusal.
+
+        An upload that is in the sum is accepted again even if the round is over, so that a client that got no answer can ask again.
+        """
         refusal = self._refusal_if_over(connection, row)
         upload_id_of, taken_ids = _uploads_present(connection, row, requests)
         free_places, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
@@ -268,7 +272,7 @@ def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
     first_number = len(slices) * _lock_partial_sum(connection, row)
     for number, part in enumerate(slices, start=first_number):
         length = part.stop - part.start
-        total = zeros(length * 8 // terms.bits, terms.bits)
+        total = zeros(length * 8 // terms.bits, terms.bits)  # one number for each `bits` bits of the part
         for share in shares:
             share.body.seek(part.start)
             fold(total, share.body.read(length))
