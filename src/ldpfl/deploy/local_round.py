@@ -46,7 +46,10 @@ _START_DEVIATION = 0.05
 def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterator[Finding]:
     """Do one round's local work at ``node``, and yield the findings. The policy must have allowed the app before.
 
+    Any failure of the app becomes a finding, which repeats no value of a record.
+
     Args:
+        offer: what the app asks of the node.
         key: public key of the aggregator, for which a report over a relay is encrypted.
     """
     local_run()  # Flower creates messages only in a run
@@ -77,7 +80,15 @@ def _try_app(
     app: LdpClientApp,
     explain: Callable[[BaseException], str],
 ) -> Iterator[Finding]:
-    """Do one round's local work with ``app``, and yield the findings. ``explain`` turns exceptions into text for the operator."""
+    """Do one round's local work with ``app``, and yield the findings.
+
+    The arrays with which the round begins are those of the recipe, of the app's own model, or made up.
+
+    Args:
+        key: public key of the aggregator.
+        app_folder: folder of the app; None for ldpfl's own app.
+        explain: turns an exception into text for the operator.
+    """
     run_config = {} if app_folder is None else run_config_of(app_folder)
     node_config: UserConfig = {"num-partitions": offer.config.clients.count}
     if node.partition is not None:
@@ -94,6 +105,7 @@ def _try_app(
     else:
         start = _made_up_arrays(node)
     message = _training_message(offer, start, trial, key, run_config)
+    # Weights that are equal to those received show that nothing was learnt. Gradients are not comparable with what was received.
     guard = partial(_do_work_of_app, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
     yield _finding_on_attempt(app.attempt(message, context, guard), offer, start)
 
@@ -148,13 +160,14 @@ def _try_records_in_process(
     """Try an app's records in a process of its own, and return the findings."""
 
     def work() -> bytes:
+        """Try the records, and return the findings as bytes."""
         return records_to_bytes(try_records(wrapped.records, context, offer.config).to_records())
 
     with confined_process.one_thread(), confined_process.start_guarded(partial(with_explanation, work, explain)) as child:
         outcome = child.outcome()
     if outcome.value is None:
         raise PrivacyError(f"the app returned no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")
-    return RecordsFound.of(unwrap_serialised(wrap_serialised(bytes(outcome.value))))
+    return RecordsFound.of(unwrap_serialised(wrap_serialised(bytes(outcome.value))))  # wrapped first: only wrapped bytes can be parsed
 
 
 def _findings_on_records(records: RecordsFound) -> Iterator[Finding]:

@@ -103,6 +103,7 @@ def trial_of(
     all_changes = (f"clients.count={clients}", f"training.rounds={rounds}", *_DEMO_CHANGES[transport], *changes)
     recipe = load_recipe(RECIPE, all_changes)
     target = recipe.privacy.target_epsilon
+    # If records are protected in sums, the nodes also measure the model, unless the changes say something else about evaluation.
     adds_evaluation = (
         transport == "sum" and recipe.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
     )
@@ -125,7 +126,8 @@ def trial_of(
     _, start = build(config, dataset, choose_device("cpu"))
     if transport == "sum":
         require_adding_up(deployable_mechanism(config, start.state.ranges))  # raises before anything is deployed
-    policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
+    offer = Offer(config, transport, cohort=config.clients.count, linked=linked, reply_s=reply_s)
+    policy = fitting_policy(offer, start.state.ranges)
     absolute_data_dir = None if data_dir is None else data_dir.absolute()
     return Trial(config, all_changes, policy, absolute_data_dir, reply_s, transport, start.state.ranges.sizes)
 

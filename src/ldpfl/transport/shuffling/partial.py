@@ -64,7 +64,7 @@ class PartialPool:
         return counts * self.reported
 
     def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:
-        """Return the mean of each weight over the reports that arrived about it.
+        """Return the mean of each weight over the reports that arrived about it, and the estimated variance of its noise.
 
         Raises:
             PrivacyError: no weight was reported, or reports of another mechanism or model.

@@ -121,7 +121,7 @@ def open_seeds(
             try:
                 seeds[signer] = key_files.SUITE.decrypt(sealed, aggregator, binding.info(b"seal"))
             except InvalidTag:
-                seeds[signer] = b""
+                seeds[signer] = b""  # so that a second envelope of this node is noticed; with a fault, no seed is returned
                 faults.unopened.append(signer)
     if faults_text := faults.describe(len(seeds)):
         raise ProtocolError(f"the sum is not opened: {faults_text}")

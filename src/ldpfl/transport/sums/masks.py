@@ -74,6 +74,7 @@ def _mask_pieces(seed: bytes, dimension: int, bits: Bits) -> Iterable[tuple[int,
     """Yield the mask (d,) of a seed in pieces, each with the index of its first number. The next piece overwrites the one before."""
     if len(seed) != SEED_BYTES:
         raise ProtocolError(f"a seed has {len(seed)} bytes, expected {SEED_BYTES}")
+    # The counter may start at 0 each time, because each seed masks only one vector.
     stream, buffer = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), np.empty(_PIECE_BYTES, dtype=np.uint8)
     numbers_per_piece = _PIECE_BYTES * 8 // bits
     for start in range(0, dimension, numbers_per_piece):
