@@ -201,7 +201,11 @@ def _node_names(site: Site) -> dict[int, str]:
 
 
 def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch) -> None:
-    """Wait until ``submitted``, the command that follows the run, has ended; tell the observer what happens meanwhile."""
+    """Wait until ``submitted``, the command that follows the run, has ended. ``watch`` tells its observer what happens meanwhile.
+
+    Raises:
+        DeploymentError: a node has refused, a program has ended, the run takes too long, or the command has failed.
+    """
 
     def has_ended() -> bool:
         """Tell whether the run has ended, after telling the observer what is new. Raise if a node has refused."""

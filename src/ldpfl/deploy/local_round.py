@@ -157,7 +157,11 @@ def _initial_arrays_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
 def _try_records_in_process(
     wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]
 ) -> RecordsFound:
-    """Try an app's records in a process of its own, and return the findings."""
+    """Try the records of the app that ``wrapped`` holds in a process of its own, and return the findings.
+
+    Raises:
+        PrivacyError: the process gave no findings; the text has the reason, as ``explain`` words it for the operator.
+    """
 
     def work() -> bytes:
         """Try the records, and return the findings as bytes."""
@@ -216,7 +220,14 @@ def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:
 
 
 def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_config: UserConfig) -> Message:
-    """Return the message by which a server would tell this node to train in the first training round."""
+    """Return the message by which a server would tell this node to train in the first training round.
+
+    Args:
+        offer: what the app asks of the node.
+        start: arrays with which the round begins.
+        key: public key of the aggregator.
+        run_config: the run config that the app gets.
+    """
     layout = layout_of(start)
     weights: Tensor = to_vector(start, layout)
     ranges, clients = initial_ranges(offer.config, layout, weights), offer.config.clients

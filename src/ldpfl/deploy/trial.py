@@ -92,7 +92,8 @@ def trial_of(
 ) -> Trial:
     """Return the trial of ``clients`` nodes and ``rounds`` rounds of the quickstart, with ``changes`` of the form ``key=value``.
 
-    The data are loaded once here. So mistakes show before the deployment, and nodes read the decoded data from the cache.
+    The data are loaded once here. So mistakes show before the deployment, and nodes read the decoded data from the cache. The other
+    arguments are as for :class:`Trial`.
 
     Raises:
         LdpflError: the settings, the model or the data do not fit, or nothing would be protected.

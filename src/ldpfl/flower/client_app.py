@@ -349,7 +349,7 @@ class LdpClientApp(ClientApp):
             return encoder.outcome(ready_by)
 
     def _app_bytes(self, request: RoundRequest, message: Message, context: Context, threads: int) -> bytes:
-        """Return the trained weights and the app's state, as bytes: PRIVATE."""
+        """Run the app, with ``threads`` threads of PyTorch. Return the trained weights, followed by the app's state, as bytes: PRIVATE."""
         torch.set_num_threads(threads)
         trained = self._run_app(request, message, context)
         return trained.to(_dtype(request)).numpy().tobytes() + records_to_bytes(context.state)
@@ -370,7 +370,10 @@ class LdpClientApp(ClientApp):
         return len(report).to_bytes(_LENGTH_BYTES, "big") + report + state
 
     def _report(self, request: RoundRequest, node: Node, context: Context, trained: Tensor) -> bytes:
-        """Return the bytes that leave the node for ``trained`` weights (d,), which are PRIVATE and modified in place."""
+        """Return the bytes that leave the node for ``trained`` weights (d,), which are PRIVATE and modified in place.
+
+        These bytes are the randomised report; over a relay, they are encrypted for the aggregator.
+        """
         payload = self._payload(request, context, trained)
         return payload if request.ask.terms.transport == "direct" else node.seal(request.ask, payload)
 

@@ -232,7 +232,10 @@ def device_of_node() -> torch.device:
 
 @with_torch_defaults()
 def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms: RoundTerms, mechanism: Mechanism) -> Tensor:
-    """Return the gradient (d,) over all records of ``task``, clipped by record or person where the mechanism asks for it: PRIVATE."""
+    """Return the gradient (d,) over all records of ``task`` at the server's ``weights`` (d,), whose layers are ``layout``: PRIVATE.
+
+    Where the mechanism protects records or persons, it is the sum of their clipped gradients, else the gradient of the mean loss.
+    """
     device, config = device_of_node(), terms.config
     by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None

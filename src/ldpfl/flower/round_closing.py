@@ -72,6 +72,7 @@ def _after_least_squares(
     """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients.
 
     Args:
+        received, event: as for :func:`aggregate_round`.
         head: solver for the model's last layer.
         records_each: mean number of records of a client as the config states it, since the true number is private.
     """

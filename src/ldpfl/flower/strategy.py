@@ -119,7 +119,9 @@ class LdpStrategy(Strategy):
             initial_arrays: the public initial model; a resumed run goes on from its checkpoint instead.
             num_rounds: total number of training rounds, including those before a resume; by default as the config says.
             timeout: seconds to wait for the replies of a round.
+            train_config: settings that apps find in each message to train.
             evaluate_config: must be left out, because clients evaluate nothing.
+            evaluate_fn: function that evaluates the model after each training round, given the round's number and the model.
 
         If too few nodes take part in an evaluation at clients, it is charged and gives no figures, and the run goes on.
 
@@ -166,6 +168,8 @@ class LdpStrategy(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask the nodes of a round whether they take part. Return the messages that tell the agreeing nodes to train, all with one content.
+
+        ``arrays`` and ``config`` are the model and the settings that the app of each node gets.
 
         Raises:
             TooFewTakePart: too few nodes agree; nothing was begun or charged.
@@ -238,7 +242,10 @@ class LdpStrategy(Strategy):
         LOGGER.info("%s: %s; %s", self.config.mechanism.name, guarantee_text(progress), start)
 
     def _run_round(self, progress: RunProgress, number: int, train_config: ConfigRecord, grid: Grid) -> None:
-        """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""
+        """Run round ``number``. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run.
+
+        ``train_config`` has the settings that apps find in the message.
+        """
         try:
             arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
             messages = self.configure_train(number, arrays, train_config, grid)

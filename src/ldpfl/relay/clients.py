@@ -130,7 +130,7 @@ class RelayAggregator(Caller):
         return self._round_status(run, number)
 
     def wait(self, run: str, number: int, timeout_s: float, *, poll_s: float = 1.0) -> RoundStatus:
-        """Wait until the round is released, by the relay's clock, for at most ``timeout_s`` seconds.
+        """Wait until the round is released, by the relay's clock, for at most ``timeout_s`` seconds. Ask every ``poll_s`` seconds.
 
         Raises:
             RelayNotReleased: the round was not released in that time; the message says why.

@@ -59,7 +59,14 @@ def serve(
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     connections: ConnectionLimits = ConnectionLimits(),  # noqa: B008  (frozen)
 ) -> None:
-    """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return; port 0 lets the system choose.
+    """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return.
+
+    Args:
+        store: path of a SQLite file, or URL of a PostgreSQL database.
+        port: port to listen on; 0 lets the system choose one.
+        tls: certificate and key; None to listen without TLS, which only a loopback ``host`` may.
+        limits: limits on the requests of each token.
+        connections: limits on the number and the times of connections.
 
     Raises:
         ConfigError: there is no TLS and the host is not a loopback address; others may read the store or the key; or the certificate,

@@ -123,7 +123,7 @@ class Store:
         return status
 
     def status(self, owner: str, run: str, number: int) -> RoundStatus:
-        """Return the state of a round; to the aggregator that opened it, also how many uploads are complete.
+        """Return the state of a round; if ``owner``, who asks, is the aggregator that opened it, also how many uploads are complete.
 
         Raises:
             Unknown: there is no such round.
@@ -133,6 +133,8 @@ class Store:
 
     def begin(self, client: str, run: str, number: int, upload_id: str, length: int) -> Progress:
         """Begin the only upload of ``client`` in this round, or return the progress of an upload that was begun before.
+
+        ``upload_id`` is the id that the client has chosen, and ``length`` the number of bytes that it announces.
 
         Raises:
             Unknown: there is no such round.
@@ -170,7 +172,7 @@ class Store:
             return self._require_open_or_complete(connection, row, upload_progress(connection, row, client, upload_id))
 
     def append(self, client: str, run: str, number: int, upload_id: str, offset: int, data: bytes) -> Progress:
-        """Store the bytes of an upload that follow the first ``offset``; they are on disk when this returns.
+        """Store ``data``, the bytes of an upload that follow its first ``offset`` bytes. They are on disk when this returns.
 
         Raises:
             Unknown: there is no such round, or the client has no such upload in it.
@@ -195,7 +197,9 @@ class Store:
             return Progress(offset + len(data), expected)
 
     def part(self, owner: str, run: str, number: int, index: int) -> RecordsPart:
-        """Return one part of the mixed records, the same bytes each time; the first call after the deadline mixes the round.
+        """Return the part ``index``, from 0, of the mixed records or the sum: the same bytes each time.
+
+        The first call after the deadline mixes the round. ``owner`` is the aggregator that asks.
 
         Raises:
             Unknown: there is no such round or part.

@@ -104,7 +104,7 @@ def seal(plaintexts: NDArray[np.uint8], public_key: X25519PublicKey, binding: Bi
 def open_records(
     blob: bytes, plaintext_bytes: int, private_key: X25519PrivateKey, binding: Binding
 ) -> tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]:
-    """Open sealed records of ``plaintext_bytes`` + 48 bytes each.
+    """Open the sealed records in ``blob``, of ``plaintext_bytes`` + 48 bytes each, which were made for the round and plan in ``binding``.
 
     Return the plaintexts (R, plaintext_bytes) of the records that can be opened, in their order, and the numbers of refused records.
     Refused are records that were altered, or sealed to another key or for another run, round or plan, and an incomplete last record.
