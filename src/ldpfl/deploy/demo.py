@@ -310,7 +310,7 @@ class Watch:
     _end_told: bool = False
 
     def tell_news(self) -> None:
-        """Tell the observer what has happened since the last call."""
+        """Tell the observer what has happened since the last call: late nodes, finished rounds, the next round, the end of the rounds."""
         for node in self.site.nodes:
             for reason in islice(replacement_reasons(node), self._replacements_told[node.name], None):  # skip those told before
                 self._replacements_told[node.name] += 1

@@ -238,6 +238,7 @@ class LdpClientApp(ClientApp):
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 ask = read_question(message.content, run_config)
+            # With an app of another author, a guarantee for records rests on this author's code.
             self._last_question = message.content, run_config, ask if self._is_ldpfl_app else ask.of_own_app()
         ask = self._last_question[2]
         self._check_app_returns(ask.terms)

@@ -292,7 +292,7 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: floa
         leader = os.fork()
         if leader == 0:
             _run_group_leader(work, sending, scratch)
-        os.close(sending)
+        os.close(sending)  # otherwise the pipe would stay open when the worker has ended without a result
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
         if time.monotonic() < killed_at:
             _stop_all(leader)

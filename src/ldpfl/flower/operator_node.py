@@ -242,7 +242,7 @@ class OperatorNode:
         return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked, unprotected=self.policy.allow_unprotected)
 
     def _request(self, ask: Ask) -> Request:
-        """Return the release as policy and budget judge it."""
+        """Return the release that ``ask`` asks for, in the form in which policy and budget judge it."""
         terms = ask.terms
         return Request.of(
             ask.mechanism,

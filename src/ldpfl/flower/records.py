@@ -145,7 +145,8 @@ class RecordTask:
         layout = ParameterLayout.from_module(self.model)
         weights = layout.flatten({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}).cpu()
         config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="the trial")
-        mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))
+        mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))  # any center and radius will do
+        # Called for its trial alone, which raises if something does not fit.
         trainer_of_records(self, layout, weights, config, mechanism, torch.device("cpu"), self.persons_by(DEFAULT_ROWS), LOGGER.warning)
 
 
@@ -283,7 +284,7 @@ def trainer_of_records(
     *,
     quotes: bool = True,
 ) -> Trainer:
-    """Return the trainer that computes the gradients, after a trial on made-up samples of the same shapes.
+    """Return the trainer that computes the gradients of ``task``, after a trial on made-up samples of the same shapes.
 
     Args:
         layout, weights: names and shapes of the model's arrays, and their values (d,), as the server sent them.
@@ -292,10 +293,12 @@ def trainer_of_records(
         quotes: whether warnings may quote exceptions of the app. They may not on a node, where they may repeat values of its records.
     """
     samples = Samples(map_tensors(Tensor.detach, task.inputs), task.targets.detach())
-    app_task = Task("own", "number", _loss_by_record(task.loss), metrics={})
+    app_task = Task(name="own", targets="number", losses=_loss_by_record(task.loss), metrics={})
     # The app's inputs are not normalised. The learning rate has no effect, because the trainer returns gradients.
     local = LocalTask(task.model.to(device), layout, samples.to(device), mean=(), std=(), optimiser=LocalOptimiser(1.0), task=app_task)
-    dataset = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
+    # The trial reads only the vocabulary and the number of outputs; 0 is for an unknown number.
+    no_samples = samples.take(slice(0))
+    dataset = Dataset("records", samples, no_samples, outputs=0, mean=(), std=(), fingerprint="", vocabulary=_MADE_UP_TOKENS)
     # Model and data are the app's own objects, whatever names the server's config has.
     renamed = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
     return trainer_after_trial(config.model_copy(update=renamed), local, mechanism, weights, dataset, warn, persons, quotes=quotes)

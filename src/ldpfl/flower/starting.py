@@ -160,9 +160,13 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
 
 
 def _check_runs_on_flower(config: RunConfig, kind: Kind, rounds: int) -> None:
-    """Raise if a setting of ``config`` does not run on Flower with this ``kind`` of app, or ``rounds`` is not the planned number.
+    """Raise if a setting of ``config`` does not run on Flower with this ``kind`` of app, or noise is planned for other ``rounds``.
 
-    An app of the author's own computes no sums over records. Noise of an evaluation is planned for a fixed number of rounds.
+    An app that is not ldpfl's own computes no sums over records, as evaluation, least squares and statistics need them. The noise of an
+    evaluation, or for a target epsilon, is planned for ``training.rounds`` training rounds.
+
+    Raises:
+        ConfigError: one of these problems; the text says what to set.
     """
     if kind is not Kind.READY_APP and (config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)):
         raise ConfigError(

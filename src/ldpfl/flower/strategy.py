@@ -115,6 +115,9 @@ class LdpStrategy(Strategy):
     ) -> Result:
         """Run the rounds that are left and return the model with the figures of all rounds.
 
+        If too few nodes take part in an evaluation at clients, it is charged and gives no figures, and the run goes on. If all nodes
+        decline, the run ends.
+
         Args:
             initial_arrays: the public initial model; a resumed run goes on from its checkpoint instead.
             num_rounds: total number of training rounds, including those before a resume; by default as the config says.
@@ -122,8 +125,6 @@ class LdpStrategy(Strategy):
             train_config: settings that apps find in each message to train.
             evaluate_config: must be left out, because clients evaluate nothing.
             evaluate_fn: function that evaluates the model after each training round, given the round's number and the model.
-
-        If too few nodes take part in an evaluation at clients, it is charged and gives no figures, and the run goes on.
 
         Raises:
             TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
@@ -242,22 +243,23 @@ class LdpStrategy(Strategy):
         LOGGER.info("%s: %s; %s", self.config.mechanism.name, guarantee_text(progress), start)
 
     def _run_round(self, progress: RunProgress, number: int, train_config: ConfigRecord, grid: Grid) -> None:
-        """Run round ``number``. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run.
+        """Run round ``number``. ``train_config`` has the settings that apps find in the message.
 
-        ``train_config`` has the settings that apps find in the message.
+        If too few nodes take part, an evaluation is charged and brings no figures, and the run goes on. Any other round then ends the run,
+        and so does an evaluation that all nodes decline.
         """
         try:
             arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
             messages = self.configure_train(number, arrays, train_config, grid)
             with closing(replies_as_they_come(grid, messages, progress.deadline)) as replies:
                 self.aggregate_train(number, replies)
-        except AllDeclined:
+        except AllDeclined:  # a TooFewTakePart as well
             raise
         except TooFewTakePart as error:
             if planned_round(self.config, number).kind != "evaluation":
                 raise
             LOGGER.warning("%s has no result, and the run goes on. %s", planned_round(self.config, number), error)
-            if progress.rounds_done < number:
+            if progress.rounds_done < number:  # no node was told to train; otherwise aggregate_train has finished the round
                 self._skip_round(progress, number)
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
@@ -393,7 +395,7 @@ class LdpStrategy(Strategy):
     def _save_round(self, progress: RunProgress, checkpoint: Checkpoint, reports: int) -> None:
         """Save ``checkpoint`` as the result of the round, have the transport delete its copy, and log the round."""
         if self._folder is not None:
-            self._folder.save_round(checkpoint)
+            self._folder.save_round(checkpoint)  # before the transport's copy is deleted, so that a crash in between loses nothing
         self._collector.delete_round(progress.run, progress.round.number)
         progress.checkpoint = checkpoint
         if not progress.planned.is_training:

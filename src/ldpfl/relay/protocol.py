@@ -122,7 +122,7 @@ class SumTerms(_Terms):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        """Check that a client's vector is not too long. Only the sum is stored, so the number of uploads does not matter."""
+        """Check that a client's vector is not too long. Of all vectors only the sum is stored, so their number need not be limited here."""
         if self.sum_bytes > MAX_UPLOAD_BYTES:
             raise ValueError(f"dimension * bits / 8 is {self.sum_bytes:,}, expected at most {MAX_UPLOAD_BYTES:,}")
         return self

@@ -42,7 +42,7 @@ class ListedRound:
 
 
 def list_rounds(store: Store) -> list[ListedRound]:
-    """Return the rounds that are not gone, by run and number.
+    """Return the rounds that were neither acknowledged nor cancelled (state ``gone``), sorted by run and number.
 
     The operator holds the store, in which all of this is stored, so the list reveals nothing new to the operator.
 
@@ -77,7 +77,7 @@ def list_rounds(store: Store) -> list[ListedRound]:
 
 
 def cancel_round(store: Store, run: str, number: int) -> bool:
-    """Cancel a round on behalf of its aggregator. Return False if it was gone before; a repeated call changes nothing.
+    """Cancel a round on behalf of its aggregator. Return False if it was acknowledged or cancelled before; then nothing changes.
 
     Raises:
         Unknown: there is no such round.

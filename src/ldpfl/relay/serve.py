@@ -81,12 +81,12 @@ def serve(
     with closing(Store(open_engine(store))) as relay:
         server = uvicorn.Server(_uvicorn_config(relay, tls, limits, connections))
         with _ending_on_signals(server), Gate(_listen(host, port), _reduced_to_descriptor_limit(connections)) as listener:
-            relay.tidy()
+            relay.tidy()  # deletes what an earlier process has left of ended rounds
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
             with _periodic_tidying(relay), asyncio.Runner(loop_factory=partial(TimedTlsEventLoop, connections)) as runner:
                 runner.get_loop().set_exception_handler(_log_fault)
                 runner.run(server.serve(sockets=[listener]))
-            relay.tidy()
+            relay.tidy()  # deletes at once what the periodic deletion has not come to
 
 
 def _log_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -248,7 +248,9 @@ class Store:
         return self._gone_rounds.has_pending_work
 
     def tidy(self, *, at_once: bool = True) -> None:
-        """Delete data of rounds that are gone, such as a killed process leaves. An error is logged, and the next call tries again.
+        """Delete data that is left of acknowledged or cancelled rounds. An error is logged, and the next call tries again.
+
+        A killed process leaves such data, and so does a full disk.
 
         Args:
             at_once: whether to finish regardless of how long it takes; otherwise only a share of the time is used.
@@ -334,7 +336,10 @@ class Store:
         self._gone_rounds.delete()
 
     def _mark_gone(self, owner: str, run: str, number: int, *, only_released: bool) -> bool:
-        """Mark the round as gone; return False if it was gone already. With ``only_released``, raise if it was not released yet."""
+        """Mark the round as gone, after which its data may be deleted. Return False if it was marked already.
+
+        With ``only_released``, raise a :class:`Conflict` if the round was not released yet.
+        """
         with writing(self.engine) as connection:
             row = require_owner(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state == "gone":

@@ -104,7 +104,7 @@ class Tokens:
             return [_owner_from_row(row) for row in connection.execute(query)]
 
     def revoke(self, name: str, *, older: bool = False) -> None:
-        """Revoke all tokens of ``name``, or only the ``older`` of two. Its next request is rejected.
+        """Revoke all tokens of ``name``, or only the ``older`` of two. The next request with a revoked token is rejected.
 
         Raises:
             ConfigError: ``name`` has no such token.

@@ -102,7 +102,8 @@ class FixedRecords:
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
         """Group the records by layout: by how many bits and weights each of their units has, in order.
 
-        Nearly always all records but the last of a payload share one layout, and so one reader: the mechanism that can read such records.
+        A unit is the smallest part of a report that can be sent alone. Nearly always all records but the last of a payload share one
+        layout, and so one reader: the mechanism that can read such records.
         """
         ids_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
         for record_id, first in enumerate(range(0, self._units.count, self._per_record)):

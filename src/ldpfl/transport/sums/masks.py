@@ -30,7 +30,9 @@ _ZEROS = memoryview(bytes(_PIECE_BYTES))  # encrypted zeros are the key stream
 
 
 def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
-    """Return the first share of ``points`` (d,), each modulo 2^``bits``, as little-endian bytes; ``seed`` is the second one.
+    """Return the first share of the integers ``points`` (d,): masked, each modulo 2^``bits``, as little-endian bytes.
+
+    The mask is computed from ``seed``, which is the second share.
 
     The share is indistinguishable from uniform bytes if AES-256 is secure, and the seed is secret and used for this share only.
     """
@@ -41,7 +43,7 @@ def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
 
 
 def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
-    """Add a first share to ``total`` (d,) in place.
+    """Add a first share, a masked vector (d,) as little-endian bytes, to ``total`` (d,) in place.
 
     Raises:
         ProtocolError: the share has another length than ``total``.
@@ -52,7 +54,9 @@ def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
 
 
 def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArray[np.int64]:
-    """Return the sum (d,) of the clients' points, from the sum ``total`` of their first shares and all their ``seeds``.
+    """Return the sum (d,) of the clients' integer vectors: the sum ``total`` (d,) of their masked vectors, less all masks.
+
+    The masks are computed from the clients' ``seeds``.
 
     The sum is right modulo 2^m, and so exact if each coordinate of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the
     number of seeds.
