@@ -346,7 +346,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         text = f"run {run}, probably of this app, has charged {charged_rounds:,} of {rounds:,} rounds"
         text = f"{text}: its other {remaining:,} count below, not a new run"
         yield Finding("budget", Standing.FINE, printable(text))
-        planned, rounds = planned[charged_rounds:], remaining
+        planned, rounds = planned[charged_rounds:], remaining  # not empty: a run with all its rounds is not unfinished
         releases = Counter(planned)
     try:  # the same check as for the server's question, including the policy's limits on sums and on mixed bits
         first = Request(_TRIED_RUN, 1, planned[0], offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)

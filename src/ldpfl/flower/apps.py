@@ -155,7 +155,7 @@ def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kin
         vectors, units = head, federation.samples
     else:
         raise ConfigError(f"the server's round asks for {kind} sums, but its config plans no such sums: start the run with one config")
-    client_units = units[client : client + 1]
+    client_units = units[client : client + 1]  # the records, or persons, of this client alone
     return client_sums(vectors, federation.task, weights, client_units, steps, federation.persons, confined=True)[0]
 
 

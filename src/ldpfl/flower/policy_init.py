@@ -411,6 +411,10 @@ _TARGET_EPSILONS: Mapping[str, Callable[[RunConfig], float | str]] = {
 def config_for_transport(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
     """Return ``config`` with the channel that reports take on this ``transport``. The noise for a target epsilon depends on the channel.
 
+    Args:
+        linked: number of units of a report that stay together in the relay.
+        min_clients: minimum number of clients whose reports the relay releases together.
+
     Raises:
         ConfigError: ``config`` has a target epsilon for training or for evaluations, and
 
@@ -418,6 +422,7 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
             - training asks a fraction of the clients: connected nodes would be asked more often than planned, and ``min_clients`` could not
               hold both for training and for evaluations or statistics, which ask all clients.
     """
+    # Settings with an epsilon for which noise is calibrated.
     targets = [key for key, epsilon in _TARGET_EPSILONS.items() if epsilon(config) != "off"]
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)

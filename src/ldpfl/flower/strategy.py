@@ -325,7 +325,7 @@ class LdpStrategy(Strategy):
     def _finish_round(self, progress: RunProgress, received: Received) -> None:
         """Aggregate the ``received`` reports and save the round; keep the model if no report came, or if their aggregate is not finite."""
         if received.decoding_error:
-            self._stop_run(progress, received.decoding_error)
+            self._stop_run(progress, received.decoding_error)  # raises
         for reason in sorted(set(received.refused)):
             LOGGER.warning("%s: left out %d: %s", progress.planned, received.refused.count(reason), reason)
         if received.pool is None:
