@@ -92,7 +92,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
 
     Args:
         path: folder of the app; or a recipe's name, or a config file, for what ldpfl's own apps would ask.
-        config: config file of an app that has a ServerApp of its own, which therefore names no recipe.
+        config: config file of an app that has a ServerApp of its own.
 
     Raises:
         ConfigError: the app cannot be read, or its files do not say what it asks.
@@ -118,7 +118,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
             offer = offer_of_settings(RunSettings.read(settings))
         output = client_output(project.parent)
         _check_output(offer.config, output)
-        # With --config, a client module that cannot be read counts as training a model of its author.
+        # With a config, a client of which it is unknown what it returns counts as training a model of its author.
         own_model = output in ("weights", "gradients", "gradients of persons") or (output == "unknown" and config is not None)
         return replace(offer, own_model=own_model)
     if config is not None:

@@ -253,7 +253,8 @@ class Store:
         A killed process leaves such data, and so does a full disk.
 
         Args:
-            at_once: whether to finish regardless of how long it takes; otherwise only a share of the time is used.
+            at_once: whether to finish regardless of how long it takes, and to shorten deadlines that a change of the clock has moved away.
+                Otherwise only a share of the time is used.
         """
         try:
             if at_once:

@@ -77,6 +77,8 @@ class PartialPool:
             )
         if not bool(self.reported.any()):
             raise PrivacyError("there is no report to aggregate")
+        # Coordinates are what reports are about: the weights, or numbers that are computed from all weights. `reported` marks the
+        # coordinates with usable reports; the others get 0.
         mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)
         for part in self.parts:
             part_ranges = coordinates.part(part.weights)

@@ -56,10 +56,8 @@ def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
 def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArray[np.int64]:
     """Return the sum (d,) of the clients' integer vectors: the sum ``total`` (d,) of their masked vectors, less all masks.
 
-    The masks are computed from the clients' ``seeds``.
-
-    The sum is right modulo 2^m, and so exact if each coordinate of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the
-    number of seeds.
+    The masks are computed from the clients' ``seeds``. The sum is right modulo 2^m, with numbers of m bits, and so exact if each coordinate
+    of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the number of seeds.
     """
     bits: Bits = 32 if total.dtype.itemsize == 4 else 64
     unmasked = total.copy()
