@@ -124,7 +124,7 @@ class DemoOutcome:
 def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[float], None]) -> DemoOutcome:
     """Deploy ``trial`` in ``site``, wait for the end of its run, and stop everything that was started, whatever happens.
 
-    ``pause`` is called while waiting, and may raise to end it.
+    ``observer`` is told what happens. ``pause`` is called with a number of seconds to wait, and may raise to end the demo.
 
     Raises:
         DeploymentError: a process ended or did not answer, a node refused, or Flower says that the run failed.

@@ -251,6 +251,7 @@ def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes
     )
     config = ConfigRecord({**trial.train_config, "server-round": terms.round})
     content = RecordDict({ARRAYS: start, CONFIG: config, RECORD: terms.to_record()})
+    # 1 is the node's id; any number will do, because the message is never sent.
     return Message(content, 1, MessageType.TRAIN, ttl=_MESSAGE_LIFE_S, group_id=str(terms.round))
 
 

@@ -204,7 +204,7 @@ class NodeSelection:
     terms: Callable[[RunProgress], RoundTerms]
 
     def nodes_that_agree(self, number: int) -> tuple[list[int], list[int]]:
-        """Return the nodes that agree to round ``number``, and all connected nodes. The round is made ready for the agreeing nodes.
+        """Return the nodes that agree to round ``number``, and all connected nodes. It becomes the current round, of the agreeing nodes.
 
         Nodes that do not answer may be slow, or come back. If too few other nodes agree, wait for the silent nodes as well, at most as long
         as for connections.

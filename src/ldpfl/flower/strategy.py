@@ -369,7 +369,8 @@ class LdpStrategy(Strategy):
 
         All nodes that were told to train count as participants, with or without a report.
         """
-        # In training, the run's mechanism makes the round's, so an author is known only if both are ldpfl's own.
+        # The release says on whose code its guarantee rests: on ldpfl's only if the round's mechanism is ldpfl's own. In training, the
+        # run's mechanism makes the round's, so both must be.
         chosen_by = progress.mechanism if progress.planned.kind == "training" else None
         release = released(progress.round.mechanism, progress.round.ranges, chosen_by=chosen_by)
         if not progress.planned.is_training:
@@ -378,6 +379,7 @@ class LdpStrategy(Strategy):
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
         counts, channel = progress.participation.counts(), self._collector.channel
         event = round_event(progress.round.number, release, cohort, counts, channel, colluding=colluding)
+        # `histograms` marks a round that released counts or figures instead of a model update.
         return replace(event, linked=self._collector.linked, histograms=not progress.planned.is_training)
 
     def _delete_last_round(self, progress: RunProgress, run_is_over: bool) -> None:

@@ -92,12 +92,12 @@ class _Relay:
         self._store, self._limits = store, limits
         self._tokens = Tokens(store.engine)
         self._rate = RateLimit(limits)
-        self._parts_being_sent: Counter[str] = Counter()
+        self._parts_being_sent: Counter[str] = Counter()  # by the name of the token's owner
         self._buffered = BufferedUploads(limits.sum_bytes)
         self._threads = asyncio.Semaphore(_THREADS)
-        self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_THREADS_PER_TOKEN))
-        self._owner_names: dict[bytes, str] = {}
-        self._unfinished: set[asyncio.Future[Any]] = set()
+        self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_THREADS_PER_TOKEN))  # by owner's name
+        self._owner_names: dict[bytes, str] = {}  # by the hash of a token that was valid before
+        self._unfinished: set[asyncio.Future[Any]] = set()  # work in threads; the set keeps it alive
         self.metrics = Metrics()
 
     async def open_round(self, request: Request) -> Response:

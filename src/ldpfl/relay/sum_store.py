@@ -265,7 +265,8 @@ def _store_envelopes(connection: Connection, row: Row[Any], shares: list[Share])
 def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
     """Add the shares' masked vectors to a partial sum, one part at a time; return how many stored bytes were overwritten.
 
-    The parts of the partial sum k are numbered from k times the number of parts of one sum.
+    A round has several partial sums, so that several processes can add at once. The parts of the partial sum k are numbered from k times
+    the number of parts of one sum.
     """
     terms, overwritten_bytes = require_terms(row, SumTerms), 0
     slices = terms.sum_parts()

@@ -73,12 +73,16 @@ class SampledRecords:
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all readable records, and the counts of refused ones. ``ids`` are (R,), ``bodies`` (R, ...).
+        """Return the pool of all readable records, and the number of refused records by reason.
 
-        Pairs are assigned to rows in the order of their indices, so that no row gets a weight twice. The mechanism can read such rows,
-        although a row is not one client's. This fails if the number of pairs is not a multiple of k, the number of weights that a client
-        samples, or if a weight came too often. Then each pair counts as the report of a client that sampled one weight, and the estimate
-        divides by the number of all pairs.
+        The mechanism reads rows of k pairs (index, value), where k is the number of weights that a client samples. Pairs are assigned to
+        rows in the order of their indices, so that no row gets a weight twice; a row is not one client's. There are no such rows if the
+        number of pairs is not a multiple of k, or if a weight came too often. Then each pair counts as the report of a client that sampled
+        one weight, and the estimate divides by the number of all pairs.
+
+        Args:
+            ids, bodies: ids (R,) of the records, which are their numbers of pairs, and their contents (R, ...).
+            uploads: number of clients.
         """
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
