@@ -112,7 +112,8 @@ def trial_of(
         all_changes = (*all_changes, f"evaluation.epsilon={target / _MEASURING_DIVISOR:g}")
         recipe = load_recipe(RECIPE, all_changes)
     dataset = load_dataset(recipe, data_dir)
-    if recipe.mechanism.missing_setting_message:  # a deployment must state the mean number of records of a client, which is public
+    # A deployment must state the mean number of records of a client, which is public here. A simulation computes it.
+    if recipe.mechanism.missing_setting_message:
         records_per_client = len(dataset.train) // recipe.clients.count
         held_back = int(records_per_client * recipe.evaluation.share)
         evaluation_changes = [f"evaluation.records={held_back}"] if held_back else []

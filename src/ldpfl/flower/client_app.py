@@ -399,6 +399,7 @@ class LdpClientApp(ClientApp):
         """Run the app and return its arrays (d,): PRIVATE. The app's metrics are dropped; its state is put into ``context``."""
         # The app gets nothing by which the server could mark this client: no id that the SuperLink chooses, and sorted settings, because
         # the digest that is compared between clients does not cover their order.
+        # Both zeros stand for ids, of the run and of the node.
         app_context = Context(0, 0, context.node_config, unwrap_serialised(context.state), dict(sorted(context.run_config.items())))
         reply = self._imported_app()(message_for_app(message), app_context)
         context.state = app_context.state

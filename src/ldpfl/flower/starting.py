@@ -113,7 +113,7 @@ def start_or_resume(
     if kind is not Kind.READY_APP:  # such an app trains a model of its author's, whatever model the config names
         mechanism = on_users_code(mechanism)
     payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
-    check_log_size(layout.names, released(mechanism, ranges), rounds)
+    check_log_size(layout.names, released(mechanism, ranges), rounds)  # raises if files of the run would be too large to be read again
     rules = ServerRules(
         layout.names,
         config.mechanism.perturbed,

@@ -137,7 +137,9 @@ class Sums:
         with self._lock:
             waiting = self._waiting.setdefault((run, number), [])
             waiting.append((Share(expected.client, expected.upload_id, envelope, body), added))
-        if len(waiting) == 1:  # otherwise a call of _add_waiting for this round is queued already, and takes this share as well
+        # Only the event loop's thread calls this method, so no other share is appended in between. With more shares waiting, a call of
+        # _add_waiting for this round is queued already, and takes this share as well.
+        if len(waiting) == 1:
             self._thread.submit(self._add_waiting, run, number)
         return added
 
