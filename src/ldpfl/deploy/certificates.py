@@ -95,7 +95,11 @@ class _Authority:
 
 
 def _load_or_create_authority(folder: Path) -> _Authority:
-    """Return the authority in ``folder``; create it if there is none."""
+    """Return the authority in ``folder``; create it if there is none.
+
+    Raises:
+        ConfigError: one of the two files is missing, cannot be read or does not belong to the other, or others may read the key.
+    """
     make_folder(folder, 0o700)
     certificate_path, key_path = folder / AUTHORITY, folder / AUTHORITY_KEY
     if certificate_path.exists() != key_path.exists():
@@ -140,7 +144,10 @@ _LOOPBACK_NAMES = ("localhost", "127.0.0.1")
 
 
 def _write_server_certificate(authority: _Authority, names: Sequence[str], folder: Path, end: datetime) -> None:
-    """Write a server's new private key and its certificate into ``folder``."""
+    """Write a server's new private key and its certificate into ``folder``.
+
+    The ``authority`` signs the certificate, which is for the host ``names`` and this machine's, and valid until ``end``.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     alternatives = [_alternative_name(name) for name in dict.fromkeys((*names, *_LOOPBACK_NAMES))]
@@ -206,6 +213,7 @@ def _write_file(path: Path, content: bytes, mode: int) -> None:
 
 
 def _is_host(name: str) -> bool:
+    """Tell whether ``name`` is an IP address or has the form of a host name."""
     try:
         ip_address(name)
         return True

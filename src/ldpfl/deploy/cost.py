@@ -109,6 +109,7 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
     # A relay takes a limited number of uploads and of bytes a round.
     relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload_bytes)))
     one_bit_weights = report_bits <= ranges.dimension
+    # combine_s: core seconds to add one client's report up, or to keep and join it if the mechanism needs all reports.
     if not mechanism.properties.adds_up:
         combine_s = JOIN_S * report_bits / 8
     else:

@@ -124,7 +124,7 @@ class DemoOutcome:
 def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[float], None]) -> DemoOutcome:
     """Deploy ``trial`` in ``site``, wait for the end of its run, and stop everything that was started, whatever happens.
 
-    ``pause`` is called while waiting, and may raise to end it.
+    ``observer`` is told what happens. ``pause`` is called with a number of seconds to wait, and may raise to end the demo.
 
     Raises:
         DeploymentError: a process ended or did not answer, a node refused, or Flower says that the run failed.
@@ -142,7 +142,10 @@ def run_demo(trial: Trial, site: Site, observer: DemoObserver, pause: Callable[[
 
 
 def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: DemoObserver) -> DemoOutcome:
-    """Start all programs, follow the run to its end, and check that it is complete."""
+    """Start all programs, follow the run to its end, check that it is complete, and return its outcome.
+
+    ``processes`` ends the programs when the caller leaves its block. Errors are those of :func:`run_demo`.
+    """
     site = programs.site
     observer.step(f"relay on {HOST}:{programs.relay_port} and SuperLink on {programs.superlink_address}, both with TLS")
     processes.start(programs.relay())
@@ -151,7 +154,7 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         for url in (programs.relay_url, f"https://{programs.superlink_address}"):
             processes.wait(partial(_is_healthy, http, url), _MAX_START_S, f"an answer of {url}/health")
         observer.step(f"checking {site.nodes[0].name}, with one round's local work on trial: ldpfl deploy check-node --try")
-        processes.run([programs.check(0)], _MAX_COMMAND_S)
+        processes.run([programs.check(0)], _MAX_COMMAND_S)  # one node will do, because all have the same settings
         observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
         processes.run([programs.register(node) for node in site.nodes], _MAX_COMMAND_S)
         watch = Watch(site, _node_names(site), observer, trial.config)
@@ -198,9 +201,14 @@ def _node_names(site: Site) -> dict[int, str]:
 
 
 def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch) -> None:
-    """Wait until ``submitted``, the command that follows the run, has ended; tell the observer what happens meanwhile."""
+    """Wait until ``submitted``, the command that follows the run, has ended. ``watch`` tells its observer what happens meanwhile.
+
+    Raises:
+        DeploymentError: a node has refused, a program has ended, the run takes too long, or the command has failed.
+    """
 
     def has_ended() -> bool:
+        """Tell whether the run has ended, after telling the observer what is new. Raise if a node has refused."""
         watch.tell_news()
         _check_no_refusal(watch.site)
         return submitted.code is not None
@@ -234,7 +242,10 @@ def _check_reports(trial: Trial, site: Site) -> None:
 
 
 def _read_relayed(site: Site, metrics: str) -> Relayed:
-    """Return the rounds in the relay's log, and the bytes in its ``metrics``, a text in Prometheus' format."""
+    """Return the rounds in the relay's log, and the bytes in its ``metrics``, a text in Prometheus' format.
+
+    In the log, each line of JSON is an event; in the metrics, a line has a counter's name, a blank and its value.
+    """
     lines = (site.relay / "relay.log").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     opened, released = (tuple(event for event in events if event.get("event") == name) for name in ("round_opened", "round_released"))
@@ -299,9 +310,9 @@ class Watch:
     _end_told: bool = False
 
     def tell_news(self) -> None:
-        """Tell the observer what has happened since the last call."""
+        """Tell the observer what has happened since the last call: late nodes, finished rounds, the next round, the end of the rounds."""
         for node in self.site.nodes:
-            for reason in islice(replacement_reasons(node), self._replacements_told[node.name], None):
+            for reason in islice(replacement_reasons(node), self._replacements_told[node.name], None):  # skip those told before
                 self._replacements_told[node.name] += 1
                 self.observer.step(f"{node.name}: {reason}")
                 if (late := _LATE_REASON.match(reason)) is not None:

@@ -46,7 +46,10 @@ _START_DEVIATION = 0.05
 def try_round(node: NodeSetUp, offer: Offer, trial: Trial, key: bytes) -> Iterator[Finding]:
     """Do one round's local work at ``node``, and yield the findings. The policy must have allowed the app before.
 
+    Any failure of the app becomes a finding, which repeats no value of a record.
+
     Args:
+        offer: what the app asks of the node.
         key: public key of the aggregator, for which a report over a relay is encrypted.
     """
     local_run()  # Flower creates messages only in a run
@@ -77,7 +80,15 @@ def _try_app(
     app: LdpClientApp,
     explain: Callable[[BaseException], str],
 ) -> Iterator[Finding]:
-    """Do one round's local work with ``app``, and yield the findings. ``explain`` turns exceptions into text for the operator."""
+    """Do one round's local work with ``app``, and yield the findings.
+
+    The arrays with which the round begins are those of the recipe, of the app's own model, or made up.
+
+    Args:
+        key: public key of the aggregator.
+        app_folder: folder of the app; None for ldpfl's own app.
+        explain: turns an exception into text for the operator.
+    """
     run_config = {} if app_folder is None else run_config_of(app_folder)
     node_config: UserConfig = {"num-partitions": offer.config.clients.count}
     if node.partition is not None:
@@ -94,6 +105,7 @@ def _try_app(
     else:
         start = _made_up_arrays(node)
     message = _training_message(offer, start, trial, key, run_config)
+    # Weights that are equal to those received show that nothing was learnt. Gradients are not comparable with what was received.
     guard = partial(_do_work_of_app, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
     yield _finding_on_attempt(app.attempt(message, context, guard), offer, start)
 
@@ -145,16 +157,21 @@ def _initial_arrays_of_recipe(offer: Offer, context: Context) -> ArrayRecord:
 def _try_records_in_process(
     wrapped: RecordGradients, context: Context, offer: Offer, explain: Callable[[BaseException], str]
 ) -> RecordsFound:
-    """Try an app's records in a process of its own, and return the findings."""
+    """Try the records of the app that ``wrapped`` holds in a process of its own, and return the findings.
+
+    Raises:
+        PrivacyError: the process gave no findings; the text has the reason, as ``explain`` words it for the operator.
+    """
 
     def work() -> bytes:
+        """Try the records, and return the findings as bytes."""
         return records_to_bytes(try_records(wrapped.records, context, offer.config).to_records())
 
     with confined_process.one_thread(), confined_process.start_guarded(partial(with_explanation, work, explain)) as child:
         outcome = child.outcome()
     if outcome.value is None:
         raise PrivacyError(f"the app returned no records: {outcome.trouble}{_advice(outcome.trouble, offer)}")
-    return RecordsFound.of(unwrap_serialised(wrap_serialised(bytes(outcome.value))))
+    return RecordsFound.of(unwrap_serialised(wrap_serialised(bytes(outcome.value))))  # wrapped first: only wrapped bytes can be parsed
 
 
 def _findings_on_records(records: RecordsFound) -> Iterator[Finding]:
@@ -203,7 +220,14 @@ def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:
 
 
 def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes, run_config: UserConfig) -> Message:
-    """Return the message by which a server would tell this node to train in the first training round."""
+    """Return the message by which a server would tell this node to train in the first training round.
+
+    Args:
+        offer: what the app asks of the node.
+        start: arrays with which the round begins.
+        key: public key of the aggregator.
+        run_config: the run config that the app gets.
+    """
     layout = layout_of(start)
     weights: Tensor = to_vector(start, layout)
     ranges, clients = initial_ranges(offer.config, layout, weights), offer.config.clients
@@ -227,6 +251,7 @@ def _training_message(offer: Offer, start: ArrayRecord, trial: Trial, key: bytes
     )
     config = ConfigRecord({**trial.train_config, "server-round": terms.round})
     content = RecordDict({ARRAYS: start, CONFIG: config, RECORD: terms.to_record()})
+    # 1 is the node's id; any number will do, because the message is never sent.
     return Message(content, 1, MessageType.TRAIN, ttl=_MESSAGE_LIFE_S, group_id=str(terms.round))
 
 

@@ -84,7 +84,7 @@ def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None
     known, ready = _ReadSettings(), True
     # A trial forks. PyTorch hangs in the child if it has computed in several threads before.
     with nullcontext() if trial is None else one_thread():
-        for finding in _check_settings(node, connect, known):
+        for finding in _check_settings(node, connect, known):  # fills `known`
             ready = ready and not (finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY)
             yield finding
     if trial is None:
@@ -96,7 +96,10 @@ def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None
 
 
 def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> Iterator[Finding]:
-    """Check all settings but the trial, and keep policy and offer in ``known`` for the trial."""
+    """Check all settings and yield the findings. Keep the policy, and the app's offer, in ``known`` for the trial.
+
+    An error in one setting becomes a finding. Checks that need this setting are then left out, and the others go on.
+    """
     policy, books = None, None
     try:
         policy = known.policy = read_policy(_require_path(node.policy, "policy", "LDPFL_POLICY"))
@@ -307,7 +310,12 @@ def _check_signing_key(path: Path | None) -> Finding:
 
 
 def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | None) -> Iterator[Finding]:
-    """Check whether policy and budget allow all rounds of an app."""
+    """Check whether policy and budget allow all rounds of an app, in addition to what the budget was charged before.
+
+    Args:
+        offer: what the app asks of the node.
+        books: contents of the budget file; None if it cannot be read. Then only the policy is checked.
+    """
     try:
         check_mechanism(offer.config.mechanism.name, policy)
         check_config(offer.config, policy)
@@ -315,7 +323,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         if offer.transport in OVER_RELAY:
             clients = offer.config.clients
             check_window(offer.window_s, offer.reply_s, fewest=offer.cohort, asked=cohort_size(clients.fraction, clients.count))
-        planned = releases_of(offer, ranges_for(offer, node.layers))
+        planned = releases_of(offer, ranges_for(offer, node.layers))  # one for each round
         releases = Counter(planned)
         for release in releases:
             policy.check(Request(_TRIED_RUN, 1, release, offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked))
@@ -338,7 +346,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         text = f"run {run}, probably of this app, has charged {charged_rounds:,} of {rounds:,} rounds"
         text = f"{text}: its other {remaining:,} count below, not a new run"
         yield Finding("budget", Standing.FINE, printable(text))
-        planned, rounds = planned[charged_rounds:], remaining
+        planned, rounds = planned[charged_rounds:], remaining  # not empty: a run with all its rounds is not unfinished
         releases = Counter(planned)
     try:  # the same check as for the server's question, including the policy's limits on sums and on mixed bits
         first = Request(_TRIED_RUN, 1, planned[0], offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)
@@ -347,6 +355,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why_declined(refusal)}")
         return
     charged = Counter(books.counts)
+    # Policy and budget each limit the epsilon of all reports, by a privacy filter of a fixed Rényi order.
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
     for limit, order, source in limits:
         cost = filtered_epsilon((charged + releases).items(), order, limit.delta)

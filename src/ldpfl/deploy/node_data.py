@@ -60,7 +60,7 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
 
 def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
-    rows, unusable, misfit = check_table_fits(offer.config, table)
+    rows, unusable, misfit = check_table_fits(offer.config, table)  # misfit: the first problem, as text
     text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on"
     standing = Standing.WRONG if unusable == rows else Standing.LOOK if misfit else Standing.FINE
     yield Finding("data", standing, printable(f"{text}{'. The first that does not fit: ' + misfit if misfit else ''}"))

@@ -77,7 +77,11 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
 def _rounds_left_lines(books: Books, charges: tuple[Charged, ...], budget_with_policy: Budget | None) -> list[str]:
     """Return the metric of how many rounds like the last charged round are allowed, by the budget and by the policy if there is one.
 
-    The list is empty if no round was charged, or if the last one was not protected.
+    The list of lines is empty if no round was charged, or if the last one was not protected.
+
+    Args:
+        books, charges: contents of the budget file, and the charged rounds in it.
+        budget_with_policy: the budget under the node's policy; None if no policy is given.
     """
     if not charges or not charges[-1].release.protected:
         return []

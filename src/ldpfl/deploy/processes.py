@@ -58,7 +58,7 @@ class Running:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", supervisor.__file__, str(GRACE_S), *program.command],
                 env=dict(program.environment),
-                stdin=subprocess.PIPE,
+                stdin=subprocess.PIPE,  # the supervisor ends the program when this pipe is closed
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for this process, which then ends the others in order

@@ -56,7 +56,7 @@ def read_left_open(folder: RunFolder) -> LeftOpen:
     if not folder.participation_path.exists():
         raise ConfigError(f"{folder.path} has no run on Flower that has asked a node, so nothing is left open")
     try:
-        with folder.locked():
+        with folder.locked():  # raises while a ServerApp works in the folder
             participation, checkpoint = Participation.load(folder.participation_path), folder.checkpoint()
     except ConfigError:
         raise ConfigError(

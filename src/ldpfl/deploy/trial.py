@@ -92,7 +92,8 @@ def trial_of(
 ) -> Trial:
     """Return the trial of ``clients`` nodes and ``rounds`` rounds of the quickstart, with ``changes`` of the form ``key=value``.
 
-    The data are loaded once here. So mistakes show before the deployment, and nodes read the decoded data from the cache.
+    The data are loaded once here. So mistakes show before the deployment, and nodes read the decoded data from the cache. The other
+    arguments are as for :class:`Trial`.
 
     Raises:
         LdpflError: the settings, the model or the data do not fit, or nothing would be protected.
@@ -103,6 +104,7 @@ def trial_of(
     all_changes = (f"clients.count={clients}", f"training.rounds={rounds}", *_DEMO_CHANGES[transport], *changes)
     recipe = load_recipe(RECIPE, all_changes)
     target = recipe.privacy.target_epsilon
+    # If records are protected in sums, the nodes also measure the model, unless the changes say something else about evaluation.
     adds_evaluation = (
         transport == "sum" and recipe.mechanism.name == "dp-sgd" and not any(change.startswith("evaluation.") for change in changes)
     )
@@ -110,7 +112,8 @@ def trial_of(
         all_changes = (*all_changes, f"evaluation.epsilon={target / _MEASURING_DIVISOR:g}")
         recipe = load_recipe(RECIPE, all_changes)
     dataset = load_dataset(recipe, data_dir)
-    if recipe.mechanism.missing_setting_message:  # a deployment must state the mean number of records of a client, which is public
+    # A deployment must state the mean number of records of a client, which is public here. A simulation computes it.
+    if recipe.mechanism.missing_setting_message:
         records_per_client = len(dataset.train) // recipe.clients.count
         held_back = int(records_per_client * recipe.evaluation.share)
         evaluation_changes = [f"evaluation.records={held_back}"] if held_back else []
@@ -125,7 +128,8 @@ def trial_of(
     _, start = build(config, dataset, choose_device("cpu"))
     if transport == "sum":
         require_adding_up(deployable_mechanism(config, start.state.ranges))  # raises before anything is deployed
-    policy = fitting_policy(Offer(config, transport, config.clients.count, linked, reply_s), start.state.ranges)
+    offer = Offer(config, transport, cohort=config.clients.count, linked=linked, reply_s=reply_s)
+    policy = fitting_policy(offer, start.state.ranges)
     absolute_data_dir = None if data_dir is None else data_dir.absolute()
     return Trial(config, all_changes, policy, absolute_data_dir, reply_s, transport, start.state.ranges.sizes)
 

@@ -50,7 +50,7 @@ def explain_to_operator(error: BaseException, app: Path | None, data: tuple[str,
     class (:func:`ldpfl.flower.confined_process.public_type_name`).
 
     Args:
-        app: folder of the app. The line shown is the innermost one that lies in this folder.
+        app: folder of the app. The line shown is the innermost one that lies in this folder; without one, the innermost of all.
         data: paths that the operator has named.
     """
     if confined_process.has_public_text(error):
@@ -111,7 +111,7 @@ def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
     if isinstance(error, ImportError) and error.name and _is_imported(error.name, line):
         return f"the app needs the module {error.name!r}, which cannot be imported here: install it, or correct its name"
     if isinstance(error, OSError) and error.filename is not None:
-        path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()
+        path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path()  # or a file's number: no path
         for known_path in known_paths:
             if path == Path(known_path):
                 return f"{known_path}: {_system_reason(error)}"

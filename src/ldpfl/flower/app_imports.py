@@ -68,7 +68,7 @@ def client_output(app: Path) -> Literal["weights", "gradients", "gradients of pe
     try:
         if (module := _client_module(app)) == _READY_MODULE:
             return "ready"
-        spec = list(_find_specs(app.resolve(), module))[-1][1]
+        spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the client module's own, unless a package is missing
         body = ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
     except (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError):
         return "unknown"
@@ -80,7 +80,7 @@ def client_output(app: Path) -> Literal["weights", "gradients", "gradients of pe
             names_persons = any(keyword.arg == "persons" and _is_true(keyword.value) for keyword in call.keywords)
             if "records" in arguments:
                 return "gradients of persons" if names_persons else "gradients"
-            return "unknown" if "gradients" in arguments else "weights"
+            return "unknown" if "gradients" in arguments else "weights"  # `gradients` is meant for ldpfl's own app
     return "unknown"
 
 
@@ -229,7 +229,7 @@ def _reads_no_data(node: ast.stmt, app_modules: frozenset[str]) -> bool:
 
 
 def _is_quiet_package(module: str, app_modules: frozenset[str]) -> bool:
-    """Tell whether importing ``module`` reads no data."""
+    """Tell whether importing ``module`` reads no data; ``app_modules`` are the names of the modules in the app's folder."""
     package = module.partition(".")[0]
     return package in _QUIET_PACKAGES and package not in app_modules  # the app's folder may hold a package with one of these names
 

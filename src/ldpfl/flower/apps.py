@@ -67,7 +67,11 @@ def train_for_trial(message: Message, context: Context) -> Message:
 
 
 def _local_result(message: Message, context: Context, *, is_trial: bool = False) -> Message:
-    """Reply with the vector that the round's terms ask for: the client's trained weights, or sums over its records. PRIVATE."""
+    """Reply with the vector that the round's terms ask for: PRIVATE.
+
+    It holds the client's trained weights or their gradient, sums over its records, or, where clients are protected as a whole, its
+    evaluation figures. With ``is_trial``, nothing is logged or written to the user's cache.
+    """
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     weights_sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
     data, data_dir, table = terms.config.data, data_dir_of(context), None
@@ -84,13 +88,14 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
     client = 0 if table else _client_number(context, len(federation.samples))  # a node's own table has a single client
     weights = to_vector(message.content.array_records[ARRAYS], layout)
     state = ServerState(terms.planned.trained, weights, prepared.start.state.ranges)
-    if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):
+    if terms.kind == "evaluation" and isinstance(federation.judged, WholeClientEvaluation):  # the client's figures, not sums over records
         evaluation = federation.judged
         figures = evaluation.vectors.client_values(federation.task, weights, evaluation.units[client : client + 1], confined=True)[0]
         return Message(RecordDict({ARRAYS: to_arrays(figures, sums_layout(terms.size))}), reply_to=message)
     if terms.kind != "training":
         mechanism = require_dp_sgd(vector_form(terms, layout, state.public()).mechanism)
         if terms.kind == "statistics":
+            # `prepare` has scaled the columns, but the histograms count unscaled values.
             unscaled = load_dataset(terms.config, data_dir, table=table, write_cache=not is_trial)
             sums = _histogram_sums(terms, unscaled, federation, client, mechanism)
         else:
@@ -103,8 +108,8 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
 
 def _log_unusable_rows(data: Dataset) -> None:
     """Warn this node's operator if few or none of its rows can be used. Only the log may say this, because it depends on the data."""
-    usable = (~absent_targets(data.train.targets)).float().mean()
-    if not usable >= _MIN_USABLE_SHARE:
+    usable = (~absent_targets(data.train.targets)).float().mean()  # a row that cannot be used has been given an absent target
+    if not usable >= _MIN_USABLE_SHARE:  # also true for NaN, the mean of no rows
         LOGGER.warning(
             "%s%s of this node's rows can be used: a row is left out if it lacks a value that the app needs, or has one that it does not "
             "allow. The report has the usual form and is charged all the same. On this node, %s names what does not fit",
@@ -120,9 +125,14 @@ def _uncompiled(config: RunConfig) -> RunConfig:
 
 
 def _histogram_sums(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
-    """Return the counts (size,) int64 of the client's rows in the terms' histograms, less a public offset: PRIVATE.
+    """Return the counts of the client's rows in the terms' histograms, one after another, less a public offset: (size,) int64, PRIVATE.
 
-    A unit is a row, or a person where persons are protected. Each unit counts the same: a person's points are divided among their rows.
+    Counts are in points of the mechanism's integer lattice. A unit, here a row, or a person where persons are protected, adds the same
+    number of points to each column: a person's points are divided among their rows.
+
+    Args:
+        unscaled: the client's data, whose columns are not scaled yet.
+        client: index of the client in ``federation``.
     """
     units, edges = federation.samples[client], read_edges(terms.measured)
     rows, rows_of_person = (units, np.ones_like(units)) if federation.persons is None else federation.persons.all_rows_of(units)
@@ -131,7 +141,12 @@ def _histogram_sums(terms: RoundTerms, unscaled: Dataset, federation: Federation
 
 
 def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kind, steps: int) -> Tensor:
-    """Return the sums (size,) int64 over the client's records that a round of this ``kind`` asks for: PRIVATE."""
+    """Return the sums (size,) int64 over the client's records that a round of this ``kind`` asks for: PRIVATE.
+
+    Args:
+        client: index of the client in ``federation``.
+        steps: number of lattice points in the clipping norm. Each record's vector is rounded to this lattice.
+    """
     evaluation, head = federation.judged, federation.head
     vectors: RecordVectors
     if kind == "evaluation" and evaluation is not None:
@@ -140,7 +155,7 @@ def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kin
         vectors, units = head, federation.samples
     else:
         raise ConfigError(f"the server's round asks for {kind} sums, but its config plans no such sums: start the run with one config")
-    client_units = units[client : client + 1]
+    client_units = units[client : client + 1]  # the records, or persons, of this client alone
     return client_sums(vectors, federation.task, weights, client_units, steps, federation.persons, confined=True)[0]
 
 

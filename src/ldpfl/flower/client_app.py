@@ -177,6 +177,7 @@ class LdpClientApp(ClientApp):
         seconds = time.monotonic() - began
         if outcome.value is None:
             return Attempt(None, outcome.trouble, seconds)
+        # The value begins with the report's length, see `_encode`.
         return Attempt(int.from_bytes(outcome.value[:_LENGTH_BYTES], "big"), "", seconds)
 
     def train(self, *_: object, **__: object) -> NoReturn:
@@ -232,10 +233,12 @@ class LdpClientApp(ClientApp):
         node, run_config = self._node(context), digest_of(context.run_config)
         if isinstance(node, OperatorNode):  # before the mechanism is looked up, which could run an installed package's code
             check_mechanism(mechanism_name_in(message.content), node.policy)
+        # Simulated clients of one process get the same content, so it is read once and kept for the next client.
         if self._last_question is None or self._last_question[0] is not message.content or self._last_question[1] != run_config:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 ask = read_question(message.content, run_config)
+            # With an app of another author, a guarantee for records rests on this author's code.
             self._last_question = message.content, run_config, ask if self._is_ldpfl_app else ask.of_own_app()
         ask = self._last_question[2]
         self._check_app_returns(ask.terms)
@@ -262,7 +265,10 @@ class LdpClientApp(ClientApp):
         return self._last_read[2]
 
     def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
-        """Make the report in this process and return it at once: for simulations, and systems that cannot fork."""
+        """Make the report in this process and return it at once: for simulations, and systems that cannot fork.
+
+        If the app fails, return a report of no change. The app's new state is dropped unless the node keeps it.
+        """
         state_before = None if node.keeps_state(request.ask) else wrap_serialised(records_to_bytes(context.state))
         try:
             return self._report(request, node, context, self._run_app(request, message, context))
@@ -324,27 +330,36 @@ class LdpClientApp(ClientApp):
         """Run the app in one process and the encoder in another, and return the encoder's outcome some time before ``end``.
 
         The outcome's value holds what :meth:`_encode` returns: the report's length, the report, and the app's state.
+
+        Args:
+            threads: number of PyTorch's threads for the app.
+            end: time at which the reply leaves, by ``time.monotonic``.
+            guard: runs the work of the app's process.
         """
         reply_s = request.ask.terms.reply_s
         ready_by = end - max(min(_MIN_MARGIN_S, reply_s / 2), _MARGIN * reply_s)
-        killed_at = end + _KILLED_AFTER_S if reply_s else 0.0
+        killed_at = end + _KILLED_AFTER_S if reply_s else 0.0  # 0: at once, because no reply time has to be kept
         with (
             confined_process.start_guarded(
                 lambda: guard(lambda: self._app_bytes(request, message, context, threads)), killed_at
             ) as trainer,
-            # Forked from this process, not from the trainer: so it holds no code of the app, and the app's process none of its pipes.
+            # The encoder is forked from this process, not from the trainer, so that it holds no code of the app. It is forked after the
+            # trainer, so that the app's process holds none of the encoder's pipes.
             confined_process.start(lambda: self._encode(request, node, context, trainer.outcome()), trainer) as encoder,
         ):
             return encoder.outcome(ready_by)
 
     def _app_bytes(self, request: RoundRequest, message: Message, context: Context, threads: int) -> bytes:
-        """Return the trained weights and the app's state, as bytes: PRIVATE."""
+        """Run the app, with ``threads`` threads of PyTorch. Return the trained weights, followed by the app's state, as bytes: PRIVATE."""
         torch.set_num_threads(threads)
         trained = self._run_app(request, message, context)
         return trained.to(_dtype(request)).numpy().tobytes() + records_to_bytes(context.state)
 
     def _encode(self, request: RoundRequest, node: Node, context: Context, trained: confined_process.Outcome) -> bytes:
-        """Return the report's length, the report and the app's state, one after another; ``trained`` has bytes of :meth:`_app_bytes`."""
+        """Return the report's length, the report and the app's state, one after another, as bytes.
+
+        ``trained`` is the outcome of the app's process: the trained weights, followed by the state, as :meth:`_app_bytes` returns them.
+        """
         if trained.value is None:
             raise PrivacyError(trained.trouble)
         length = _dtype(request).itemsize * request.layout.dimension
@@ -356,7 +371,10 @@ class LdpClientApp(ClientApp):
         return len(report).to_bytes(_LENGTH_BYTES, "big") + report + state
 
     def _report(self, request: RoundRequest, node: Node, context: Context, trained: Tensor) -> bytes:
-        """Return the bytes that leave the node for ``trained`` weights (d,), which are PRIVATE and modified in place."""
+        """Return the bytes that leave the node for ``trained`` weights (d,), which are PRIVATE and modified in place.
+
+        These bytes are the randomised report; over a relay, they are encrypted for the aggregator.
+        """
         payload = self._payload(request, context, trained)
         return payload if request.ask.terms.transport == "direct" else node.seal(request.ask, payload)
 
@@ -369,10 +387,10 @@ class LdpClientApp(ClientApp):
             # bad ones, and so its failure would depend on the data.
             raise PrivacyError("the app's trained values have NaN or infinity: check the data, and lower the learning rate")
         source = self._source(ask, context)
-        if ask.terms.transport == "sum":
+        if ask.terms.transport == "sum":  # integers of 8 bytes that `Node.seal` masks, instead of a packed payload
             points: bytes = require_adding_up(ask.mechanism).points(values, ask.ranges, source)[0].astype("<i8").tobytes()
             return points
-        payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))
+        payload: bytes = next(iter(ask.mechanism.encode(values, ask.ranges, source).payloads()))  # the only one: `values` has one row
         if len(payload) != packed_size(payload_bits(ask.mechanism, ask.ranges)):
             raise PrivacyError("the mechanism's payload must have the length that it states, else the length could depend on the data")
         return payload
@@ -381,6 +399,7 @@ class LdpClientApp(ClientApp):
         """Run the app and return its arrays (d,): PRIVATE. The app's metrics are dropped; its state is put into ``context``."""
         # The app gets nothing by which the server could mark this client: no id that the SuperLink chooses, and sorted settings, because
         # the digest that is compared between clients does not cover their order.
+        # Both zeros stand for ids, of the run and of the node.
         app_context = Context(0, 0, context.node_config, unwrap_serialised(context.state), dict(sorted(context.run_config.items())))
         reply = self._imported_app()(message_for_app(message), app_context)
         context.state = app_context.state

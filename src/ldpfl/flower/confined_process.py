@@ -103,7 +103,7 @@ class Child:
 
 
 def start(work: Callable[[], bytes], pipe_owner: Child | None = None) -> Child:
-    """Fork a process that does ``work``, which must start no other process.
+    """Fork a process that does ``work``, which must start no other process: only this one is ended when the child's context is left.
 
     Args:
         pipe_owner: another child whose outcome ``work`` reads. The new process keeps that child's pipe open.
@@ -117,16 +117,24 @@ def start(work: Callable[[], bytes], pipe_owner: Child | None = None) -> Child:
 def start_guarded(work: Callable[[], bytes], killed_at: float = 0.0) -> Child:
     """Fork a process that does ``work``, and a guard that ends this process and all processes that it has started.
 
-    On Linux the guard also ends processes that have left their group, session or parent, because orphans become the guard's children. Until
-    the time ``killed_at`` (of ``time.monotonic``) the processes are only stopped, as long as this process lives. Freeing their memory takes
-    processor time, and under a CPU limit this would delay the reply. Errors as for :func:`start`.
+    On Linux the guard also ends processes that have left their group, session or parent, because orphans become the guard's children.
+
+    Args:
+        killed_at: time of ``time.monotonic`` until which ended processes are only stopped, as long as the caller's process lives. Killing
+            them frees their memory, which takes processor time, and under a CPU limit this would delay the reply.
+
+    Raises:
+        ConfigError: this system cannot fork processes.
     """
     parent = os.getpid()
     return _fork(lambda sending: _guard(work, sending, parent, killed_at), signal.SIGTERM)
 
 
 def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner: Child | None = None) -> Child:
-    """Fork a process that calls ``run`` with the pipe for its result. ``end_signal`` is the signal that will end the process."""
+    """Fork a process that calls ``run`` with the pipe for its result.
+
+    ``end_signal`` is the signal that will end the process. The new process keeps the pipe of ``pipe_owner`` open, whose outcome it reads.
+    """
     if not CAN_FORK:
         raise ConfigError("replies after a set time (reply_s) need a system that can fork processes: use Linux, or set reply_s to 0")
     receiving, sending = os.pipe()
@@ -150,7 +158,13 @@ def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner
 
 
 def _run_child(run: Callable[[int], NoReturn], sending: int, mask: set[Any], kept_pipes: set[int]) -> NoReturn:
-    """Run the forked process to its end. Whatever happens, it never continues with the parent's code."""
+    """Run the forked process to its end. Whatever happens, it never continues with the parent's code.
+
+    Args:
+        sending: descriptor of the pipe for the result, which ``run`` is called with.
+        mask: signals that the parent blocks.
+        kept_pipes: descriptors of further pipes that stay open.
+    """
     try:
         _drop_parents_handlers_and_pipes({sending, *kept_pipes})
         signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGTERM})  # the guard waits for SIGTERM; the worker unblocks it
@@ -232,7 +246,8 @@ def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:
 def _run_worker(work: Callable[[], bytes], sending: int, *, stops_itself: bool = False) -> NoReturn:
     """Run the body of the process that does ``work`` and sends its result.
 
-    With ``stops_itself``, the process stops then, and keeps its memory until it is killed, because freeing memory could delay the reply.
+    With ``stops_itself``, the process then stops itself by SIGSTOP instead of ending. It keeps its memory until it is killed, because
+    freeing memory could delay the reply.
     """
     code = 1
     try:
@@ -257,17 +272,17 @@ def _log_exceptions_without_text() -> None:
     """Log uncaught exceptions, in threads and in destructors, without their text, which may repeat private values."""
 
     def hook(args: Any) -> None:
+        """Print the exception in ``args``, which both of Python's hooks below hand over, without its text."""
         print(f"not caught: {describe_error(args.exc_value)}" if args.exc_value else "not caught", file=sys.stderr)
 
     threading.excepthook = sys.unraisablehook = hook
 
 
 def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: float) -> NoReturn:
-    """Run the body of the guard: wait for SIGTERM, then stop all of the guard's descendants, and kill them.
+    """Run the body of the guard: wait for SIGTERM, then stop all of the guard's descendants, and kill them at the time ``killed_at``.
 
-    SIGTERM also comes when the parent dies.
-
-    The worker is the guard's grandchild: whatever it does to its parent and its group does not reach the guard.
+    SIGTERM also comes when the ``parent`` dies. Then the descendants are killed at once. The process that does ``work`` is the guard's
+    grandchild: whatever it does to its parent and its group does not reach the guard.
     """
     try:
         _leave_session(signal.SIGTERM)
@@ -277,7 +292,7 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: floa
         leader = os.fork()
         if leader == 0:
             _run_group_leader(work, sending, scratch)
-        os.close(sending)
+        os.close(sending)  # otherwise the pipe would stay open when the worker has ended without a result
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
         if time.monotonic() < killed_at:
             _stop_all(leader)
@@ -318,6 +333,7 @@ def _drop_parents_handlers_and_pipes(kept_descriptors: set[int]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in sorted(int(entry.name) for entry in Path("/dev/fd").iterdir()):
         with suppress(OSError):  # the descriptor of the listing itself is closed by now
+            # 0 to 2 are standard input, output and error.
             if number > 2 and number not in {nothing, *kept_descriptors} and _is_socket_or_pipe(os.fstat(number).st_mode):
                 os.dup2(nothing, number)
     os.close(nothing)

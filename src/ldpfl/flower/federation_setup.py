@@ -71,9 +71,12 @@ def prepare(
     *,
     write_cache: bool = True,
 ) -> Prepared:
-    """Load the data and build the federation of a config, given as TOML. Cached, because a simulation's clients share a process.
+    """Load the data and build the federation of a config. Cached, because a simulation's clients share a process.
 
     Args:
+        config_text: the config as TOML.
+        data_dir: folder with data sets.
+        device: ``auto``, ``cpu`` or ``cuda``.
         weights_sent: number of weights that came with the terms. A built-in model of another size is refused before it takes memory.
         table: the node's own table.
         measured: how the table's columns are scaled, in the form of ``RoundTerms.measured``.
@@ -92,7 +95,10 @@ def prepare(
 
 
 def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> RunConfig:
-    """Return ``config`` with digests of the server's features, pretrained model and tokenizer, so that no node trains with other files."""
+    """Return ``config`` with digests of the feature encoder, or of the pretrained model and its tokenizer.
+
+    The server computes the digests from its own files. A node compares them with its files, so that no node trains with others.
+    """
     if config.data.features != NONE:
         return _with_digests_of_features(config)
     if not is_pretrained(config.model.name):

@@ -115,7 +115,10 @@ class InProcessGrid(Grid):
         return message
 
     def _replies(self, messages: Sequence[Message], timeout: float | None = None) -> Iterator[Message]:
-        """Run the clients of ``messages``, here or in workers, and yield their replies until ``timeout`` seconds are over."""
+        """Run the clients of ``messages``, here or in workers, and yield their replies until ``timeout`` seconds are over.
+
+        With W workers, message i goes to worker i mod W, which answers its messages in order.
+        """
         end = inf if timeout is None else time.monotonic() + timeout
         if self._workers == 1:
             for message in messages:
@@ -132,7 +135,7 @@ class InProcessGrid(Grid):
                 pipe = pipes[index % workers]
                 try:
                     if not pipe.poll(None if end == inf else max(0.0, end - time.monotonic())):
-                        continue  # no reply in time; later pipes may have one
+                        continue  # the time is over, and this pipe has no reply; later pipes may still have one
                     reply, state = pipe.recv()
                 except (EOFError, OSError):
                     if time.monotonic() < end:

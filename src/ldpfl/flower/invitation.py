@@ -73,7 +73,7 @@ def question_of(terms: RoundTerms, sizes: Sequence[int]) -> RecordDict:
 
 
 def read_question(content: RecordDict, run_config: str) -> Ask:
-    """Return what the node is asked whether it would release it; ``run_config`` is the digest of the node's own run config.
+    """Return the release that the question in ``content`` is about; ``run_config`` is the digest of the node's own run config.
 
     Raises:
         LdpflError: the content is no question, or its parts contradict each other.

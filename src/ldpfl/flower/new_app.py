@@ -84,6 +84,8 @@ def _readable_toml(settings: Mapping[str, Any]) -> str:
 def example_table_settings(path: Path, target: str | list[str], client: str, person: str, config: RunConfig) -> tuple[dict[str, Any], str]:
     """Return settings for nodes whose tables have the columns of the example table at ``path``, and a note on columns left out.
 
+    ``target``, ``client`` and ``person`` name the columns with the target(s), and with each row's client and person; "" for none.
+
     The settings copy names and classes from the example table, so this table must be public. The settings in ``config`` choose the columns
     and their kinds, as in a simulation. A column of numbers or dates for which ``config`` has no bounds gets :data:`NOT_KNOWN`. Columns
     whose names suggest identifiers are left out. The note names these columns, and columns of texts; it may be empty. For a model of texts,
@@ -125,7 +127,10 @@ _TASKS_OF_NUMBERS = ("regression", "poisson", "survival")
 
 
 def _targets_with_bounds(table: Table, data: DataConfig, task: str) -> list[str]:
-    """Return the target column that needs bounds at nodes, if any: a number, a count, or a time that is not cut at given points."""
+    """Return the target column that needs bounds at nodes, as a list of one name, or an empty list.
+
+    Bounds are needed by a target that is a number, a count, or a time that is not cut at given points (``data.cut_points``).
+    """
     if task in (*_TASKS_OF_CLASSES, "multilabel") or data.cut_points:
         return []
     first = data.target_names[0]
@@ -134,11 +139,12 @@ def _targets_with_bounds(table: Table, data: DataConfig, task: str) -> list[str]
 
 
 def _classes_in(table: Table, target: str, task: str) -> list[str]:
-    """Return the different values of the column ``target``, as texts, in the order that a simulation takes them in.
+    """Return the different values of the column ``target``, as texts, in the order in which a simulation numbers the classes.
 
     Raises:
         ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
     """
+    # A column that was read as numbers gets the texts back: 1.0 is the class "1".
     cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
     classes = sorted({cell for cell in cells if not table.is_absent(cell)}, key=natural_key)
     if task == "ordinal":

@@ -60,10 +60,10 @@ class Participation(BaseModel):
     terms: Annotated[dict[str, str | int], FEW] = {}
 
     def after_asking(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
-        """Return the participation after ``nodes``, out of those ``seen``, are told to train in round ``number`` on these ``terms``.
+        """Return the participation after ``nodes`` are told to train in round ``number`` on these ``terms`` of the transport.
 
-        Flower gives a node a new id when it is restarted without a key. So a new id may belong to a client that was asked before. A new
-        id gets the highest count of any node, so that its count stays an upper bound.
+        Each of the connected nodes, ``seen``, that has no count yet gets one. Flower gives a node a new id when it is restarted without a
+        key. So a new id may belong to a client that was asked before, and gets the highest count of any node as an upper bound.
         """
         highest_count = max(self.rounds.values(), default=0)
         rounds = dict.fromkeys(seen, highest_count) | self.rounds

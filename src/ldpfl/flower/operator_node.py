@@ -122,7 +122,7 @@ class OperatorNode:
         self._check_terms(ask)
         self.budget.check(self._request(ask))
         if ask.terms.transport == "sum":
-            self.signing()
+            self.signing()  # raises if there is no signing key
 
     def admit(self, ask: Ask) -> float:
         """Check that the policy allows the release, and that a relay expects the same release of all clients. Then charge the budget.
@@ -143,10 +143,10 @@ class OperatorNode:
             return inf
         self.budget.check_policy(request)  # before this node contacts the relay
         if ask.terms.transport == "sum":
-            self.signing()  # before the charge: without it nothing can be sent
+            self.signing()  # raises if there is no signing key, and must do so before the charge: without the key nothing can be sent
         status = self._relay_round(ask)
         status_time = time.monotonic()
-        self.budget.charge(request)  # may wait for the budget's file
+        self.budget.charge(request)  # may wait for the budget's file, so the waiting time is subtracted below
         return self._upload_seconds(status) - (time.monotonic() - status_time)
 
     def _check_terms(self, ask: Ask) -> None:
@@ -177,10 +177,15 @@ class OperatorNode:
             if ask.terms.transport == "sum":
                 relay.upload_share(run, number, sealed, within_s=within_s)
             else:
+                # The random text is the upload's id: the relay stores one upload under it, however often it is sent.
                 relay.upload(run, number, secrets.token_urlsafe(24), sealed, within_s=within_s)
 
     def _relay_round(self, ask: Ask) -> RoundStatus:
-        """Return the relay's status of the round, or raise if this node's report would not be accepted when it is ready."""
+        """Return the relay's status of the round. Raise if relay and server ask for different things, or the report would not be accepted.
+
+        If they ask for different things, a refusal is recorded, because it may be an attack: a node that is asked for something else than
+        the others could be recognised by its report.
+        """
         with self.connect() as relay:
             self._check_signer(ask, relay)
             status = relay.round_status(ask.terms.run, ask.terms.round)
@@ -194,6 +199,7 @@ class OperatorNode:
             raise self.budget.refused(self._request(ask).declined(reason))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
+        # A round that waits for all its clients does not end with its window.
         left_s = self._upload_seconds(status) if _waits_for_all(status.terms) else status.seconds_left
         reply_s = ask.terms.reply_s
         if reply_s and left_s < reply_s + _SHORTEST_UPLOAD_S:
@@ -236,7 +242,7 @@ class OperatorNode:
         return RecordPlan(ask.mechanism, ask.ranges, ask.terms.linked, unprotected=self.policy.allow_unprotected)
 
     def _request(self, ask: Ask) -> Request:
-        """Return the release as policy and budget judge it."""
+        """Return the release that ``ask`` asks for, in the form in which policy and budget judge it."""
         terms = ask.terms
         return Request.of(
             ask.mechanism,
@@ -251,7 +257,7 @@ class OperatorNode:
 
 
 def operator_node(context: Context) -> OperatorNode:
-    """Return the operator's settings of this node; ``context`` identifies the node in a simulation.
+    """Return the operator's settings of this node. ``context`` is used only in a simulation, where it says which client this node is.
 
     Raises:
         Declined: no policy or budget is named, or its file cannot be trusted.
@@ -294,6 +300,7 @@ def _connector() -> Connect:
 
     @cache
     def settings() -> tuple[str, str, ssl.SSLContext | bool]:
+        """Return the relay's URL, the token, and what to verify the relay's certificate with: True for the system's authorities."""
         authority, url = operator_setting("relay-ca"), operator_setting("relay")
         if not url:
             raise NoRelay(f"no relay is set up on this node: set {_variable_name('relay')} to the relay's URL; nothing was sent")
@@ -301,6 +308,7 @@ def _connector() -> Connect:
         return url, read_token(_setting_path("relay-token", NoRelay)), verify
 
     def connect() -> RelayClient:
+        """Return a client of the relay; raise ``NoRelay`` if a setting is missing or its file cannot be used."""
         try:
             url, token, verify = settings()
             return RelayClient(url, token, verify=verify)
@@ -318,6 +326,7 @@ def _key_loader() -> Signing:
 
     @cache
     def key() -> Ed25519PrivateKey:
+        """Return the signing key; raise ``NoSigningKey`` if none is named or its file cannot be used."""
         try:
             return load_key(_setting_path("signing-key", NoSigningKey))
         except ConfigError as error:  # its text names only the operator's own file, so the log may have it

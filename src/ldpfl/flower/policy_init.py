@@ -67,6 +67,8 @@ class Offer:
     """What an app will ask of its clients.
 
     Attributes:
+        config: config of the app's rounds, as nodes get it.
+        transport: way in which reports reach the server.
         cohort: minimum number of clients among which a report is mixed; without a relay, the number of clients asked.
         linked: number of units (messages) of a report that stay together in the relay.
         reply_s: seconds after which clients reply; 0 means as soon as they can.
@@ -89,7 +91,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     """Return what the Flower app in the folder ``path`` asks of its clients. None of the app's code is run.
 
     Args:
-        path: folder of the app; or a recipe's name, or a config file.
+        path: folder of the app; or a recipe's name, or a config file, for what ldpfl's own apps would ask.
         config: config file of an app that has a ServerApp of its own.
 
     Raises:
@@ -116,6 +118,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
             offer = offer_of_settings(RunSettings.read(settings))
         output = client_output(project.parent)
         _check_output(offer.config, output)
+        # With a config, a client of which it is unknown what it returns counts as training a model of its author.
         own_model = output in ("weights", "gradients", "gradients of persons") or (output == "unknown" and config is not None)
         return replace(offer, own_model=own_model)
     if config is not None:
@@ -138,9 +141,10 @@ def offer_of_settings(settings: RunSettings) -> Offer:
 
 
 def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
-    """Return the number of rows in a node's own ``table``, the number of unusable rows, and the first problem with ``config``.
+    """Check whether a node's own ``table`` has the columns and values that ``config`` expects.
 
-    If the table fits, no row is unusable and the problem is "".
+    Return the number of its rows, the number of rows that cannot be used, and the first problem as text. If the table fits, the latter two
+    are 0 and "".
 
     Raises:
         ConfigError: the app does not train on nodes' own tables.
@@ -149,9 +153,9 @@ def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
     if not config.data.at_nodes:
         raise ConfigError(f"--data works only with apps whose data.name is 'node', got {config.data.name!r}: leave --data out")
     targets = target_kind_of(config)
-    row_targets = read_node_table(config.data, targets, table).train.targets
+    row_targets = read_node_table(config.data, targets, table).train.targets  # as in training: a row that cannot be used has no target
     try:
-        check_node_table(config.data, targets, table)
+        check_node_table(config.data, targets, table)  # raises at the first value that does not fit
     except DataError as error:
         return len(row_targets), int(absent_targets(row_targets).sum()), str(error)
     return len(row_targets), 0, ""
@@ -160,6 +164,11 @@ def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
 def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) -> Policy:
     """Return the policy that allows all rounds of ``offer`` for a model with the layers of ``ranges``, and hardly anything else.
 
+    Its bounds on epsilon are those of the offer's releases, rounded up to a few digits.
+
+    Args:
+        keys: public keys of the aggregators for which nodes may encrypt reports.
+
     Raises:
         ConfigError: the mechanism protects nothing, or one of the ``keys`` is no public key.
     """
@@ -167,10 +176,10 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     if not all(release.protected for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing, so no policy can allow it: use another mechanism")
     for key in keys:
-        read_public(key)
+        read_public(key)  # raises if it is no key
     delta = default.delta
     colluding = min(config.shuffling.colluding, offer.cohort - 1)
-    honest = offer.cohort - colluding
+    honest = offer.cohort - colluding  # clients whose noise counts in a sum
     is_sum = offer.transport == "sum"
     delta_of_sums = delta * (1 - ROUNDED)  # the policy charges the rest of delta for sums of rounded noise
     sum_releases = [in_sum(release, honest) for release in releases if isinstance(release, GaussianRelease) and is_sum]
@@ -196,7 +205,9 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
 
 
 def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
-    """Return the release of a client in each round of ``offer``, in order, for rounds of all kinds.
+    """Return what a client releases in each round of ``offer``, in order, for rounds of all kinds.
+
+    ``ranges`` need only have the layer sizes of the model that clients train.
 
     Raises:
         ConfigError: the mechanism does not run on Flower, or not for these layers.
@@ -209,9 +220,9 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
         if planned.kind == "training":
             # Noise may follow a schedule over rounds. On Flower, it depends on the round's number alone, so weights of 0 will do.
             round_mechanism = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
-            releases.append(released(round_mechanism, ranges, mechanism))
+            releases.append(released(round_mechanism, ranges, chosen_by=mechanism))
         else:  # a release of sums does not depend on how many numbers are summed, so any length will do: the model's, or that of 2 outputs
-            if planned.kind not in sum_releases:
+            if planned.kind not in sum_releases:  # all rounds of this kind release the same
                 sum_ranges = evaluation_vector_layout(config, 2).ranges if planned.kind == "evaluation" else ranges
                 sum_releases[planned.kind] = released(deployable_mechanism(config_for_kind(config, planned.kind), sum_ranges), sum_ranges)
             releases.append(sum_releases[planned.kind])
@@ -231,7 +242,7 @@ def policy_text(policy: Policy, title: str) -> str:
 
 
 def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
-    """Return ranges with the layer sizes of the model that clients train.
+    """Return ranges with the layer sizes of the model that clients train. Their centers and radii need not be those of the run.
 
     Args:
         layers: number of values in each array of the app's own model; empty for a built-in model.
@@ -249,7 +260,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
         raise ConfigError(f"{_why_not_loaded(not_loaded[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")
     if is_pretrained(offer.config.model.name):
         _check_pretrained(offer.config)
-    ranges = initial_weights_and_ranges(offer.config)[1]
+    ranges = initial_weights_and_ranges(offer.config)[1]  # of the model that the config names
     if layers and ranges.sizes != tuple(layers):
         raise ConfigError(
             f"--layers is {','.join(map(str, layers))}, but the arrays of {offer.config.model.name!r} have the sizes "
@@ -312,7 +323,7 @@ def check_code(config: RunConfig) -> None:
 
 
 def _twice_as_large(ranges: LayerRanges) -> LayerRanges:
-    """Return ranges of a model twice as large, to find out whether releases depend on a model's size."""
+    """Return ranges of a model twice as large, to find out whether releases depend on a model's size. One more layer doubles the size."""
     return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (*ranges.sizes, ranges.dimension))
 
 
@@ -365,7 +376,11 @@ def _app_settings(project: Path) -> Mapping[str, Any]:
 
 
 def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
-    """Return what an app with this ``config`` and these transport ``settings`` asks of its clients; raise if nodes would decline it."""
+    """Return what an app with this ``config`` and these transport ``settings`` asks of its clients.
+
+    Raises:
+        ConfigError: nodes would decline every round, or this command cannot find out what the rounds release.
+    """
     config = config_for_nodes(config)
     check_nothing_opened_or_run(config)
     check_code(config)
@@ -396,6 +411,10 @@ _TARGET_EPSILONS: Mapping[str, Callable[[RunConfig], float | str]] = {
 def config_for_transport(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
     """Return ``config`` with the channel that reports take on this ``transport``. The noise for a target epsilon depends on the channel.
 
+    Args:
+        linked: number of units of a report that stay together in the relay.
+        min_clients: minimum number of clients whose reports the relay releases together.
+
     Raises:
         ConfigError: ``config`` has a target epsilon for training or for evaluations, and
 
@@ -403,6 +422,7 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
             - training asks a fraction of the clients: connected nodes would be asked more often than planned, and ``min_clients`` could not
               hold both for training and for evaluations or statistics, which ask all clients.
     """
+    # Settings with an epsilon for which noise is calibrated.
     targets = [key for key, epsilon in _TARGET_EPSILONS.items() if epsilon(config) != "off"]
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)

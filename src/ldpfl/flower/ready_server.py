@@ -34,14 +34,17 @@ ROUNDS_OVER = "the rounds are over"
 
 
 def serve(grid: Grid, context: Context) -> None:
-    """Run the rounds of the recipe, and leave a run folder if one is named."""
+    """Run the rounds of the recipe, and leave a run folder if one is named.
+
+    The settings come from the run config in Flower's ``context`` of the server, see :class:`~ldpfl.flower.run_settings.RunSettings`.
+    """
     settings = RunSettings.of_run(context.run_config)
     collector = _collector(settings)
     recipe = load_recipe(settings.recipe, settings.change_list)
     config = resolve_settings(config_for_transport(recipe, settings.transport, settings.linked, settings.min_clients))
     prepared = prepare(config.to_toml(), data_dir_of(context), settings.device)
     federation, start = prepared.federation, prepared.start
-    latest = [prepared]  # a list, so that `on_measured` can replace its only entry
+    latest = [prepared]  # a list, so that `on_measured`, which the strategy calls, can replace its only entry
 
     def on_measured(scaled: ColumnScaling) -> tuple[Tensor, ServerRules]:
         """Build the federation again with columns scaled as ``scaled`` says; return its initial weights and rules."""

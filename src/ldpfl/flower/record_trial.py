@@ -71,6 +71,12 @@ class RecordsFound:
 def try_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
     """Try the model and the loss of an app's ``records`` on made-up samples, then compute each record's gradient; return the findings.
 
+    Where ``config`` protects persons, a person's mean gradient takes the place of a record's.
+
+    Args:
+        records: function that returns the app's ``RecordTask`` for ``context``; or its import path, ``package.module:name``.
+        config: config that the app's server sends.
+
     Raises:
         ConfigError, PrivacyError: ``records`` returns no ``RecordTask``, or the model and the loss do not fit the records. The text is
             fixed, because the app may build the model from the node's rows, so that names and sizes of layers repeat values.
@@ -95,9 +101,9 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
     with _fixed_errors(task):
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append, quotes=False)
     left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)  # count: of rows, or of persons
-    if isinstance(trainer, RecordGradientTrainer):
-        watched = replace(trainer, left_out=lambda places: left_out.extend(places.tolist()))
-        confined(watched).train(weights, full_batch([np.arange(count)], count).to(device))
+    if isinstance(trainer, RecordGradientTrainer):  # any other trainer takes all rows at once, so no row can be left out
+        watched = replace(trainer, left_out=lambda indices: left_out.extend(indices.tolist()))
+        confined(watched).train(weights, full_batch([np.arange(count)], count).to(device))  # only for its calls of `left_out`
         left_out.sort()
         reason = _why_left_out(task, trainer, weights, left_out[0], by_row=persons is None) if left_out else ""
     return RecordsFound(to_arrays(weights, layout), len(task.targets), len(left_out), tuple(left_out[:_MAX_NAMED]), reason, tuple(notes))
@@ -105,7 +111,10 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
 
 @contextmanager
 def _fixed_errors(task: RecordTask) -> Iterator[None]:
-    """Replace an error about the app's model by its advice, a fixed text. Without advice, raise the app's exception that caused it."""
+    """Replace an error of ldpfl about the app's model by its advice, because the error's own text may repeat values of records.
+
+    The advice is a fixed text. An error without advice is replaced by the app's own exception that caused it.
+    """
     try:
         yield
     except LdpflError as error:
@@ -115,14 +124,17 @@ def _fixed_errors(task: RecordTask) -> Iterator[None]:
 
 
 def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
-    """Return why the record at ``place`` adds nothing to training; without ``by_row``, the person at ``place``."""
+    """Return why the record with the index ``place`` adds nothing to training; without ``by_row``, the person with this index.
+
+    ``trainer`` computes gradients at ``weights``. It is called for this record alone, because its error may be the reason.
+    """
     if by_row and not _is_finite(task.inputs, place):
         return "its inputs hold NaN or infinity: a missing value, or one that is too large for float32"
     if by_row and not _is_finite(task.targets, place):
         return "its target is NaN or infinite: a missing value, or one that is too large for float32"
     single_record = full_batch([np.array([place])], 1).to(trainer.task.data.device)
     try:
-        trainer.train(weights, single_record)
+        trainer.train(weights, single_record)  # not confined: an exception of the model or the loss is raised here
     except (Exception, SystemExit) as error:  # only the type is shown, because the text may repeat the record
         return f"the model or the loss raises {public_type_name(error)} for it: is its target outside the classes, or a token too large?"
     return "its gradient is NaN or infinite: are its values huge, or is there a log, sqrt or division in the model or the loss?"

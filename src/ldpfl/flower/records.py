@@ -145,7 +145,8 @@ class RecordTask:
         layout = ParameterLayout.from_module(self.model)
         weights = layout.flatten({name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}).cpu()
         config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.perturbed=gradient"], origin="the trial")
-        mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))
+        mechanism = mechanism_of(config, LayerRanges(torch.tensor(0.0), torch.tensor(1.0), layout.sizes))  # any center and radius will do
+        # Called for its trial alone, which raises if something does not fit.
         trainer_of_records(self, layout, weights, config, mechanism, torch.device("cpu"), self.persons_by(DEFAULT_ROWS), LOGGER.warning)
 
 
@@ -198,7 +199,7 @@ def check_values_asked(config: RunConfig, *, weights: bool, gradients: bool, per
     Raises:
         Declined: the app does not return these values.
     """
-    if config.mechanism.perturbed == "gradient" and not gradients:
+    if config.mechanism.perturbed == "gradient" and not gradients:  # `perturbed` says which values the mechanism randomises
         raise GivesWeights(
             f"the round asks for gradients ({config.mechanism.name}), but this node's app returns trained weights, in which the influence "
             "of one record is not bounded; nothing was charged or sent. The app's author should use LdpClientApp(records=...): see "
@@ -232,7 +233,10 @@ def device_of_node() -> torch.device:
 
 @with_torch_defaults()
 def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms: RoundTerms, mechanism: Mechanism) -> Tensor:
-    """Return the gradient (d,) over all records of ``task``, clipped by record or person where the mechanism asks for it: PRIVATE."""
+    """Return the gradient (d,) over all records of ``task`` at the server's ``weights`` (d,), whose layers are ``layout``: PRIVATE.
+
+    Where the mechanism protects records or persons, it is the sum of their clipped gradients, else the gradient of the mean loss.
+    """
     device, config = device_of_node(), terms.config
     by_person = config.data.person and record_clip_of(mechanism) is not None
     persons = task.persons_by(config.data.person_rows) if by_person else None
@@ -246,7 +250,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
             "the model or the loss of this node's app cannot be trained on one record at a time: to see why, run ldpfl deploy check-node "
             "--app APP --try on this node, or RecordTask.check() in a test of the app"
         ) from None
-    if trainer is None:
+    if trainer is None:  # the model has other parameters than the arrays that the server sent
         raise PrivacyError("the trainable parameters of this node's model differ in name or shape from the arrays that the server sent")
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)
@@ -257,6 +261,7 @@ def _loss_by_record(loss: Loss) -> Loss:
     """Return a function that gives the loss (B,) of each record, also if ``loss`` returns the mean over its records."""
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss (B,) of each of B records, given the model's ``outputs`` (B, ...) and their ``targets`` (B, ...)."""
         value = loss(outputs, targets)
         if not isinstance(value, Tensor) or value.dim():
             return value  # the loss of each record already; or no tensor, which the caller reports
@@ -279,17 +284,21 @@ def trainer_of_records(
     *,
     quotes: bool = True,
 ) -> Trainer:
-    """Return the trainer that computes the gradients, after a trial on made-up samples of the same shapes.
+    """Return the trainer that computes the gradients of ``task``, after a trial on made-up samples of the same shapes.
 
     Args:
-        layout, weights: the model's arrays as the server sent them.
+        layout, weights: names and shapes of the model's arrays, and their values (d,), as the server sent them.
+        persons: which rows belong to which person, if persons are protected; None to protect records.
         warn: function that gets the warnings.
         quotes: whether warnings may quote exceptions of the app. They may not on a node, where they may repeat values of its records.
     """
     samples = Samples(map_tensors(Tensor.detach, task.inputs), task.targets.detach())
-    app_task = Task("own", "number", _loss_by_record(task.loss), metrics={})
-    local = LocalTask(task.model.to(device), layout, samples.to(device), (), (), LocalOptimiser(1.0), task=app_task)
-    dataset = Dataset("records", samples, samples.take(slice(0)), 0, (), (), "", vocabulary=_MADE_UP_TOKENS)
+    app_task = Task(name="own", targets="number", losses=_loss_by_record(task.loss), metrics={})
+    # The app's inputs are not normalised. The learning rate has no effect, because the trainer returns gradients.
+    local = LocalTask(task.model.to(device), layout, samples.to(device), mean=(), std=(), optimiser=LocalOptimiser(1.0), task=app_task)
+    # The trial reads only the vocabulary and the number of outputs; 0 is for an unknown number.
+    no_samples = samples.take(slice(0))
+    dataset = Dataset("records", samples, no_samples, outputs=0, mean=(), std=(), fingerprint="", vocabulary=_MADE_UP_TOKENS)
     # Model and data are the app's own objects, whatever names the server's config has.
     renamed = {"model": config.model.model_copy(update={"name": GIVEN}), "data": config.data.model_copy(update={"name": GIVEN})}
     return trainer_after_trial(config.model_copy(update=renamed), local, mechanism, weights, dataset, warn, persons, quotes=quotes)

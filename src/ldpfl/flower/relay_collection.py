@@ -205,6 +205,7 @@ class RelayCollector(RelayedRounds):
         }
 
     def relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
+        """Return the terms for uploads of encrypted records, each of which is longer than its plaintext by :data:`OVERHEAD` bytes."""
         plan = round_.plan
         return Terms(
             record_bytes=plan.plaintext_bytes + OVERHEAD,
@@ -220,7 +221,7 @@ class RelayCollector(RelayedRounds):
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
         sizes = self.relay_terms(round_, _NO_AGREEMENT)  # not the relay's own statement, which is not trusted to bound sizes
-        joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0
+        joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0  # counts of records
         encrypted_records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
         for plaintexts, refused in open_in_batches(
@@ -257,6 +258,7 @@ class SumCollector(RelayedRounds):
         return {"transport": "sum", "key": self.key.public_key().public_bytes_raw(), "min_clients": self.min_clients}
 
     def relay_terms(self, round_: OpenRound, agreement: str) -> SumTerms:
+        """Return the terms for shares of a sum: how many numbers a client adds, and of how many bits."""
         return SumTerms(
             dimension=numbers_in_sum(round_.mechanism, round_.ranges),
             bits=require_adding_up(round_.mechanism).bits,
@@ -282,7 +284,7 @@ class SumCollector(RelayedRounds):
             seeds = open_seeds(envelopes, self.key, self.nodes, binding, self.min_clients)
         except ProtocolError as error:
             return Received(None, decoding_error=str(error))
-        unmasked = unshard(total, seeds)
+        unmasked = unshard(total, seeds)  # (dimension,) int64 lattice points: the sum of the clients' noisy vectors
         longest = mechanism.max_sum_length(len(seeds), round_.asked, sizes.dimension, round_.max_length)
         length = float(np.linalg.norm(unmasked.astype(np.float64)))
         if length > longest:
@@ -300,6 +302,8 @@ def _too_long_reason(length: float, longest: float, clients: int) -> str:
 
 def operator_relay(*, linked: int, min_clients: int, window_s: float) -> RelayCollector:
     """Return the collector of mixed records, for the relay that the operator named in the ServerApp's environment.
+
+    The arguments are as for :class:`RelayCollector`.
 
     ``LDPFL_RELAY`` is the relay's URL, ``LDPFL_RELAY_CA`` its certificate authority if it has its own,
     ``LDPFL_AGGREGATOR_TOKEN`` a file with the token, and ``LDPFL_AGGREGATOR_KEY`` a file with the private key. After a change of the key,

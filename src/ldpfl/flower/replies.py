@@ -46,7 +46,7 @@ def replies_as_they_come(
     """Send ``messages`` and yield each reply as soon as it arrives. Flower's own grids return all replies at the end.
 
     Args:
-        deadline: time at which no further reply is waited for. The caller may move it in between.
+        deadline: time at which the wait ends. The caller may move it between two replies.
         awaited: ids of messages that were sent before and have no reply yet, with the node that each went to. Their replies are yielded,
             too. The dict is updated: afterwards it holds all messages that can still be replied to.
     """

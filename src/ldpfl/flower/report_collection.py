@@ -153,6 +153,7 @@ class DirectCollector:
         return
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
+        """Return the valid reports among ``answers`` in permuted order, and a reason for each answer without a valid report."""
         payloads = [answer.report for answer in answers if answer.report is not None]
         reports, refused = read_valid(round_.mechanism, payloads, round_.ranges)
         reasons = [*(entry.reason for entry in refused), *["a reply without a report"] * (len(answers) - len(payloads))]

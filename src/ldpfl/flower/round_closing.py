@@ -26,6 +26,10 @@ from ldpfl.transport.shuffling import PartialPool, ReportPool
 def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool | PartialPool, event: RoundEvent) -> Checkpoint:
     """Aggregate the reports in ``pool`` for the current round, and return the checkpoint after it.
 
+    Args:
+        received: how the reports arrived; of it, only the length of a client's message is used.
+        event: entry for the round in the ledger.
+
     Raises:
         NotFiniteError: the aggregate is not finite.
         PrivacyError: the reports are of another model.
@@ -42,10 +46,10 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
             began=progress.round_began,
         )
     vectors = None if progress.planned.kind == "statistics" else summed_vectors(progress.config, progress.planned.kind)
-    if isinstance(vectors, ClientScores):
+    if isinstance(vectors, ClientScores):  # clients are protected as a whole, and each has sent a report of its figures
         return _after_evaluation(progress, pool.clients, event, vectors.estimated_sum(pool, progress.round.mechanism))
     mechanism = require_dp_sgd(progress.round.mechanism)
-    sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)
+    sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)  # in points of the mechanism's integer lattice
     if not np.isfinite(sums.points).all():
         raise NotFiniteError(
             f"the sums of {progress.planned} have NaN or infinity, so its reports, which stay charged, change nothing; "
@@ -67,7 +71,10 @@ def _after_least_squares(
 ) -> Checkpoint:
     """Return the checkpoint whose weights are the least-squares solution of the noisy sums ``total`` of ``clients`` clients.
 
-    ``records_each`` is the mean number of records of a client as the config states it, since the true number is private.
+    Args:
+        received, event: as for :func:`aggregate_round`.
+        head: solver for the model's last layer.
+        records_each: mean number of records of a client as the config states it, since the true number is private.
     """
     before, records = progress.checkpoint, records_each * clients
     weights = head.solved(total, records)

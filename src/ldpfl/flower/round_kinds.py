@@ -56,7 +56,8 @@ def planned_round(config: RunConfig, number: int) -> PlannedRound:
     """
     rounds, every = config.training.rounds, config.evaluation.every
     training: Kind = "training" if config.training.method == "gradient" else "least-squares"
-    place = number - statistics_rounds(config)  # counted from 1 after the statistics; every (`every` + 1)-th place is an evaluation
+    # Place of the round after the statistics, from 1. Blocks of `every` training rounds and one evaluation follow one another.
+    place = number - statistics_rounds(config)
     if place <= 0:
         return PlannedRound(number, "statistics", trained=0)
     if not is_evaluated(config):
@@ -103,5 +104,6 @@ def mean_held_back_records(config: RunConfig) -> int:
     A node's own number is private and not used. Without ``evaluation.records``, the number follows from ``mechanism.records``, the mean
     number of records that remain for training.
     """
+    # If a client has N records and holds back the share s of them, (1 - s) N remain for training.
     share, trained = config.evaluation.share, getattr(config.mechanism, "records", 0)
     return max(1, config.evaluation.records or round(trained * share / (1 - share)))

@@ -87,7 +87,9 @@ class RoundRequest:
 
 
 def read_request(content: RecordDict, message_type: str, run_config: str) -> RoundRequest:
-    """Read the content of a message of type ``message_type``; ``run_config`` is the digest of the node's own run config.
+    """Read a round's request from the ``content`` of a message of type ``message_type``, and check that its parts fit together.
+
+    ``run_config`` is the digest of the node's own run config.
 
     Raises:
         LdpflError: the message is no round of ``LdpStrategy``, its parts contradict each other, or it names another run config.

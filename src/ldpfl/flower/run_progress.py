@@ -70,7 +70,7 @@ class RunProgress:
         """
         if number != self.rounds_done + 1:
             raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}")
-        max_length = 1.0  # of a client's vector, as a multiple of the clipping norm
+        max_length = 1.0  # of the vector that a client adds to a sum, as a multiple of the clipping norm
         planned, public, ranges = planned_round(self.config, number), self.checkpoint.state.public(), self.checkpoint.state.ranges
         if planned.kind == "training":
             mechanism = in_round(self.mechanism, public)
@@ -116,7 +116,10 @@ class Replies:
         """Reasons that nodes gave for sending no report, by node."""
 
     def add(self, reply: Message) -> None:
-        """Record one reply."""
+        """Record one reply: the node's answer, or the problem because of which the reply is left out.
+
+        A reply with an error is such a problem, and the node's reason is recorded as well.
+        """
         if is_absent(reply):  # the SuperLink replies under its own id because the node has not: no node is recorded
             self._any_absent = True
             return
@@ -132,7 +135,7 @@ class Replies:
                 self.reasons[node] = reason_in(reply)
             if is_refusal(reply):
                 self._declined.add(node)
-            self._answers[node] = read_answer(reply, self._progress.round)
+            self._answers[node] = read_answer(reply, self._progress.round)  # raises if the reply is an error
         except LdpflError as error:
             self.problems.append(str(error))
 

@@ -48,7 +48,11 @@ def sums_layout(size: int) -> ParameterLayout:
 
 
 def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> VectorForm:
-    """Return the form of the vector that ``terms`` ask for, for a model of ``layout``. Use no data and no code that the terms name.
+    """Return the form of the vector that ``terms`` ask for. Use no data and no code that the terms name.
+
+    Args:
+        layout: layers of the model.
+        public: public state at the beginning of the round, to which the mechanism may adapt.
 
     Raises:
         AskedForOther: the terms ask for something else than their config plans.
@@ -70,7 +74,7 @@ def check_sums(terms: RoundTerms) -> None:
     Raises:
         AskedForOther: the vector has another length than the sums, or the histograms are of another number of columns.
     """
-    if terms.kind == "statistics":
+    if terms.kind == "statistics":  # here `measured` holds the edges of the histograms
         edges, columns = read_edges(terms.measured), len(describe_data(terms.config).unscaled)
         if len(edges) != columns:
             raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, but the config names {columns}")

@@ -78,9 +78,10 @@ class WaitingLog:
 
 
 def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, on_look_up: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
-    """Wait until enough nodes are connected, or until ``end`` by the monotonic clock. Return the connected nodes in ascending order.
+    """Wait until enough nodes are connected, or until ``end`` by the monotonic clock. Return the ids of the connected nodes in order.
 
     Args:
+        waiting: says how many nodes are enough, ``waiting.nodes``.
         on_look_up: called with the connected nodes each time that they are looked up.
         log: writes a line about the wait.
     """
@@ -122,13 +123,15 @@ class Questions:
     def ask(self, nodes: Sequence[int], content: RecordDict, round_: OpenRound) -> Answers:
         """Ask ``nodes`` whether they would take part in the round, all with the same ``content``, and return their answers.
 
-        Nodes that have agreed to this content, or still owe an answer to it, are not asked again; nodes that declined are. Late answers
-        count. After each answer the next may take as long as the first, but all together no longer than the round's timeout.
+        A node that has agreed to this content, or has not answered it yet, is not asked again. A node that has declined it is. A late
+        answer counts in the call in which it arrives. The wait ends ``answer_s`` seconds after the last answer, or at the round's timeout.
         """
+        # Equal contents are one question, whichever call asks it.
         question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
         awaited = set(question.awaited.values())
         unasked = [node for node in nodes if node not in question.agreed | awaited]
         messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in unasked]
+        # Nodes asked in earlier calls are included, so that their late answers are recorded. Only `nodes` are waited for.
         unanswered, reasons, declined = (asked | awaited) - question.agreed, dict[int, str](), 0
         deadline = Deadline(round_.timeout)
         deadline.renew(self._answer_s)
@@ -160,7 +163,8 @@ def ask_cohort_and_reserves(
     The cohort is chosen before it is asked. So a run in which all nodes agree uses the same nodes as a run without questions.
 
     Args:
-        ask: asks the given nodes about a round of the given number of nodes.
+        ask: asks the given nodes whether they would take part in a round of the given number of nodes.
+        reserves: nodes to ask in place of others, in this order.
         needed: minimum number of nodes for a round.
         size_matters: whether a node's answer may depend on the number of nodes. Then the nodes that agreed to a larger round are asked
             again about the smaller one.
@@ -169,8 +173,9 @@ def ask_cohort_and_reserves(
     candidates, unasked_reserves = list(cohort), list(reserves)
     while candidates:
         answers = answers.joined(ask(candidates, size))
-        missing = size - len(answers.agreed)
+        missing = size - len(answers.agreed)  # to be filled from the reserves; with 0 missing or no reserve left, the loop ends
         candidates, unasked_reserves = unasked_reserves[:missing], unasked_reserves[missing:]
+    # Fewer nodes than asked have agreed, so the round is smaller than they were told. Some may decline the smaller round.
     while size_matters and needed <= len(answers.agreed) < size:
         larger_size, size = size, len(answers.agreed)
         later = ask(answers.agreed, size)
@@ -199,7 +204,7 @@ class NodeSelection:
     terms: Callable[[RunProgress], RoundTerms]
 
     def nodes_that_agree(self, number: int) -> tuple[list[int], list[int]]:
-        """Return the nodes that agree to round ``number``, and all connected nodes. The round is made ready for the agreeing nodes.
+        """Return the nodes that agree to round ``number``, and all connected nodes. It becomes the current round, of the agreeing nodes.
 
         Nodes that do not answer may be slow, or come back. If too few other nodes agree, wait for the silent nodes as well, at most as long
         as for connections.
@@ -228,23 +233,27 @@ class NodeSelection:
         if answers.reasons or answers.silent:
             left_out, reasons = counted(len(answers.reasons) + len(answers.silent), "node"), reasons_text(answers.reasons, answers.silent)
             LOGGER.warning("round %d: left out %s%s%s", number, left_out, reasons, _advice_on_waiting(answers, self.waiting))
-            self._make_ready(number, len(answers.agreed))
+            self._make_ready(number, len(answers.agreed))  # again, because it was made ready for the whole cohort
         return sorted(answers.agreed), connected
 
     def _ask_nodes(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
-        """Ask the cohort of a round, and reserves in place of nodes that do not agree. Return all answers."""
+        """Draw the cohort of a round from the ``connected`` nodes and ask it, and reserves in place of nodes that do not agree.
+
+        Return all answers. ``needed`` is the minimum number of nodes for the round.
+        """
         # Evaluation and statistics rounds use all clients, as in the simulator.
         fraction = self.config.clients.fraction if planned_round(self.config, number).is_training else 1.0
-        places = round_cohort(self.config.seed, number, len(connected), fraction, None)
-        reserve_places = reserves(self.config.seed, number, len(connected), places)
-        self._make_ready(number, len(places))
+        indices = round_cohort(self.config.seed, number, len(connected), fraction, self_sampling=None)  # into `connected`
+        reserve_indices = reserves(self.config.seed, number, len(connected), indices)
+        self._make_ready(number, len(indices))
         terms = self.terms(self.progress)
 
         def ask(nodes: Sequence[int], asked: int) -> Answers:
+            """Ask ``nodes`` whether they would take part in a round that ``asked`` nodes are asked to join."""
             content = question_of(replace(terms, asked=asked), self.progress.layout.sizes)
             return questions.ask(nodes, content, self.progress.round)
 
-        cohort, reserve_nodes = [connected[place] for place in places], [connected[place] for place in reserve_places]
+        cohort, reserve_nodes = [connected[index] for index in indices], [connected[index] for index in reserve_indices]
         # Over a relay, a node's answer depends on the minimum number of clients, and not on how many are asked.
         return ask_cohort_and_reserves(ask, cohort, reserve_nodes, needed, size_matters=terms.transport == "direct")
 

@@ -113,7 +113,7 @@ def start_or_resume(
     if kind is not Kind.READY_APP:  # such an app trains a model of its author's, whatever model the config names
         mechanism = on_users_code(mechanism)
     payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
-    check_log_size(layout.names, released(mechanism, ranges), rounds)
+    check_log_size(layout.names, released(mechanism, ranges), rounds)  # raises if files of the run would be too large to be read again
     rules = ServerRules(
         layout.names,
         config.mechanism.perturbed,
@@ -130,7 +130,14 @@ def start_or_resume(
 
 
 def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayout, terms: Terms) -> tuple[Checkpoint, Participation]:
-    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation. Raise if the two contradict."""
+    """Return the last checkpoint in ``folder``, or ``initial`` if there is none, and the participation: the rounds of each node.
+
+    The participation is saved before a round, and the checkpoint after it. So the participation may be one round ahead, but no more.
+
+    Raises:
+        ConfigError: the folder holds a run of another model, or a round that was begun on other terms of the transport.
+        DataError: checkpoint and participation contradict each other.
+    """
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
@@ -147,15 +154,19 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
             f"the checkpoint in {folder.path} is of round {done}, but nodes were asked up to round {participation.begun}: restore the "
             "latest checkpoint, because an earlier one does not count the rounds since then"
         )
-    if participation.begun > done:
+    if participation.begun > done:  # the server was stopped in a round, whose reports it may still receive
         participation.check_terms(terms(participation.terms))
     return checkpoint, participation
 
 
 def _check_runs_on_flower(config: RunConfig, kind: Kind, rounds: int) -> None:
-    """Raise if a setting of ``config`` does not run on Flower with this ``kind`` of app, or ``rounds`` is not the planned number.
+    """Raise if a setting of ``config`` does not run on Flower with this ``kind`` of app, or noise is planned for other ``rounds``.
 
-    An app of the author's own computes no sums over records. Noise of an evaluation is planned for a fixed number of rounds.
+    An app that is not ldpfl's own computes no sums over records, as evaluation, least squares and statistics need them. The noise of an
+    evaluation, or for a target epsilon, is planned for ``training.rounds`` training rounds.
+
+    Raises:
+        ConfigError: one of these problems; the text says what to set.
     """
     if kind is not Kind.READY_APP and (config.evaluation.share or config.training.method != "gradient" or statistics_rounds(config)):
         raise ConfigError(

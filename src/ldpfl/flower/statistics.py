@@ -88,7 +88,11 @@ def histogram_counts(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[
 
 
 def memory_with_counts(memory: Mapping[str, Tensor], stage: int, counts: NoisySum, points_a_row: int) -> dict[str, Tensor]:
-    """Return a checkpoint's ``memory`` with the counts of one more ``stage``: the noise's standard deviation, then the counts, in rows."""
+    """Return a checkpoint's ``memory`` with the histograms of one more ``stage``, as one vector.
+
+    The vector holds the standard deviation of the noise, followed by the counts. All are numbers of rows: ``counts`` is in lattice points,
+    of which a row adds ``points_a_row`` to its bin.
+    """
     return {**memory, f"{_MEMORY_KEY}.{stage}": torch.from_numpy(np.concatenate([[counts.noise], counts.points]) / points_a_row)}
 
 
@@ -99,7 +103,7 @@ def stages_from_memory(config: RunConfig, memory: Mapping[str, Tensor]) -> Colum
         noise_and_counts = memory.get(f"{_MEMORY_KEY}.{stage}")
         if noise_and_counts is not None:
             noise, counts = float(noise_and_counts[0]), noise_and_counts[1:].numpy()
-            stages = stages.after(NoisySum(counts, noise), 1)  # 1: memory holds counts in rows
+            stages = stages.after(NoisySum(counts, noise), 1)  # 1 point a row, because the memory holds numbers of rows
     return stages
 
 

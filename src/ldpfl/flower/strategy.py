@@ -115,13 +115,16 @@ class LdpStrategy(Strategy):
     ) -> Result:
         """Run the rounds that are left and return the model with the figures of all rounds.
 
+        If too few nodes take part in an evaluation at clients, it is charged and gives no figures, and the run goes on. If all nodes
+        decline, the run ends.
+
         Args:
             initial_arrays: the public initial model; a resumed run goes on from its checkpoint instead.
             num_rounds: total number of training rounds, including those before a resume; by default as the config says.
             timeout: seconds to wait for the replies of a round.
+            train_config: settings that apps find in each message to train.
             evaluate_config: must be left out, because clients evaluate nothing.
-
-        If too few nodes take part in an evaluation at clients, it is charged and gives no figures, and the run goes on.
+            evaluate_fn: function that evaluates the model after each training round, given the round's number and the model.
 
         Raises:
             TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
@@ -166,6 +169,8 @@ class LdpStrategy(Strategy):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask the nodes of a round whether they take part. Return the messages that tell the agreeing nodes to train, all with one content.
+
+        ``arrays`` and ``config`` are the model and the settings that the app of each node gets.
 
         Raises:
             TooFewTakePart: too few nodes agree; nothing was begun or charged.
@@ -238,23 +243,30 @@ class LdpStrategy(Strategy):
         LOGGER.info("%s: %s; %s", self.config.mechanism.name, guarantee_text(progress), start)
 
     def _run_round(self, progress: RunProgress, number: int, train_config: ConfigRecord, grid: Grid) -> None:
-        """Run one round. If too few nodes take part, an evaluation is charged and brings no figures; any other round ends the run."""
+        """Run round ``number``. ``train_config`` has the settings that apps find in the message.
+
+        If too few nodes take part, an evaluation is charged and brings no figures, and the run goes on. Any other round then ends the run,
+        and so does an evaluation that all nodes decline.
+        """
         try:
             arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
             messages = self.configure_train(number, arrays, train_config, grid)
             with closing(replies_as_they_come(grid, messages, progress.deadline)) as replies:
                 self.aggregate_train(number, replies)
-        except AllDeclined:
+        except AllDeclined:  # a TooFewTakePart as well
             raise
         except TooFewTakePart as error:
             if planned_round(self.config, number).kind != "evaluation":
                 raise
             LOGGER.warning("%s has no result, and the run goes on. %s", planned_round(self.config, number), error)
-            if progress.rounds_done < number:
+            if progress.rounds_done < number:  # no node was told to train; otherwise aggregate_train has finished the round
                 self._skip_round(progress, number)
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
-        """Finish a round for which no node was told to train. The ledger charges it for all nodes all the same, and so overcounts."""
+        """Finish an evaluation for which no node was told to train, so that the run can go on with the next round.
+
+        The ledger has one event for each round, so this round is charged for all nodes although none has sent anything.
+        """
         all_nodes = progress.participation.rounds
         progress.open_round(number, len(all_nodes), self._collector.linked)
         self._charge_before_sending(progress, progress.participation.after_asking(number, all_nodes, (), self._collector_terms()))
@@ -287,7 +299,7 @@ class LdpStrategy(Strategy):
 
     def _set_column_scaling(self, progress: RunProgress) -> None:
         """Set how nodes scale their tables, and let the server scale its rows likewise. Do nothing before all columns are measured."""
-        if not 0 < statistics_rounds(self.config) <= progress.rounds_done:
+        if not 0 < statistics_rounds(self.config) <= progress.rounds_done:  # 0: the run measures no columns
             return
         scaled = column_scaling(self.config, progress.stages)
         for note in scaled.notes:
@@ -313,7 +325,7 @@ class LdpStrategy(Strategy):
     def _finish_round(self, progress: RunProgress, received: Received) -> None:
         """Aggregate the ``received`` reports and save the round; keep the model if no report came, or if their aggregate is not finite."""
         if received.decoding_error:
-            self._stop_run(progress, received.decoding_error)
+            self._stop_run(progress, received.decoding_error)  # raises
         for reason in sorted(set(received.refused)):
             LOGGER.warning("%s: left out %d: %s", progress.planned, received.refused.count(reason), reason)
         if received.pool is None:
@@ -353,19 +365,21 @@ class LdpStrategy(Strategy):
         return self._round_event(progress, min(progress.round.asked, self._collector.min_clients))
 
     def _round_event(self, progress: RunProgress, cohort: int) -> RoundEvent:
-        """Return the ledger's event for the round with reports of ``cohort`` clients.
+        """Return the ledger's event for the current round, in which each report hides among those of ``cohort`` clients.
 
         All nodes that were told to train count as participants, with or without a report.
         """
-        # In training, the run's mechanism makes the round's, so an author is known only if both are ldpfl's own.
+        # The release says on whose code its guarantee rests: on ldpfl's only if the round's mechanism is ldpfl's own. In training, the
+        # run's mechanism makes the round's, so both must be.
         chosen_by = progress.mechanism if progress.planned.kind == "training" else None
-        release = released(progress.round.mechanism, progress.round.ranges, chosen_by)
+        release = released(progress.round.mechanism, progress.round.ranges, chosen_by=chosen_by)
         if not progress.planned.is_training:
             release = without_claim(release)  # the mechanism's paper claims nothing about sums over records
         # At least one report counts as an honest client's, even if all clients could be colluding: that client's own noise protects it.
         colluding = min(self.config.shuffling.colluding, max(0, cohort - 1))
         counts, channel = progress.participation.counts(), self._collector.channel
         event = round_event(progress.round.number, release, cohort, counts, channel, colluding=colluding)
+        # `histograms` marks a round that released counts or figures instead of a model update.
         return replace(event, linked=self._collector.linked, histograms=not progress.planned.is_training)
 
     def _delete_last_round(self, progress: RunProgress, run_is_over: bool) -> None:
@@ -383,7 +397,7 @@ class LdpStrategy(Strategy):
     def _save_round(self, progress: RunProgress, checkpoint: Checkpoint, reports: int) -> None:
         """Save ``checkpoint`` as the result of the round, have the transport delete its copy, and log the round."""
         if self._folder is not None:
-            self._folder.save_round(checkpoint)
+            self._folder.save_round(checkpoint)  # before the transport's copy is deleted, so that a crash in between loses nothing
         self._collector.delete_round(progress.run, progress.round.number)
         progress.checkpoint = checkpoint
         if not progress.planned.is_training:
@@ -416,7 +430,10 @@ class LdpStrategy(Strategy):
             progress.participation.save(self._folder.participation_path)
 
     def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
-        """Return the transport's terms, as values for JSON. If the ``earlier`` terms name the previous key, so do the returned ones."""
+        """Return the transport's terms, as values for JSON.
+
+        ``earlier`` are the terms of a round that was begun. If they name the aggregator's previous key, the returned terms name it, too.
+        """
         collector = self._collector.collector_for(earlier)
         return {name: value.hex() if isinstance(value, bytes) else value for name, value in collector.terms().items()}
 

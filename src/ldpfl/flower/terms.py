@@ -297,7 +297,7 @@ def agreement_of(content: RecordDict, message_type: str) -> str:
     each client compares it with the agreement of its own message.
     """
     digest = hashlib.sha256()
-    for part in (message_type.encode(), *_record_bytes(content)):
+    for part in (message_type.encode(), *_record_bytes(content)):  # each follows its length, so that no two messages give the same bytes
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
 
@@ -305,7 +305,7 @@ def agreement_of(content: RecordDict, message_type: str) -> str:
 def digest_of(run_config: Mapping[str, object]) -> str:
     """Return the SHA-256, in hex, over a run config, which Flower passes to apps beside the message."""
     digest = hashlib.sha256()
-    for key, value in sorted(run_config.items()):
+    for key, value in sorted(run_config.items()):  # each part follows its length, so that no two configs give the same bytes
         part = b"%b=%b" % (repr(key).encode(), _encode_exactly(value))
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()
@@ -426,7 +426,7 @@ def numbers_in_sum(mechanism: Mechanism, ranges: LayerRanges) -> int:
     Raises:
         ConfigError: the mechanism's reports cannot be added up.
     """
-    return payload_bits(mechanism, ranges) // require_adding_up(mechanism).bits
+    return payload_bits(mechanism, ranges) // require_adding_up(mechanism).bits  # `bits` for each integer
 
 
 @lru_cache(maxsize=8)

@@ -54,7 +54,10 @@ def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclin
 def too_few_connected(
     progress: RunProgress, connected: Collection[int], needed: int, seconds: float, required: Mapping[str, int]
 ) -> TooFewTakePart:
-    """Return the error for a round for which too few nodes are connected after ``seconds`` seconds. No node was asked."""
+    """Return the error for a round for which fewer nodes are connected than it needs after ``seconds`` seconds. No node was asked.
+
+    ``required`` is as for :func:`advice_on_continuing`.
+    """
     advice = advice_on_continuing(progress, len(connected), required)
     return TooFewTakePart(
         f"{len(connected)} of the {needed} nodes that a round needs are connected after {seconds:g} s{_away_note(progress, connected)}. "
@@ -89,7 +92,13 @@ def too_few_agree(
 
 
 def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, str], required: Mapping[str, int]) -> TooFewTakePart:
-    """Return the error for a round that was ended, because nodes that had agreed sent no report. No report was released."""
+    """Return the error for a round that was ended, because nodes that had agreed sent no report. No report was released.
+
+    Args:
+        needed: minimum number of reports for the round.
+        reasons: reason of each node that sent no report.
+        required: as for :func:`advice_on_continuing`.
+    """
     asked = progress.round.asked
     return TooFewTakePart(
         f"{progress.planned} was ended, and no report of it was released: {asked - len(reasons)} of {counted(asked, 'node')} can still "
@@ -105,7 +114,9 @@ _REMEDY = (
 
 
 def advice_on_continuing(progress: RunProgress, remaining: int, required: Mapping[str, int]) -> str:
-    """Return advice on how to continue with the ``remaining`` nodes if the missing nodes do not come back; empty if they are too few.
+    """Return advice on how to continue with the ``remaining`` nodes if the missing nodes do not come back.
+
+    It is empty if so few nodes remain that no round is possible, or if a round asks only a fraction of the clients.
 
     With a target epsilon, the noise was calibrated for all nodes, so fewer nodes need a new run with another plan. Without a target
     epsilon, each round is charged with the noise of the nodes that take part, so the run can go on.

@@ -81,7 +81,7 @@ def create_app(store: Store, limits: Limits = Limits()) -> ASGIApp:  # noqa: B00
     ]
     handlers = {HTTPException: _answer_http_error, Refusal: _answer_refusal, ClientDisconnect: _answer_disconnect, Exception: _answer_fault}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.router.redirect_slashes = False
+    app.router.redirect_slashes = False  # each resource has one path, without a slash at its end
     return _Guard(app, relay.metrics)
 
 
@@ -92,12 +92,12 @@ class _Relay:
         self._store, self._limits = store, limits
         self._tokens = Tokens(store.engine)
         self._rate = RateLimit(limits)
-        self._parts_being_sent: Counter[str] = Counter()
+        self._parts_being_sent: Counter[str] = Counter()  # by the name of the token's owner
         self._buffered = BufferedUploads(limits.sum_bytes)
         self._threads = asyncio.Semaphore(_THREADS)
-        self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_THREADS_PER_TOKEN))
-        self._owner_names: dict[bytes, str] = {}
-        self._unfinished: set[asyncio.Future[Any]] = set()
+        self._lanes: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_THREADS_PER_TOKEN))  # by owner's name
+        self._owner_names: dict[bytes, str] = {}  # by the hash of a token that was valid before
+        self._unfinished: set[asyncio.Future[Any]] = set()  # work in threads; the set keeps it alive
         self.metrics = Metrics()
 
     async def open_round(self, request: Request) -> Response:
@@ -235,7 +235,10 @@ class _Relay:
         return owner
 
     async def _body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-        """Yield the body, of ``max_bytes`` bytes at most, in blocks. Each block must arrive within ``block_s`` seconds."""
+        """Yield the body, of ``max_bytes`` bytes at most, in blocks of :data:`BLOCK_BYTES` bytes; the last one may be shorter.
+
+        Each block must arrive within ``block_s`` seconds, however small the pieces are in which the network delivers it.
+        """
         stream = aiter(request.stream())
         buffered = bytearray()
         received, ended = 0, False
@@ -243,7 +246,7 @@ class _Relay:
             try:
                 async with asyncio.timeout(self._limits.block_s):
                     while len(buffered) < BLOCK_BYTES and not ended:
-                        data = await anext(stream, None)
+                        data = await anext(stream, None)  # None at the end of the stream
                         ended = data is None
                         buffered += data or b""
                         received += len(data or b"")
@@ -261,7 +264,8 @@ class _Relay:
         """Call ``function`` in a thread, as soon as one is free for this ``lane``.
 
         Args:
-            lane: name of a token's owner, or :data:`_STRANGERS`. The number of threads of each lane is limited, and that of all together.
+            lane: for whom the call is made: the name of a token's owner, or :data:`_STRANGERS`. The threads of each lane are limited, and
+                so are those of all lanes together, so that nobody can take all threads.
 
         Raises:
             StoreUnavailable: no thread became free within :data:`BUSY_S` seconds.
@@ -310,6 +314,7 @@ class _PiecewiseResponse(Response):
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response: its head, the part piece by piece, and an empty piece that marks the end."""
         with self._resources:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             for start in range(0, len(self.body), _PIECE_BYTES):
@@ -333,18 +338,21 @@ class _Guard:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as the ASGI interface defines the arguments."""
         if scope["type"] != "http":
             raise RuntimeError(f"the relay speaks HTTP only, not {scope['type']}")
-        scope[TASK] = asyncio.current_task()
+        scope[TASK] = asyncio.current_task()  # the connection cancels this task if the caller disconnects
         unread, answered = _has_body(scope), False
 
         async def read() -> Message:
+            """Receive the next message with a piece of the body, and note when the body has been read to its end."""
             nonlocal unread
             message = await receive()
             unread = unread and message.get("more_body", False)
             return message
 
         async def watch(message: Message) -> None:
+            """Send a message of the response. Count the response by its head, and have the connection closed after it where necessary."""
             nonlocal answered
             answered = True
             if message["type"] == "http.response.start":
@@ -417,6 +425,7 @@ def _upload_in_path(request: Request) -> tuple[str, int, str]:
 
 
 def _parse_terms(body: bytes) -> Terms | SumTerms:
+    """Return the round's terms in a request's ``body``, JSON; raise a :class:`Refusal` that names the first wrong field."""
     try:
         return ANY_TERMS.validate_json(body)
     except ValidationError as error:
@@ -432,6 +441,7 @@ def _content_length(request: Request) -> int:
 
 
 def _number_in_header(request: Request, header: str) -> int:
+    """Return the number of bytes in a ``header`` of the request; raise a :class:`Refusal` if the header holds no number."""
     text = request.headers.get(header, "")
     if not _is_number(text):
         raise Refusal(f"the header {header} is missing or wrong: expected a number of bytes with up to {_MAX_DIGITS} digits")

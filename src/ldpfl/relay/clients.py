@@ -71,7 +71,8 @@ class RelayClient(Caller):
             ProtocolError: the relay's answer is invalid, or the name or the id is not allowed.
         """
         path = f"{round_path(run, number)}/uploads/{quote(parse_upload_id(upload_id), safe='')}"
-        retry_policy = LimitedTime(self._patience, self._sleep, self._clock, max(0.0, within_s))
+        retry_policy = LimitedTime(self._patience, self._sleep, self._clock, seconds=max(0.0, within_s))
+        # The relay's answers say how many bytes it has: to POST, which begins the upload or finds it; to PATCH, which adds bytes; to HEAD.
         offset = _stored_bytes(self._call("POST", path, retry_policy=retry_policy, headers={LENGTH: str(len(blob))}), blob)
         offset_at_last_progress = offset
         while offset < len(blob):
@@ -129,7 +130,7 @@ class RelayAggregator(Caller):
         return self._round_status(run, number)
 
     def wait(self, run: str, number: int, timeout_s: float, *, poll_s: float = 1.0) -> RoundStatus:
-        """Wait until the round is released, by the relay's clock, for at most ``timeout_s`` seconds.
+        """Wait until the round is released, by the relay's clock, for at most ``timeout_s`` seconds. Ask every ``poll_s`` seconds.
 
         Raises:
             RelayNotReleased: the round was not released in that time; the message says why.
@@ -146,6 +147,7 @@ class RelayAggregator(Caller):
                     else f"has {counted(status.uploads or 0, 'upload')} of the {status.terms.min_clients} it waits for"
                 )
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
+            # An open round is asked about again at its deadline, if that is nearer than poll_s.
             to_deadline_s = max(status.seconds_left, 0.01) if status.state == "open" else poll_s
             pause_s = min(to_deadline_s, poll_s, timeout_s - slept_s)
             self._sleep(pause_s)
@@ -163,12 +165,12 @@ class RelayAggregator(Caller):
             RelayUnreachable: no answer.
             ProtocolError: the records do not fit the terms and the number of uploads, or the round is a sum.
         """
-        round_terms = terms or self._round_status(run, number).terms
+        round_terms = terms or self._round_status(run, number).terms  # of either kind, until the check
         if not isinstance(round_terms, Terms):
             raise ProtocolError(f"round {number} of {run} is a sum round: call pull_sum instead of pull")
         terms = round_terms
         size = terms.record_bytes
-        part, parts, records, expected = 0, 1, 0, 0
+        part, parts, records, expected = 0, 1, 0, 0  # the number of parts, and of expected records, is known after the first part
         while part < parts:
             response = self._call("GET", f"{round_path(run, number)}/records", max_bytes=_max_part_bytes(size), params={"part": part})
             if part == 0:
@@ -184,7 +186,7 @@ class RelayAggregator(Caller):
                 raise _wrong_length_error(run, number, part, len(data))
             records += len(data) // size
             if records > expected:
-                break
+                break  # raises below
             yield from _split_records(data, size)
             part += 1
         if records != expected:
@@ -225,7 +227,7 @@ class RelayAggregator(Caller):
                 raise _wrong_length_error(run, number, part, len(data))
             envelopes += _split_records(data, ENVELOPE_BYTES)
             if len(envelopes) > terms.max_uploads:
-                break
+                break  # raises below, because the number of uploads is lower
         uploads = self._round_status(run, number).uploads or 0  # of the released round
         if not terms.min_clients <= uploads <= terms.max_uploads:
             expected = f"expected {terms.min_clients} to {terms.max_uploads}"

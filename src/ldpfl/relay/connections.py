@@ -151,6 +151,7 @@ class TimedTlsEventLoop(asyncio.SelectorEventLoop):
         self._bounds = bounds
 
     async def create_server(self, *arguments: Any, ssl: Any = None, **options: Any) -> asyncio.Server:
+        """Create a server as asyncio does, with the limits if it has TLS."""
         if ssl is not None:
             options |= {"ssl_handshake_timeout": self._bounds.handshake_s, "ssl_shutdown_timeout": self._bounds.closing_s}
         server: asyncio.Server = await super().create_server(*arguments, ssl=ssl, **options)
@@ -229,7 +230,7 @@ class _TimedProtocol(H11Protocol):
         if isinstance(self._accepted, Accepted):
             self._accepted.http_bytes += len(data)
         while data and not self.transport.is_closing():
-            in_head = self.conn.their_state is h11.IDLE
+            in_head = self.conn.their_state is h11.IDLE  # h11's state of the caller: its request's head is not complete
             piece = data[: HEAD_BYTES + 1] if in_head else data
             data = data[len(piece) :]
             in_body = self.conn.their_state is h11.SEND_BODY
@@ -259,6 +260,7 @@ class _TimedProtocol(H11Protocol):
         self._time_closing()
 
     def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, which has been idle for too long. Uvicorn calls this if no request follows a response in time."""
         if self.flow.write_paused:  # not idle: the caller is still reading the answer, which has a limit of its own
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
             return

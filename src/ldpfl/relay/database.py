@@ -102,7 +102,8 @@ def _make_engine(store: str) -> tuple[Engine, str]:
         return make_engine(store, pool_size=CONNECTIONS, **options)
     url = _sqlite_url(store)
     create_private_file(Path(str(url.database)))
-    # A file with a rollback journal allows one transaction at a time. With one pooled connection, requests wait without polling.
+    # A file with a rollback journal allows one transaction at a time. With a pool of one connection, requests wait for it in the pool,
+    # without polling the file.
     engine = create_engine(url, pool_size=1, connect_args={"timeout": _SQLITE_WAIT_S}, **options)
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -135,6 +136,7 @@ def _ensure_tables(engine: Engine, store_name: str) -> Engine:
 
 
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
+    """Set up a new SQLite connection, so that deleted data leave the file and acknowledged data stay. SQLAlchemy calls this."""
     connection.isolation_level = None  # the driver begins nothing by itself: _begin_sqlite does
     connection.execute("PRAGMA secure_delete = ON")  # deleted uploads are overwritten, not only unlinked
     connection.execute("PRAGMA foreign_keys = ON")
@@ -150,6 +152,7 @@ def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    """Begin a SQLite transaction: exclusive, unless the connection has the option ``READ_ONLY``. SQLAlchemy calls this."""
     # EXCLUSIVE: a writer waits for other processes at its beginning, not in the middle or at its commit.
     connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'EXCLUSIVE')}")
 

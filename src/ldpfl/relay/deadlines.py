@@ -14,7 +14,10 @@ from ldpfl.relay.queries import count_complete_uploads
 
 
 class Deadlines:
-    """Deadlines by ``clock``, which returns seconds; or by the PostgreSQL server's clock if ``clock`` is None."""
+    """Deadlines by ``clock``, which returns seconds; or by the PostgreSQL server's clock if ``clock`` is None.
+
+    The argument ``row`` of the methods is the round's row in the table ``rounds``.
+    """
 
     def __init__(self, clock: Callable[[], float] | None) -> None:
         self._clock = clock
@@ -28,7 +31,8 @@ class Deadlines:
     def state(self, connection: Connection, row: Row[Any]) -> tuple[State, float]:
         """Return a round's state and the seconds to its deadline.
 
-        A round that may be released counts as released, although the store releases it only when its records are pulled.
+        The state is ``open`` until the deadline, then ``waiting`` until enough clients have uploaded, then ``released``. A round that may
+        be released counts as released, although the store releases it only when its records are pulled.
         """
         if row.state != "open":
             return row.state, 0.0

@@ -208,7 +208,7 @@ def _long_time_limit(connection: Any) -> Iterator[BoundedConnection]:
     """Allow statements of ``connection`` to take :data:`VACUUM_S` seconds within the block; yield the driver's connection."""
     driver: BoundedConnection = connection.connection.driver_connection
     connection.execute(text(f"SET statement_timeout TO '{VACUUM_S}s'"))
-    driver.answer_s = VACUUM_S + ANSWER_S - STATEMENT_S
+    driver.answer_s = VACUUM_S + ANSWER_S - STATEMENT_S  # as much longer than the statement's limit as usual
     try:
         yield driver
     finally:

@@ -68,6 +68,7 @@ class _Terms(BaseModel):
 
     @model_validator(mode="after")
     def _check_counts(self) -> Self:
+        """Check that the round can get enough uploads to be released."""
         if self.max_uploads < self.min_clients:
             raise ValueError(
                 f"max_uploads is less than min_clients ({self.max_uploads} < {self.min_clients}): the round could never be released"
@@ -88,6 +89,7 @@ class Terms(_Terms):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
+        """Check that neither an upload nor all uploads of the round together are too long."""
         if self.upload_bytes > MAX_UPLOAD_BYTES:
             raise ValueError(f"record_bytes * records_per_upload is {self.upload_bytes:,}, expected at most {MAX_UPLOAD_BYTES:,}")
         if self.upload_bytes * self.max_uploads > MAX_ROUND_BYTES:
@@ -120,6 +122,7 @@ class SumTerms(_Terms):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
+        """Check that a client's vector is not too long. Of all vectors only the sum is stored, so their number need not be limited here."""
         if self.sum_bytes > MAX_UPLOAD_BYTES:
             raise ValueError(f"dimension * bits / 8 is {self.sum_bytes:,}, expected at most {MAX_UPLOAD_BYTES:,}")
         return self

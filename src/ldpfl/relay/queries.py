@@ -187,7 +187,7 @@ def stream_complete_uploads(connection: Connection, row: Row[Any]) -> Iterator[b
     """Yield the bytes of all complete uploads of a round, one after the other, a few blocks in memory at a time."""
     upload_bytes = kept_bytes_per_upload(row)
     complete_ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == row.id, uploads.c.received == upload_bytes)).all()
-    uploads_at_once = max(1, min(_UPLOADS_AT_A_TIME, _BYTES_AT_A_TIME // upload_bytes))
+    uploads_at_once = max(1, min(_UPLOADS_AT_A_TIME, _BYTES_AT_A_TIME // upload_bytes))  # several, if they are short
     for start in range(0, len(complete_ids), uploads_at_once):
         upload_ids = complete_ids[start : start + uploads_at_once]
         if uploads_at_once > 1:

@@ -97,6 +97,7 @@ class LimitedTries:
         return self.patience.total_s
 
     def wait_or_give_up(self, response: httpx.Response | None) -> str:
+        """Count one more failure. Give up if there have been too many, else wait longer than after the failure before."""
         self.failures += 1
         if self.failures >= self.patience.tries:
             if response is not None and is_worth_a_retry(response):
@@ -127,6 +128,7 @@ class LimitedTime:
         return max(0.0, self._started_at_s + self.seconds - self.clock())
 
     def wait_or_give_up(self, response: httpx.Response | None) -> str:
+        """Count one more failure, and wait. Give up if the time is over after the wait."""
         self.failures += 1
         self.sleep(self.patience.wait_within(self.failures, _retry_after_s(response), self.seconds_left()))
         if self.seconds_left() > 0:
@@ -153,6 +155,8 @@ class Caller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare to call the relay at ``url``; ``verify`` may be a TLS context that trusts a private authority.
+
+        ``transport`` replaces the network, for a relay in this process. Tests replace ``sleep`` and ``clock``.
 
         Raises:
             ConfigError: the URL is not valid, or the token would go over a network without TLS.
@@ -189,7 +193,13 @@ class Caller:
     def _call(
         self, method: str, path: str, *, retry_policy: RetryPolicy | None = None, max_bytes: int = ANSWER_BYTES, **parts: Any
     ) -> httpx.Response:
-        """Send an idempotent request, retrying as ``retry_policy`` says. Return the answer, or raise if it is a refusal."""
+        """Send an idempotent request, retrying as ``retry_policy`` says. Return the answer, or raise if it is a refusal.
+
+        Args:
+            retry_policy: by default, a limited number of failures in a row.
+            max_bytes: maximum length of the answer's body.
+            parts: further parts of the request, such as ``content`` or ``headers``, as httpx takes them.
+        """
         retry_policy = retry_policy or LimitedTries(self._patience, self._sleep)
         while True:
             response = self._send_once(method, path, retry_policy, max_bytes, **parts)
@@ -212,7 +222,7 @@ class Caller:
     def _send_once(
         self, method: str, path: str, retry_policy: RetryPolicy, max_bytes: int = ANSWER_BYTES, **parts: Any
     ) -> httpx.Response | None:
-        """Send a request once. Return None if the connection failed or timed out, or the answer is compressed.
+        """Send a request once, and return the answer. Return None if the connection failed or timed out, or the answer is compressed.
 
         The time for connecting is divided among the relay's addresses, so that a silent address does not use up all of it.
         """
@@ -222,9 +232,10 @@ class Caller:
         if not addresses:
             self._last_error = f"no address was found for {host_name}"
         for index, address in enumerate(addresses):
-            waited_s = self._clock() - started_at_s if index else 0.0
+            waited_s = self._clock() - started_at_s if index else 0.0  # for the addresses before this one
             left_s = max(0.0, allowed_s - waited_s)
             addresses_left = len(addresses) - index
+            # An equal share, for each address left, of what remains of the time for connecting.
             connect_s = max(0.0, min(self._patience.timeout_s, allowed_s) - waited_s) / addresses_left
             request.url = request.url.copy_with(host=address)
             request.extensions = {
@@ -331,6 +342,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_address(host: str) -> bool:
+    """Whether ``host`` is an IP address, and not a name."""
     try:
         ipaddress.ip_address(host)
         return True

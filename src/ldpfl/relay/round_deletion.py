@@ -76,7 +76,7 @@ class _PendingWork:
 
 
 class GoneRounds:
-    """Deletes the data of rounds that are gone from the store behind ``engine``."""
+    """Deletes the data of rounds that are gone, which means acknowledged or cancelled, from the store behind ``engine``."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -116,7 +116,7 @@ class GoneRounds:
             raise StoreFull("the relay's disk is full; nothing was stored")
 
     def delete(self, *, at_once: bool = False) -> None:
-        """Delete the data of all rounds that are gone, then scrub the database's files.
+        """Delete the data of all rounds that are gone (acknowledged or cancelled), then scrub deleted rows from the database's files.
 
         Args:
             at_once: whether to scrub regardless of how long it takes.
@@ -166,7 +166,7 @@ class GoneRounds:
         vacuum(self._engine, (blocks, uploads, parts))
 
     def _round_ids_with_data(self) -> list[int]:
-        """Return the ids of rounds that are gone and still have data."""
+        """Return the ids of rounds that are gone (acknowledged or cancelled) and still have data."""
         # The query starts from the data, because few rounds have data and millions may be gone.
         with_data = union(select(uploads.c.round_id), select(parts.c.round_id)).subquery()
         query = select(rounds.c.id).join(with_data, with_data.c.round_id == rounds.c.id).where(rounds.c.state == "gone")

@@ -42,7 +42,7 @@ class ListedRound:
 
 
 def list_rounds(store: Store) -> list[ListedRound]:
-    """Return the rounds that are not gone, by run and number.
+    """Return the rounds that were neither acknowledged nor cancelled (state ``gone``), sorted by run and number.
 
     The operator holds the store, in which all of this is stored, so the list reveals nothing new to the operator.
 
@@ -68,7 +68,7 @@ def list_rounds(store: Store) -> list[ListedRound]:
             min_clients=row.min_clients,
             max_uploads=row.max_uploads,
             upload_bytes=status.terms.upload_bytes,
-            age_s=now - (row.closes_at - row.closes_in_s),
+            age_s=now - (row.closes_at - row.closes_in_s),  # the difference is the time of opening
             seconds_left=row.closes_at - now,
         )
         for row, status in statuses
@@ -77,7 +77,7 @@ def list_rounds(store: Store) -> list[ListedRound]:
 
 
 def cancel_round(store: Store, run: str, number: int) -> bool:
-    """Cancel a round on behalf of its aggregator. Return False if it was gone before; a repeated call changes nothing.
+    """Cancel a round on behalf of its aggregator. Return False if it was acknowledged or cancelled before; then nothing changes.
 
     Raises:
         Unknown: there is no such round.

@@ -28,7 +28,7 @@ def check_schema(connection: Connection, store_name: str) -> None:
         UnfitStore: something differs; the message names the first difference.
     """
     faults = _sqlite_faults(connection) if is_sqlite(connection) else _postgres_faults(connection)
-    for fault in faults:
+    for fault in faults:  # the first one only: the generator is not read further
         raise _unfit_store_error(store_name, fault)
 
 
@@ -266,7 +266,10 @@ _SEQUENCES = text(
 
 
 def _postgres_faults(connection: Connection) -> Iterator[str]:
-    """Yield what is wrong with the place, the rights and the tables of a PostgreSQL store."""
+    """Yield what is wrong with the schema's surroundings, the rights and the tables of a PostgreSQL store, as clauses for an error.
+
+    For columns, constraints, indexes and sequences, the rows that the database lists are compared with those of the relay's own tables.
+    """
     parameters = (_PARAMETER_FAULTS,) if (connection.dialect.server_version_info or (0,)) >= (15,) else ()
     for query in (*_PLACE_FAULTS, *_RIGHTS_FAULTS, *parameters, *_OBJECT_FAULTS):
         yield from connection.scalars(text(query))
@@ -285,7 +288,10 @@ def _postgres_faults(connection: Connection) -> Iterator[str]:
 
 
 def _differences(kind: str, expected: Iterable[tuple[object, ...]], present: Iterable[tuple[object, ...]]) -> Iterator[str]:
-    """Yield a fault for each row that is ``present`` and not ``expected``, or the reverse, duplicates included."""
+    """Yield a fault for each row that is ``present`` and not ``expected``, or the reverse, duplicates included.
+
+    A row describes one object of this ``kind``, such as a column, as a tuple.
+    """
     expected_counts, present_counts = Counter(expected), Counter(present)
     for row in sorted(map(repr, present_counts - expected_counts)):
         yield f"the {kind} {row} is not the relay's"

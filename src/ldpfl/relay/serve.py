@@ -59,7 +59,14 @@ def serve(
     limits: Limits = Limits(),  # noqa: B008  (frozen)
     connections: ConnectionLimits = ConnectionLimits(),  # noqa: B008  (frozen)
 ) -> None:
-    """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return; port 0 lets the system choose.
+    """Serve the relay over ``store`` until SIGTERM or SIGINT, then close the store and return.
+
+    Args:
+        store: path of a SQLite file, or URL of a PostgreSQL database.
+        port: port to listen on; 0 lets the system choose one.
+        tls: certificate and key; None to listen without TLS, which only a loopback ``host`` may.
+        limits: limits on the requests of each token.
+        connections: limits on the number and the times of connections.
 
     Raises:
         ConfigError: there is no TLS and the host is not a loopback address; others may read the store or the key; or the certificate,
@@ -74,12 +81,12 @@ def serve(
     with closing(Store(open_engine(store))) as relay:
         server = uvicorn.Server(_uvicorn_config(relay, tls, limits, connections))
         with _ending_on_signals(server), Gate(_listen(host, port), _reduced_to_descriptor_limit(connections)) as listener:
-            relay.tidy()
+            relay.tidy()  # deletes what an earlier process has left of ended rounds
             log_listening(host, listener.getsockname()[1], tls=tls is not None)
             with _periodic_tidying(relay), asyncio.Runner(loop_factory=partial(TimedTlsEventLoop, connections)) as runner:
                 runner.get_loop().set_exception_handler(_log_fault)
                 runner.run(server.serve(sockets=[listener]))
-            relay.tidy()
+            relay.tidy()  # deletes at once what the periodic deletion has not come to
 
 
 def _log_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -126,6 +133,7 @@ def _periodic_tidying(relay: Store) -> Iterator[None]:
     gc.freeze()
 
     def tidy() -> None:
+        """Collect garbage, and do the deletions that are still due, every two seconds until ``over`` is set."""
         while not over.wait(_TIDY_S):
             gc.collect()
             try:

@@ -151,10 +151,10 @@ def _check_start_settings(connection: psycopg.Connection[Any]) -> None:
 def _check_log(connection: psycopg.Connection[Any]) -> None:
     """Raise an error if the server's log would hold reports and their senders. Only a superuser can change these settings."""
     current = _read_settings(connection, (_LOGGED_VALUE_LENGTH, *_LOGS_STATEMENTS, *_LOGS_VALUES))
-    # If the server leaves the values out of logged statements, it may log the statements.
+    # Statements have placeholders for values. With a length of "0" the server logs no values, so it may log the statements.
     log_settings = dict(_LOGS_VALUES) if current[_LOGGED_VALUE_LENGTH] == "0" else _LOGS_STATEMENTS | _LOGS_VALUES
     for name, silent_values in log_settings.items():
-        if current[name] not in (None, "", *silent_values):
+        if current[name] not in (None, "", *silent_values):  # None: the server does not have this setting
             can_omit_values = name in _LOGS_STATEMENTS and current[_LOGGED_VALUE_LENGTH] is not None
             remedy = (_LOGGED_VALUE_LENGTH, "0") if can_omit_values else (name, silent_values[0])
             raise UnfitStore(

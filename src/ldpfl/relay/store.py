@@ -123,7 +123,7 @@ class Store:
         return status
 
     def status(self, owner: str, run: str, number: int) -> RoundStatus:
-        """Return the state of a round; to the aggregator that opened it, also how many uploads are complete.
+        """Return the state of a round; if ``owner``, who asks, is the aggregator that opened it, also how many uploads are complete.
 
         Raises:
             Unknown: there is no such round.
@@ -133,6 +133,8 @@ class Store:
 
     def begin(self, client: str, run: str, number: int, upload_id: str, length: int) -> Progress:
         """Begin the only upload of ``client`` in this round, or return the progress of an upload that was begun before.
+
+        ``upload_id`` is the id that the client has chosen, and ``length`` the number of bytes that it announces.
 
         Raises:
             Unknown: there is no such round.
@@ -170,7 +172,7 @@ class Store:
             return self._require_open_or_complete(connection, row, upload_progress(connection, row, client, upload_id))
 
     def append(self, client: str, run: str, number: int, upload_id: str, offset: int, data: bytes) -> Progress:
-        """Store the bytes of an upload that follow the first ``offset``; they are on disk when this returns.
+        """Store ``data``, the bytes of an upload that follow its first ``offset`` bytes. They are on disk when this returns.
 
         Raises:
             Unknown: there is no such round, or the client has no such upload in it.
@@ -195,7 +197,9 @@ class Store:
             return Progress(offset + len(data), expected)
 
     def part(self, owner: str, run: str, number: int, index: int) -> RecordsPart:
-        """Return one part of the mixed records, the same bytes each time; the first call after the deadline mixes the round.
+        """Return the part ``index``, from 0, of the mixed records or the sum: the same bytes each time.
+
+        The first call after the deadline mixes the round. ``owner`` is the aggregator that asks.
 
         Raises:
             Unknown: there is no such round or part.
@@ -244,10 +248,13 @@ class Store:
         return self._gone_rounds.has_pending_work
 
     def tidy(self, *, at_once: bool = True) -> None:
-        """Delete data of rounds that are gone, such as a killed process leaves. An error is logged, and the next call tries again.
+        """Delete data that is left of acknowledged or cancelled rounds. An error is logged, and the next call tries again.
+
+        A killed process leaves such data, and so does a full disk.
 
         Args:
-            at_once: whether to finish regardless of how long it takes; otherwise only a share of the time is used.
+            at_once: whether to finish regardless of how long it takes, and to shorten deadlines that a change of the clock has moved away.
+                Otherwise only a share of the time is used.
         """
         try:
             if at_once:
@@ -298,7 +305,7 @@ class Store:
             self._deadlines.check_releasable(connection, row)
             upload_count = fetch_count(connection, select(func.count()).select_from(uploads).where(uploads.c.round_id == row.id))
             complete = count_complete_uploads(connection, row)
-            first_part = _first_records_part(row)
+            first_part = _first_records_part(row)  # 0, unless this is a sum round, whose first parts hold the sum
             part_total = first_part + part_count(complete * kept_bytes_per_upload(row))
             if index >= part_total:
                 raise _no_such_part(row, part_total)
@@ -306,12 +313,15 @@ class Store:
                 merge_partial_sums(connection, row)
             self._store_mixed(connection, row, complete, range(first_part, part_total))
             connection.execute(update(rounds).where(rounds.c.id == row.id).values(state="released", uploads=complete, parts=part_total))
-        self._gone_rounds.scrub()
+        self._gone_rounds.scrub()  # removes traces of the deleted uploads, which show who sent which record
         seconds = round(time.monotonic() - started_at_s, 3)
         log_round("round_released", run, number, uploads=complete, incomplete=upload_count - complete, parts=part_total, seconds=seconds)
 
     def _store_mixed(self, connection: Connection, row: Row[Any], complete: int, part_numbers: range) -> None:
-        """Replace the round's uploads by their records in mixed order, stored as parts with the given numbers."""
+        """Replace the round's uploads by their records in mixed order, stored as parts with the numbers ``part_numbers``.
+
+        ``complete`` is the number of complete uploads. Records of incomplete uploads are deleted with them.
+        """
         with self._open_spool() as spool:
             scattered = scatter(stream_complete_uploads(connection, row), row.record_bytes, len(part_numbers), self._words, spool)
             if scattered.records != complete * row.records_per_upload:
@@ -327,7 +337,10 @@ class Store:
         self._gone_rounds.delete()
 
     def _mark_gone(self, owner: str, run: str, number: int, *, only_released: bool) -> bool:
-        """Mark the round as gone; return False if it was gone already. With ``only_released``, raise if it was not released yet."""
+        """Mark the round as gone, after which its data may be deleted. Return False if it was marked already.
+
+        With ``only_released``, raise a :class:`Conflict` if the round was not released yet.
+        """
         with writing(self.engine) as connection:
             row = require_owner(round_row(connection, run, number, lock="exclusive"), owner)
             if row.state == "gone":

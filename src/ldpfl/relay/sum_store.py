@@ -137,7 +137,9 @@ class Sums:
         with self._lock:
             waiting = self._waiting.setdefault((run, number), [])
             waiting.append((Share(expected.client, expected.upload_id, envelope, body), added))
-        if len(waiting) == 1:  # otherwise a call of _add_waiting for this round is queued already, and takes this share as well
+        # Only the event loop's thread calls this method, so no other share is appended in between. With more shares waiting, a call of
+        # _add_waiting for this round is queued already, and takes this share as well.
+        if len(waiting) == 1:
             self._thread.submit(self._add_waiting, run, number)
         return added
 
@@ -182,13 +184,17 @@ class Sums:
             if new:
                 _store_envelopes(connection, row, new)
                 self._outdated_bytes += _add_up(connection, row, new)
+                # The row may be older than another process's last change, so the UPDATE itself checks that the round does not get too full.
                 add_to_count = update(rounds).where(rounds.c.id == row.id, rounds.c.uploads + len(new) <= row.max_uploads)
                 if connection.execute(add_to_count.values(uploads=rounds.c.uploads + len(new))).rowcount != 1:
                     raise _Raced
         return outcomes
 
     def _decide_on_uploads(self, connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> list[Refusal | bool]:
-        """Decide on each request (client, upload id): True if the upload must be added, False if it is in the sum already, or a refusal."""
+        """Decide on each request (client, upload id): True if the upload must be added, False if it is in the sum already, or a refusal.
+
+        An upload that is in the sum is accepted again even if the round is over, so that a client that got no answer can ask again.
+        """
         refusal = self._refusal_if_over(connection, row)
         upload_id_of, taken_ids = _uploads_present(connection, row, requests)
         free_places, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
@@ -261,14 +267,15 @@ def _store_envelopes(connection: Connection, row: Row[Any], shares: list[Share])
 def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
     """Add the shares' masked vectors to a partial sum, one part at a time; return how many stored bytes were overwritten.
 
-    The parts of the partial sum k are numbered from k times the number of parts of one sum.
+    A round has several partial sums, so that several processes can add at once. The parts of the partial sum k are numbered from k times
+    the number of parts of one sum.
     """
     terms, overwritten_bytes = require_terms(row, SumTerms), 0
     slices = terms.sum_parts()
     first_number = len(slices) * _lock_partial_sum(connection, row)
     for number, part in enumerate(slices, start=first_number):
         length = part.stop - part.start
-        total = zeros(length * 8 // terms.bits, terms.bits)
+        total = zeros(length * 8 // terms.bits, terms.bits)  # one number for each `bits` bits of the part
         for share in shares:
             share.body.seek(part.start)
             fold(total, share.body.read(length))

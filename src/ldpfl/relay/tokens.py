@@ -85,9 +85,10 @@ class Tokens:
             rows = connection.execute(select(tokens).where(is_named).order_by(tokens.c.older)).all()
             if not rows:
                 raise _no_token_error(name)
-            owner, has_two = _owner_from_row(rows[0]), len(rows) > 1
+            owner, has_two = _owner_from_row(rows[0]), len(rows) > 1  # rows[0] is the newer or only token
             if not has_two:
                 connection.execute(update(tokens).where(is_named, tokens.c.older.is_(False)).values(older=True))
+            # An error rolls the change above back. The insertion fails if another process has just added a token for this name.
             if has_two or not _insert_token(connection, token, Owner(name, owner.role, signing_key or owner.signing_key)):
                 raise ConfigError(f"{name} has two tokens already: revoke the older one first (ldpfl relay token revoke {name} --older)")
         return token
@@ -103,7 +104,7 @@ class Tokens:
             return [_owner_from_row(row) for row in connection.execute(query)]
 
     def revoke(self, name: str, *, older: bool = False) -> None:
-        """Revoke all tokens of ``name``, or only the ``older`` of two. Its next request is rejected.
+        """Revoke all tokens of ``name``, or only the ``older`` of two. The next request with a revoked token is rejected.
 
         Raises:
             ConfigError: ``name`` has no such token.

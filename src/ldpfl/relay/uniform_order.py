@@ -70,8 +70,8 @@ class Scattered:
 def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words, spool: BinaryIO) -> Scattered:
     """Assign every record of ``stream`` to one of ``parts`` parts, uniformly and independently, and write it to the empty file ``spool``.
 
-    All pieces of ``stream`` together are whole records of ``record_bytes`` bytes; one piece may end inside a record. The call takes a few
-    times 8 MiB of memory, or a few records.
+    All pieces of ``stream`` together are whole records of ``record_bytes`` bytes; one piece may end inside a record. ``words(n)`` returns n
+    random words of 32 bits. The call takes a few times 8 MiB of memory, or a few records.
 
     Raises:
         OSError: the disk below ``spool`` is full.
@@ -79,7 +79,7 @@ def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words
     """
     if not 1 <= parts <= MAX_PARTS or parts & (parts - 1):
         raise ValueError(f"the number of parts must be a power of two up to {MAX_PARTS}, not {parts}")
-    counts = []
+    counts = []  # for each batch, the number of records in each part
     for records in _batches(stream, record_bytes):
         part_of_record = (words(len(records)) & (parts - 1)).astype(np.uint16)  # uniform, since parts is a power of two
         spool.write(records[np.argsort(part_of_record, kind="stable")].data)
@@ -96,7 +96,7 @@ def uniform_order(count: int, words: Words) -> NDArray[np.int64]:
     equal, all keys are drawn again. The probability of this is below count**2 / 2**65.
     """
     while True:
-        keys = words(2 * count).view(np.uint64)
+        keys = words(2 * count).view(np.uint64)  # two words of 32 bits for each key
         order = np.argsort(keys)
         ordered = keys[order]
         if not (ordered[1:] == ordered[:-1]).any():

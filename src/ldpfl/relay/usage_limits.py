@@ -73,6 +73,7 @@ class RateLimit:
             TooMany: the rate is exceeded; the refusal's header says how many seconds to wait.
         """
         now = self._clock()
+        # `tokens` are the requests that the bucket still allows. A request takes one, and time adds more, up to the size of the bucket.
         tokens, updated_at = self._buckets.get(name, (self._limits.burst, now))
         tokens = min(self._limits.burst, tokens + (now - updated_at) * self._limits.requests_per_s)
         if tokens < 1:

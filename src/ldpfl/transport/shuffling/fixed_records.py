@@ -55,19 +55,25 @@ class Layout:
 
 
 class FixedRecords:
-    """Cuts payloads into records of ``per_record`` consecutive units, and joins the records of many clients."""
+    """Cuts payloads into records of ``per_record`` consecutive units, and joins the records of many clients.
+
+    A unit is the smallest part of a report that can be sent alone, such as the bits about one weight.
+
+    Attributes:
+        weights: (m,) number of weights that each of the m records is about.
+    """
 
     def __init__(self, units: Units, per_record: int) -> None:
         self._units, self._per_record = units, per_record
         self._unit_bits, self._unit_weights = units.bits_and_weights_per_unit()
-        first = np.arange(0, units.count, per_record)
-        self._bits = np.add.reduceat(self._unit_bits, first)
+        first = np.arange(0, units.count, per_record)  # (m,) first unit of each record
+        self._bits = np.add.reduceat(self._unit_bits, first)  # (m,) sums over the units of each record
         self.weights = np.add.reduceat(self._unit_weights, first)
         self._size = packed_size(int(self._bits.sum()))
         # If all records begin at byte borders, cut by bytes: this avoids an eightfold copy of long payloads.
         self._by_bytes = not ((np.cumsum(self._bits) - self._bits) % 8).any()
-        lengths = -(-self._bits // 8) if self._by_bytes else self._bits
-        self._is_content = np.arange(lengths.max()) < lengths[:, None]
+        lengths = -(-self._bits // 8) if self._by_bytes else self._bits  # of records, in bytes (rounded up) or bits
+        self._is_content = np.arange(lengths.max()) < lengths[:, None]  # (m, max length): True where a record has content, not padding
 
     @property
     def records(self) -> int:
@@ -90,14 +96,14 @@ class FixedRecords:
         if not self._by_bytes:
             pieces = np.unpackbits(pieces, count=int(self._bits.sum()), bitorder="little")
         table = np.zeros(self._is_content.shape, dtype=np.uint8)
-        table[self._is_content] = pieces
+        table[self._is_content] = pieces  # fills row after row, each up to the length of its record
         return np.arange(self.records), table if self._by_bytes else np.packbits(table, axis=1, bitorder="little")
 
     def layouts(self, mechanism: Mechanism, ranges: LayerRanges) -> list[Layout]:
         """Group the records by layout: by how many bits and weights each of their units has, in order.
 
-        Nearly always all records but the last of a payload share one layout, and so one reader. A unit is the smallest part of a report
-        that can be sent alone.
+        A unit is the smallest part of a report that can be sent alone. Nearly always all records but the last of a payload share one
+        layout, and so one reader: the mechanism that can read such records.
         """
         ids_by_shape: dict[tuple[bytes, bytes], list[int]] = {}
         for record_id, first in enumerate(range(0, self._units.count, self._per_record)):
@@ -106,6 +112,7 @@ class FixedRecords:
             ids_by_shape.setdefault(shape, []).append(record_id)
         layouts = []
         for record_ids in ids_by_shape.values():
+            # Reading a record needs only the number of its weights, so the ranges of the first record serve for the whole layout.
             part_ranges = self._units.unit_ranges(ranges).part(self.coordinate_mask(np.array(record_ids[:1])))
             size = packed_size(int(self._bits[record_ids[0]]))
             reader = self._units.reader_of_part(mechanism, part_ranges)
@@ -115,14 +122,19 @@ class FixedRecords:
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all readable records and the counts of refused ones. ``ids`` (R,) ascend; ``bodies`` are (R, ...)."""
+        """Return the pool of all readable records, and the number of refused records by reason.
+
+        Args:
+            ids, bodies: ids (R,) of the records, ascending, and their contents (R, ...).
+            uploads: number of clients, and so the maximum number of records with the same id.
+        """
         accepted = AcceptedRecords(ids, bodies)
         accepted.refuse(ids >= self.records, UNKNOWN_ID)
         accepted.refuse(self.have_stray_bits(accepted.ids, accepted.bodies), PADDING)
         accepted.refuse((np.bincount(accepted.ids, minlength=self.records) > uploads)[accepted.ids], TOO_MANY)
         try:
             return self._pool(mechanism, ranges, accepted), accepted.refused
-        except ProtocolError:
+        except ProtocolError:  # the mechanism refuses a record, but does not say which
             accepted.refuse(self._refused_by_mechanism(mechanism, ranges, accepted), IMPOSSIBLE)
             return self._pool(mechanism, ranges, accepted), accepted.refused
 
@@ -151,7 +163,7 @@ class FixedRecords:
         parts = []
         for record_ids, positions in self._groups_by_count(accepted.ids):
             payloads = [self._payload(record_ids, accepted.bodies[positions_of_payload]) for positions_of_payload in positions]
-            if record_ids.size == self.records:
+            if record_ids.size == self.records:  # all ids came equally often, so this is the only group
                 return ReportPool(mechanism.read(payloads, ranges))
             weights = self.coordinate_mask(record_ids)
             part_ranges = self._units.unit_ranges(ranges).part(weights)
@@ -181,7 +193,7 @@ class FixedRecords:
         return groups
 
     def have_stray_bits(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
-        """Return which records (R,) have a bit set in their padding."""
+        """Return which records (R,) have a bit set in their padding: in bytes after the content, or in the last bits of its last byte."""
         is_stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
         for length in np.unique(self._bits).tolist():
             positions = np.flatnonzero(bits == length)

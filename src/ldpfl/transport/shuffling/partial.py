@@ -64,7 +64,7 @@ class PartialPool:
         return counts * self.reported
 
     def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:
-        """Return the mean of each weight over the reports that arrived about it.
+        """Return the mean of each weight over the reports that arrived about it, and the estimated variance of its noise.
 
         Raises:
             PrivacyError: no weight was reported, or reports of another mechanism or model.
@@ -77,6 +77,8 @@ class PartialPool:
             )
         if not bool(self.reported.any()):
             raise PrivacyError("there is no report to aggregate")
+        # Coordinates are what reports are about: the weights, or numbers that are computed from all weights. `reported` marks the
+        # coordinates with usable reports; the others get 0.
         mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)
         for part in self.parts:
             part_ranges = coordinates.part(part.weights)

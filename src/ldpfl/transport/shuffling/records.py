@@ -163,7 +163,7 @@ class RecordPlan:
         """
         cut = self._cutter
         ids, bodies = cut.split(payload) if isinstance(cut, FixedRecords) else cut.split(payload, source)
-        records = np.zeros((self.records, self.plaintext_bytes), dtype=np.uint8)
+        records = np.zeros((self.records, self.plaintext_bytes), dtype=np.uint8)  # zeros remain as padding
         records[:, :_ID_BYTES] = ids.astype(">u4").view(np.uint8).reshape(-1, _ID_BYTES)
         records[:, _ID_BYTES : _ID_BYTES + bodies.shape[1]] = bodies
         return records

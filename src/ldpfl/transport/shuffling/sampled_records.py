@@ -49,11 +49,14 @@ class SampledRecords:
         return self._content_bytes(self._sizes[0])
 
     def split(self, payload: bytes, source: RandomSource) -> tuple[Numbers, Bytes]:
-        """Return the ids (m,) and contents (m, body_bytes) of one payload's records. Row 0 of ``source`` assigns pairs to records."""
+        """Return the ids (m,) and contents (m, body_bytes) of one payload's records.
+
+        Row 0 of the random ``source`` assigns the pairs (index, value) of the payload to records.
+        """
         report = SampledReports.from_payloads([payload], self._units.dimension, self._units.count)
         bodies, first, order = np.zeros((self.records, self.body_bytes), dtype=np.uint8), 0, self._order_of_pairs(source)
         for row, size in enumerate(self._sizes):
-            pairs = np.sort(order[first : first + size])
+            pairs = np.sort(order[first : first + size])  # a payload's pairs ascend by index, so a record's pairs do, too
             wire = next(iter(SampledReports(report.index[:, pairs], report.values[:, pairs], self._units.dimension).payloads()))
             bodies[row, : len(wire)] = np.frombuffer(wire, dtype=np.uint8)
             first += size
@@ -70,12 +73,16 @@ class SampledRecords:
     def join(
         self, mechanism: Mechanism, ranges: LayerRanges, ids: Numbers, bodies: Bytes, uploads: int
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all readable records, and the counts of refused ones. ``ids`` are (R,), ``bodies`` (R, ...).
+        """Return the pool of all readable records, and the number of refused records by reason.
 
-        Pairs are assigned to rows in the order of their indices, so that no row gets a weight twice. The mechanism can read such rows,
-        although a row is not one client's. This fails if the number of pairs is not a multiple of k, the number of weights that a client
-        samples, or if a weight came too often. Then each pair counts as the report of a client that sampled one weight, and the estimate
-        divides by the number of all pairs.
+        The mechanism reads rows of k pairs (index, value), where k is the number of weights that a client samples. Pairs are assigned to
+        rows in the order of their indices, so that no row gets a weight twice; a row is not one client's. There are no such rows if the
+        number of pairs is not a multiple of k, or if a weight came too often. Then each pair counts as the report of a client that sampled
+        one weight, and the estimate divides by the number of all pairs.
+
+        Args:
+            ids, bodies: ids (R,) of the records, which are their numbers of pairs, and their contents (R, ...).
+            uploads: number of clients.
         """
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
@@ -84,11 +91,12 @@ class SampledRecords:
         index, values = (np.concatenate(column) for column in zip(*pairs_by_size, strict=True))
         if not index.size:
             return None, refused
-        order = np.lexsort((values, index))
+        order = np.lexsort((values, index))  # by index; by value as well, so that nothing depends on the order of arrival
         index, values = index[order], values[order]
         counts = np.bincount(index, minlength=self._units.dimension)
         clients, remainder = divmod(index.size, self._units.count)
         if not remainder and counts.max() <= clients <= uploads:
+            # Pair i goes to row i modulo `clients`: at most `clients` consecutive pairs have one index, so they go to different rows.
             reports = SampledReports(index.reshape(-1, clients).T.copy(), values.reshape(-1, clients).T.copy(), self._units.dimension)
             return ReportPool(mechanism.read(list(reports.payloads()), ranges)), refused
         too_often = counts > uploads
@@ -102,7 +110,8 @@ class SampledRecords:
     ) -> tuple[Numbers, NDArray[np.float32]]:
         """Return the indices and values (T,) of all pairs in valid records of ``size`` pairs.
 
-        Records that no honest client sends are left out, and their numbers are added to ``refused``.
+        Records that no honest client sends are left out, and their numbers are added to ``refused``. ``pair_mechanism`` reads reports of a
+        single pair.
         """
         index, values, has_right_padding = self._decode(size, bodies)
         is_ascending = (index[:, 1:] > index[:, :-1]).all(axis=1)
@@ -111,6 +120,7 @@ class SampledRecords:
         refused[IMPOSSIBLE] += int((has_right_padding & ~is_valid).sum())
         index, values = index[has_right_padding & is_valid], values[has_right_padding & is_valid]
         wire = SampledReports(index.reshape(-1, 1), values.reshape(-1, 1), self._units.dimension).payloads()
+        # Each pair is one payload, so a pair's number divided by `size` is the number of its record.
         refused_records = sorted({pair // size for pair in refused_payloads(pair_mechanism, ranges, list(wire))})
         refused[IMPOSSIBLE] += len(refused_records)
         return np.delete(index, refused_records, axis=0).ravel(), np.delete(values, refused_records, axis=0).ravel()

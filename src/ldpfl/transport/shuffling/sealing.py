@@ -104,10 +104,11 @@ def seal(plaintexts: NDArray[np.uint8], public_key: X25519PublicKey, binding: Bi
 def open_records(
     blob: bytes, plaintext_bytes: int, private_key: X25519PrivateKey, binding: Binding
 ) -> tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]:
-    """Open sealed records of ``plaintext_bytes`` + 48 bytes each.
+    """Open the sealed records in ``blob``, of ``plaintext_bytes`` + 48 bytes each, which were made for the round and plan in ``binding``.
 
     Return the plaintexts (R, plaintext_bytes) of the records that can be opened, in their order, and the numbers of refused records.
     Refused are records that were altered, or sealed to another key or for another run, round or plan, and an incomplete last record.
+    The reasons are :data:`UNREADABLE` and :data:`CUT_OFF`.
 
     Raises:
         ProtocolError: ``plaintext_bytes`` is not positive.
@@ -122,7 +123,7 @@ def open_records(
 
 
 def _decrypted(blob: bytes, size: int, private_key: X25519PrivateKey, info: bytes) -> Iterator[bytes]:
-    """Yield the plaintexts of those records of ``size`` bytes that can be decrypted."""
+    """Yield the plaintexts of those records of ``size`` bytes that can be decrypted. ``info`` is HPKE's, see :attr:`Binding.info`."""
     records = memoryview(blob)
     for start in range(0, len(blob) - size + 1, size):
         try:

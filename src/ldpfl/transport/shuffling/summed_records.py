@@ -42,13 +42,14 @@ class SummedRecords:
     def __init__(self, cut: FixedRecords, mechanism: Mechanism, ranges: LayerRanges) -> None:
         self._cutter, self._mechanism, self._ranges = cut, mechanism, ranges
         self._layouts = cut.layouts(mechanism, ranges)
+        # Numbers of records by id: those with a known id and right padding, and of these, those with possible content.
         self._received_counts, self._accepted_counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
         self._refused: Counter[str] = Counter()
-        self._report_type: type[BitReports] | type[DenseReports] | None = None
+        self._report_type: type[BitReports] | type[DenseReports] | None = None  # set by the first record, as is the shape of the sums
         self._sums = np.zeros((0, 0))
 
     def add(self, ids: Numbers, bodies: Bytes) -> None:
-        """Add records, ``ids`` (R,) and ``bodies`` (R, ...)."""
+        """Add the records with these ``ids`` (R,) and contents ``bodies`` (R, ...). Unreadable records are left out and counted."""
         accepted = AcceptedRecords(ids, bodies)
         accepted.refuse(ids >= self._cutter.records, UNKNOWN_ID)
         accepted.refuse(self._cutter.have_stray_bits(accepted.ids, accepted.bodies), PADDING)
@@ -60,7 +61,10 @@ class SummedRecords:
                 self._add_with_layout(layout, accepted.ids[positions], layout.payloads(accepted.bodies[positions]))
 
     def pool(self, uploads: int) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
-        """Return the pool of all readable records of ``uploads`` clients, and the counts of refused ones."""
+        """Return the pool of all readable records of ``uploads`` clients, and the number of refused records by reason.
+
+        If an id came more often than there are clients, at least one of its records is false, so all of them are refused.
+        """
         too_many = self._received_counts > uploads
         refused = self._refused.copy()
         refused[TOO_MANY] = int(self._received_counts[too_many].sum())
@@ -68,7 +72,7 @@ class SummedRecords:
         counts = np.where(too_many, 0, self._accepted_counts)
         if self._report_type is None or not counts.any():
             return None, refused
-        if counts.min() == counts.max():
+        if counts.min() == counts.max():  # each id came equally often, so no weight lacks a report
             return ReportPool(self._report_type.from_sum(self._concatenated_sums(np.arange(counts.size)), int(counts[0]))), refused
         parts = []
         for count in np.unique(counts[counts > 0]).tolist():
@@ -94,16 +98,16 @@ class SummedRecords:
             width = int(self._cutter.weights.max())
             self._sums = np.zeros((self._cutter.records, width), dtype=np.int32 if isinstance(reports, BitReports) else np.float64)
         self._accepted_counts += np.bincount(ids, minlength=self._accepted_counts.size)
-        addends, sums = reports.addends(), self._sums[:, : layout.weights]
+        addends, sums = reports.addends(), self._sums[:, : layout.weights]  # addends: (R, weights), what each record adds
         if layout.weights >= _MIN_WIDE:
             for number, row in zip(ids.tolist(), addends, strict=True):
                 sums[number] += row
         else:
-            for group in _groups_without_repeats(ids):
+            for group in _groups_without_repeats(ids):  # NumPy's += with repeated indices would add only one of the records
                 sums[ids[group]] += addends[group]
 
     def _concatenated_sums(self, columns: Numbers) -> NDArray[np.float64]:
-        """Return the sums of the weights of the records ``columns``, concatenated."""
+        """Return the sums of all weights of the records with the ids ``columns``, record after record."""
         filled = np.arange(self._sums.shape[1]) < self._cutter.weights[columns][:, None]
         return self._sums[columns][filled]
 
@@ -112,6 +116,7 @@ def _groups_without_repeats(ids: Numbers) -> Iterator[Numbers]:
     """Split the positions of ``ids`` into groups without repeated ids: the first occurrence of each id, then the second, and so on."""
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # where each id begins in `ordered`
+    # For each place in `ordered`, how many places before it have the same id.
     rank = np.arange(ids.size) - np.repeat(starts, np.diff(starts, append=ids.size))
     return (order[rank == occurrence] for occurrence in range(int(rank.max()) + 1))

@@ -121,7 +121,7 @@ def open_seeds(
             try:
                 seeds[signer] = key_files.SUITE.decrypt(sealed, aggregator, binding.info(b"seal"))
             except InvalidTag:
-                seeds[signer] = b""
+                seeds[signer] = b""  # so that a second envelope of this node is noticed; with a fault, no seed is returned
                 faults.unopened.append(signer)
     if faults_text := faults.describe(len(seeds)):
         raise ProtocolError(f"the sum is not opened: {faults_text}")
@@ -155,6 +155,7 @@ class _Faults:
         if self.unopened:
             revoke = "these nodes signed them: revoke their tokens, whose names ldpfl relay token list shows"
             wrong_key = "no envelope can be opened: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
+            # If no envelope opens, the aggregator's key is probably wrong; a single one, however, may be its node's fault.
             advice = wrong_key if len(self.unopened) == signed > 1 else revoke
             reasons.append(f"envelopes not sealed to this key for this round: {_node_names(self.unopened)} ({advice})")
         return "; ".join(reasons)

@@ -30,7 +30,9 @@ _ZEROS = memoryview(bytes(_PIECE_BYTES))  # encrypted zeros are the key stream
 
 
 def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
-    """Return the first share of ``points`` (d,), each modulo 2^``bits``, as little-endian bytes; ``seed`` is the second one.
+    """Return the first share of the integers ``points`` (d,): masked, each modulo 2^``bits``, as little-endian bytes.
+
+    The mask is computed from ``seed``, which is the second share.
 
     The share is indistinguishable from uniform bytes if AES-256 is secure, and the seed is secret and used for this share only.
     """
@@ -41,7 +43,7 @@ def shard(points: NDArray[np.int64], seed: bytes, bits: Bits) -> bytes:
 
 
 def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
-    """Add a first share to ``total`` (d,) in place.
+    """Add a first share, a masked vector (d,) as little-endian bytes, to ``total`` (d,) in place.
 
     Raises:
         ProtocolError: the share has another length than ``total``.
@@ -52,10 +54,10 @@ def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
 
 
 def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArray[np.int64]:
-    """Return the sum (d,) of the clients' points, from the sum ``total`` of their first shares and all their ``seeds``.
+    """Return the sum (d,) of the clients' integer vectors: the sum ``total`` (d,) of their masked vectors, less all masks.
 
-    The sum is right modulo 2^m, and so exact if each coordinate of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the
-    number of seeds.
+    The masks are computed from the clients' ``seeds``. The sum is right modulo 2^m, with numbers of m bits, and so exact if each coordinate
+    of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the number of seeds.
     """
     bits: Bits = 32 if total.dtype.itemsize == 4 else 64
     unmasked = total.copy()
@@ -74,6 +76,7 @@ def _mask_pieces(seed: bytes, dimension: int, bits: Bits) -> Iterable[tuple[int,
     """Yield the mask (d,) of a seed in pieces, each with the index of its first number. The next piece overwrites the one before."""
     if len(seed) != SEED_BYTES:
         raise ProtocolError(f"a seed has {len(seed)} bytes, expected {SEED_BYTES}")
+    # The counter may start at 0 each time, because each seed masks only one vector.
     stream, buffer = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), np.empty(_PIECE_BYTES, dtype=np.uint8)
     numbers_per_piece = _PIECE_BYTES * 8 // bits
     for start in range(0, dimension, numbers_per_piece):
