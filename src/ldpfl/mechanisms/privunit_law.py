@@ -176,8 +176,9 @@ class _Draws:
         return cls(law, directions, above, words[:, 0].astype(np.uint64), words[:, 1:], source, rows)
 
     def points(self) -> Integers:
-        """Return the lattice points of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
+        """Return the lattice points (k, d) of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
         values, errors = self._estimate()
+        # Where both ends of the error interval round to one point, that point is right. The others are computed with more bits.
         points, highest_points = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
         doubtful = points != highest_points
         for row in np.flatnonzero(doubtful.any(axis=1)).tolist():
@@ -186,9 +187,9 @@ class _Draws:
         return points.astype(np.int64)
 
     def _estimate(self) -> tuple[Floats, Floats]:
-        """Return the entries of alpha u + g, and their error bounds. The part of g along u is taken off.
+        """Return the entries of alpha u + g and bounds of their floating-point errors, (k, d) both. The part of g along u is taken off.
 
-        Bounds are infinite for a client with a tail that is too close to 0 or 1 for 64 bits and float64.
+        The bounds are infinite for a client with a tail so close to 0 or 1 that 64 bits and float64 leave too few digits.
         """
         u, entry_sizes = self.directions, np.abs(self.directions)
         g, g_error = sizes_and_errors(NORMAL, self.noise_words)

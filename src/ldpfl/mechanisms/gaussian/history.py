@@ -95,6 +95,7 @@ class SensitiveDP(SensitivitySchedule):
         estimates = torch.full((clients.samples.shape[0],), self.sensitivity.value, dtype=torch.float64)
         if public.previous is not None:
             movement = self.lam * clients.memory["moved"] + (1 - self.lam) * _broadcast_change(public)
+            # A client's first round keeps the upper bound D, because the client has not moved yet.
             estimates = torch.where(clients.joined > 0, self._clamped_estimate(self.kappa * movement), estimates)
         return (self.c * estimates / self.epsilon)[:, None].repeat(1, len(public.sizes))
 

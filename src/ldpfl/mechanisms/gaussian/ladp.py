@@ -64,8 +64,8 @@ class LayerSelection:
             return norms > self.value
         if self.rule == "rms":
             return norms / torch.tensor(sizes).double().sqrt() > self.value
-        ranks = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        return ranks < ceil(self.value * len(sizes) - 1e-9)  # 0.1 x 30 layers are 3, not 4
+        ranks = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0 for a client's largest norm
+        return ranks < ceil(self.value * len(sizes) - 1e-9)  # despite rounding, 0.1 x 30 layers are 3, not 4
 
 
 @dataclass(frozen=True)

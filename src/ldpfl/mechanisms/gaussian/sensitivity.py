@@ -131,7 +131,7 @@ def require_positive(name: str, value: float) -> float:
 
 
 def require_share(name: str, value: float, *, one_allowed: bool) -> float:
-    """Return ``value`` after checking that it lies in (0, 1), or in (0, 1] if ``one`` is allowed.
+    """Return ``value`` after checking that it lies in (0, 1), or in (0, 1] if ``one_allowed``.
 
     Raises:
         ConfigError: ``value`` lies outside.
