@@ -167,14 +167,18 @@ def audit_run(
 
 
 def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) -> tuple[Federation, ServerState]:
-    """Return the run's federation, built anew, and its state after the last finished round."""
+    """Return the run's federation, built anew, and its state after the last finished round.
+
+    Raises:
+        ConfigError: the run has no finished round, belongs to a custom app, or was made on other data than those that are loaded now.
+    """
     config, last = folder.config(), folder.checkpoint()
     if folder.kind() is Kind.OWN_APP:
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: audit a simulation instead")
     if last is None:
         raise ConfigError(f"the run in {folder.path} has no finished round, so there is nothing to audit: resume it (ldpfl run --resume)")
     federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured_encoder())
-    data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
+    data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))  # "DATA on DEVICE": the device may differ
     if data != loaded:
         raise ConfigError(
             f"{folder.path} was run on {data}, but the data loaded now are {loaded}: give the --data-dir that it was run with"
@@ -183,7 +187,11 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
 
 
 def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
-    """Return the number of trials to make. It is a multiple of four, so that each half has both reports equally often."""
+    """Return the number of trials to make: at most ``trials``, and a multiple of four, so that each half has both reports equally often.
+
+    Raises:
+        ConfigError: even ``FEWEST_TRIALS`` rounds of ``clients`` reports about ``dimension`` weights would take too long.
+    """
     affordable = MOST_REPORTS // (clients * dimension)
     if affordable < FEWEST_TRIALS:
         raise ConfigError(
@@ -284,7 +292,7 @@ def _row_of_each_count(scores: Floats, sizes: tuple[int, ...], claim: Guarantee,
     rows = []
     for column, weights in enumerate(sizes):
         choosing_scores = scores[:half:2, column], scores[1:half:2, column]
-        judging_scores = scores[half::2, column], scores[half + 1 :: 2, column]
+        judging_scores = scores[half::2, column], scores[half + 1 :: 2, column]  # ``half`` is even
         threshold = best_threshold(*choosing_scores)
         correct = int((judging_scores[0] > threshold).sum()) + int((judging_scores[1] <= threshold).sum())
         low, high = clopper_pearson(correct, half, error)

@@ -131,7 +131,10 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
 
 
 def _table_lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns, ...], tuple[Path, ...]]:
-    """Return the table's lines, and the folders of the runs that are left out of the baseline "other classes"."""
+    """Return the table's lines, and the folders of the runs that are left out of the baseline "other classes".
+
+    A run is left out if its client holds fewer than ``images`` images of other classes, because distances of fewer images are biased.
+    """
     groups: dict[str, list[AttackedRun]] = {}
     baselines: dict[str, AttackedRun] = {}
     for run in runs:

@@ -273,7 +273,7 @@ def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, flo
 
 
 def _simulate_and_attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Success:
-    """Simulate one round over ``channel``, and return the observer's success."""
+    """Simulate one round over ``channel`` with delays up to ``delay`` seconds, and return the observer's success."""
     if channel == "relay":
         return attack_release(window_starts(setting, "direct", generator), setting, generator)
     starts = window_starts(setting, channel, generator)
@@ -333,6 +333,8 @@ def attack_release(starts: Array, setting: LinkageSetting, generator: np.random.
     observer rehearses how often such guesses are right. The same fields of ``setting`` are used as in :func:`attack_windows`.
     """
     owner_probabilities = _owner_probabilities_by_watched(starts, setting, generator)
+    # Reports are numbered by upload: those of the first upload come first, one for each parameter. The report at each place of the released
+    # order is taken to have arrived at the upload to which that place would belong if the order had been kept.
     upload, parameter = np.divmod(mixing(setting.parameters * len(starts), generator), setting.parameters)
     arrivals = np.empty((setting.parameters, len(starts)))
     arrivals[parameter, np.argsort(starts, kind="stable")[upload]] = np.repeat(np.sort(starts), setting.parameters)
@@ -386,7 +388,10 @@ def _owner_probabilities_by_watched(starts: Array, setting: LinkageSetting, gene
 
 
 def _owner_probabilities(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return the probability (n, n), after earlier rounds, that a window is a client's; None if the observer knows all clients' windows."""
+    """Return the probability (n, n), after earlier rounds, that a window is a client's; None if the observer knows all clients' windows.
+
+    The observer's estimates of when the clients' windows start have normal errors of the standard deviation ``uncertainty``, in seconds.
+    """
     expected = starts + uncertainty * generator.standard_normal(len(starts))
     if uncertainty == 0:
         return None

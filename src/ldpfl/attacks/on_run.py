@@ -183,6 +183,7 @@ class Attacker:
         make_folder(out)
         is_protected = config.mechanism.protects
         models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if is_protected else {}
+        # A run without protection is its own baseline.
         models["unprotected"] = self._unprotected_model(config) if is_protected else (weights, accuracy)
         sets: dict[Kind, _ImageSet] = {}
         for kind, (model, score) in models.items():

@@ -121,6 +121,7 @@ class Examination:
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
         self.claims = tests_by_experiment(mechanism, _whole_reports(trials), seed)
+        # The number of checks among which the error rate is shared.
         estimate_checks = len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2)  # the last are those of independence
         wire_and_claim_checks = len(BIT_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
         self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
@@ -207,7 +208,7 @@ class Examination:
         G is the number of groups, B the number of bins. Ordering and choosing share the first half of the trials; testing has the second.
         """
         samples = self._draw_samples()
-        # Samples of the first half fix the bins, before any sample of the second half is drawn.
+        # The first samples fix the bins. They belong to the first half, so the half that tests is independent of the bins.
         bins = Bins.covering([sample.statistic[:_PILOT].ravel() for sample in samples.values()], _LEVELS)
         counts = {position: np.zeros((3, self.bench.groups, bins.count), dtype=np.int64) for position in samples}
         for block in range(2 * self.blocks_per_half):
@@ -227,13 +228,16 @@ class Examination:
         return samples
 
     def _epsilon_lower_bound(self, counts: dict[float, Counts], pair: tuple[float, float]) -> float:
-        """Return the largest lower bound of epsilon for a ``pair`` of inputs, over both directions, all groups, and all groups together."""
+        """Return the largest lower bound of epsilon for a ``pair`` of inputs, over both directions, all groups, and all groups together.
+
+        ``counts`` are (3, G, B) for each input, as :meth:`_draw_and_count` returns them.
+        """
         groups = counts[pair[0]].shape[1]
         error = self.error_per_check / (2 * (groups + (groups > 1)))
         best = 0.0
         for first, second in (pair, pair[::-1]):
             for first_counts, second_counts in zip(_with_total(counts[first]), _with_total(counts[second]), strict=True):
-                best = max(best, event_epsilon(first_counts, second_counts, 2, self.delta, error))
+                best = max(best, event_epsilon(first_counts, second_counts, test_row=2, delta=self.delta, error=error))
         return best
 
     # --- what bytes are -----------------------------------------------------------------------------------------------
@@ -339,7 +343,7 @@ class Examination:
             passed = None if isinf(self.epsilon) else False
             yield Check("independent noise", 0.0, 0.0, 0.0, passed, "there is no noise")
             return
-        if not self.bench.by_weight:
+        if not self.bench.by_weight:  # each row has the noise of all clients in one group
             clients = most_correlated_lag(first, self.error_per_check)
             calls = most_correlated_pair(first.reshape(1, -1), second.reshape(1, -1), self.error_per_check)
         else:

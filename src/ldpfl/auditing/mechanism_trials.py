@@ -115,7 +115,7 @@ class Bench:
         return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
 
     def rounding(self, largest: Floats) -> Floats:
-        """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` radii from the center."""
+        """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` (G,) radii from the center."""
         distance = (self._center.abs() / self._radius).reshape(self.groups, -1).amax(dim=1)
         rounding: Floats = _FLOAT32 * (distance.double().numpy() + largest)
         return rounding

@@ -21,7 +21,7 @@ _CLIENTS = 2048
 _ROWS_AT_ONCE = 1024
 _STREAM_KEY = 0x434C4149
 _MAX_PAYLOADS = 256
-"""Different payloads up to which each of them is counted by itself; else reports are judged by their projection."""
+"""Largest number of different payloads of which each is an outcome of its own. With more, outcomes are bins of the mean estimate."""
 
 _LEVELS = 32
 _LARGER_WIDTHS = (4, 8, 32)
@@ -40,7 +40,7 @@ class Outcomes:
     Attributes:
         names: names of the inputs.
         counts: (3, B) for each input, how often each outcome occurred, in the trials that order, choose and test events.
-        statistics: (n,) for each input, the projections of the estimates on the inputs' signs, in radii from the center.
+        statistics: (n,) for each input, the mean of each report's estimates over its weights, in radii from the center.
         set_bit_counts: (bits,) for each input, how often each bit of the wire was set.
     """
 
@@ -89,7 +89,7 @@ class WholeReports:
     def collect_outcomes(self, trials: int) -> Outcomes:
         """Send ``trials`` reports of each input, and return their statistics.
 
-        An outcome is a payload if there are few different ones, else a bin of the projected estimate. The first quarter of the trials, the
+        An outcome is a payload if there are few different ones, else a bin of the mean estimate. The first quarter of the trials, the
         pilot, decides this.
         """
         rows = max(64, trials)

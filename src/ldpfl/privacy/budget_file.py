@@ -71,7 +71,10 @@ class Charged:
 
 @dataclass(frozen=True)
 class Sent:
-    """``count`` equal reports that left over the same ``transport``, among ``cohort`` clients, with ``linked`` units in one message."""
+    """``count`` equal reports that left over the same ``transport``, among ``cohort`` clients, with ``linked`` units in one message.
+
+    A unit is a part of a report that is mixed on its own, such as one bit.
+    """
 
     release: Release
     cohort: int
@@ -153,7 +156,10 @@ class Books:
 
 
 def most_that_fit(fits: Callable[[int], bool]) -> int:
-    """Return the largest number of further releases for which ``fits`` holds, at most 1e9. It must hold for all smaller numbers, too."""
+    """Return the largest number of further releases for which ``fits`` holds, at most 1e9; 0 if it does not hold for 1.
+
+    Where ``fits`` holds for a number, it must hold for all smaller numbers.
+    """
     if not fits(1):
         return 0
     low, high = 1, 2

@@ -244,6 +244,7 @@ def _other_clients_by_rounds(earlier: Counter[int], event: RoundEvent, previous:
         clients_by_rounds[rounds] -= joining
         clients_by_rounds[rounds + 1] += joining
         unassigned_reports -= joining
+    # Unary plus drops entries of 0. Reports that are left over count as further clients, which do not exist: the caller rejects the event.
     return +clients_by_rounds + Counter({event.joined: max(0, unassigned_reports)})
 
 

@@ -69,8 +69,8 @@ class Request:
         if self.transport not in get_args(Transport):
             expected = ", ".join(get_args(Transport))
             raise self.declined(f"the transport must be one of {expected}, got {str(self.transport)[:40]!r}")
-        try:
-            RoundEvent(self.round, self.release, self.cohort, self.cohort, 1, linked=self.linked)
+        try:  # the event is not kept: making it checks the values
+            RoundEvent(self.round, self.release, cohort=self.cohort, population=self.cohort, joined=1, linked=self.linked)
         except ConfigError as error:
             raise Declined(f"run {self.run}, {error}; nothing was sent") from None
 

@@ -157,7 +157,7 @@ class SelfSampledBits(ShuffledAccountant):
         return len(groups) == 1 and _only_ones_are_counted(groups[0]) and groups[0].sampling == "secret"
 
     def bounds(self, delta: float) -> Bounds:
-        (group,) = self.groups
+        (group,) = self.groups  # ``supports`` allows only one
         rounds = replace(_shuffled_rounds(group), clients=group.population)
         epsilon = min(self.local.epsilon(delta), self_sampled_epsilon(rounds, group.rate, delta))
         return Bounds(fixed=epsilon, adaptive=epsilon)
@@ -189,7 +189,8 @@ class BlanketedReports(ShuffledAccountant):
         epsilon = self.epsilon(delta)
         if not self.joined or not all(_is_signed(group) for group in self.groups):
             return Bounds(fixed=epsilon, adaptive=epsilon)
-        # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2.
+        # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2. That is
+        # randomised response with epsilon log(2 / blanket - 1).
         signs = [replace(_shuffled_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
         return Bounds(fixed=epsilon, adaptive=epsilon, attained=min(attained_epsilon(signs, delta), epsilon))
 
@@ -202,7 +203,7 @@ class ClonedReports(ShuffledAccountant):
         return len(groups) == 1 and groups[0].channel == "ideal-shuffler" and groups[0].release.pure_epsilon < inf
 
     def bounds(self, delta: float) -> Bounds:
-        (group,) = self.groups
+        (group,) = self.groups  # ``supports`` allows only one
         message_epsilon = group.release.pure_epsilon * group.linked
         messages = ceil(group.release.units / group.linked) * group.rounds
         hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, clone_probability(message_epsilon))

@@ -144,7 +144,7 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
         for border, anchor in ((_ANCHORS[0], _ANCHORS[1]), (_ANCHORS[2], _ANCHORS[3])):
             tilted_mean, meeting_value = center + side * anchor * deviation, round(center + side * border * deviation)
             if not 0.5 < tilted_mean < largest_value - 0.5:
-                break
+                break  # the sum has no values so far out on this side
             tilted = _tilted_to(parts, tilted_mean)
             low, logs = _convolve_by_transform(tilted)
             theta = tilted[0].log_odds - parts[0].log_odds
@@ -163,6 +163,7 @@ def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
     """Return ``parts`` with the common tilt that makes ``target`` the mean of their sum."""
 
     def excess(theta: float) -> float:
+        """Return the tilted mean of the sum, less ``target``."""
         return sum(part.tilted(theta).mean for part in parts) - target
 
     theta = float(brentq(excess, -100.0, 100.0, xtol=1e-12))

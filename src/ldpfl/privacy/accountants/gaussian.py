@@ -52,7 +52,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     if delta <= 0 or mu == inf:
         return inf
-    high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1  # without the second term of the curve
+    # An upper bound of epsilon: the first term of the curve alone falls to delta there.
+    high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1
     if mu > _LARGE_MU:
         return high
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))

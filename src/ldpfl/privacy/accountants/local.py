@@ -135,6 +135,7 @@ class RenyiAccountant(LocalAccountant):
             return inf
 
         def total(order: Array) -> Array:
+            """Return log E[e^(order * loss)] of all reports and all noise together."""
             pure = np.sum([number * log_moment(epsilon, order) for epsilon, number in reports], axis=0)
             return np.asarray(pure + order * (order + 1) * mu**2 / 2)
 

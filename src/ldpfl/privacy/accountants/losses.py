@@ -85,6 +85,7 @@ class GridLosses:
         by_convolution = composed.epsilon(delta) if composed is not None else inf
 
         def log_moment(order: Array) -> Array:
+            """Return log E[e^(order * loss)] of all releases."""
             return times * largest_log_moment(self.losses, self.masses[None], order)
 
         return min(by_convolution, epsilon_from_log_moment(log_moment, delta - times * self.infinite))
@@ -156,14 +157,14 @@ class PrivacyCurve:
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
     """Return an upper bound of epsilon at ``delta`` for all releases together, also adaptive ones; infinite if it takes too long.
 
-    Each curve is evaluated at ``points`` losses, up to one that is exceeded with negligible probability. The PLDs of the dominating pairs
-    are then convolved.
+    Each curve is evaluated at ``points`` losses, up to one that is exceeded with negligible probability. The privacy loss distributions of
+    the dominating pairs are then convolved.
     """
     total = sum(curve.times for curve in curves)
     if total == 1:
         return _single_epsilon(next(curve for curve in curves if curve.times), delta)
     step = max((_largest_likely_loss(curve, 1e-4 * delta / total) for curve in curves), default=0.0) / points
-    if step == 0:
+    if step == 0:  # every curve is negligible already at epsilon 0
         return 0.0 if all(curve.at(0.0) * curve.times * len(curves) <= delta for curve in curves) else inf
     losses = []
     for curve in curves:
@@ -232,7 +233,8 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
     set_masses = np.cumsum(masses[::-1])  # P(S) of the sets of the highest 1, 2, ... losses
     if not (set_masses > delta).any():
         return 0.0 if np.isfinite(set_masses[-1]) else inf  # a NaN means that nothing is known
-    # R(S) grows with S and P(S) is at most the total. So usually the small sets, up to a fifth of the mass, are shown to have the maximum.
+    # R(S) grows with S, and P(S) is at most the total mass. So no larger set exceeds log(total / R) of the largest small set. Usually this
+    # shows that the maximum is at a small set, up to a fifth of the mass, and the loop ends early.
     is_flat = losses[-1] - losses[0] < _FLAT
     fifth = min(int(np.searchsorted(set_masses, 0.2 * set_masses[-1])) + 1, set_masses.size)
     for size in (fifth, set_masses.size) if set_masses.size > _SHORT else (set_masses.size,):

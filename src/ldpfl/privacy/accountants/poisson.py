@@ -51,7 +51,7 @@ def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
     It is the first bound of this module: the epsilon without sampling is a, and b = e^(epsilon - a) is the weight of replacing the record.
     """
     if epsilon < _OVERFLOWS:
-        ratio = expm1(epsilon) / rate
+        ratio = expm1(epsilon) / rate  # may be infinite for a tiny rate
         a = log1p(ratio) if ratio < inf else log(expm1(epsilon) + rate) - log(rate)
         b = min(1.0, exp(epsilon - a))
     else:  # e^epsilon + q - 1 equals e^epsilon up to rounding; the factor makes the result safe

@@ -131,6 +131,7 @@ def common_share(mu: float, variation: float) -> float | None:
     """
 
     def excess_variation(log_inverse_share: float) -> float:
+        """Return the cost g b(g), less ``variation``, for the share g = e^-``log_inverse_share``."""
         return exp(-log_inverse_share) * gaussian_delta(mu / 2, log_inverse_share) - variation
 
     if excess_variation(_HIDES_NOTHING) > 0:
@@ -193,7 +194,9 @@ def _probabilities_between(ends: Array) -> Array:
 
 
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
-    """Return an upper bound of E[max(0, S)], where S is the sum of M ~ Bin(``clients``, ``share``) draws from ``values`` by ``chances``.
+    """Return an upper bound of E[max(0, S)], where S is the sum of M ~ Bin(``clients``, ``share``) draws from ``values``.
+
+    ``chances`` are the probabilities of the values.
 
     The values are split over neighbouring points of a lattice so that their mean is kept, which can only raise the result. The law of S is
     the inverse transform of its characteristic function. An allowance for rounding is added: the error of the transform relative to its
