@@ -106,6 +106,7 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
     distances = [(row.kind, distance) for attack in attacks for row in attack.rows for distance in row.distances]
     _check_all_equal("data set", (attack.data for attack in attacks))
     _check_all_equal("label", (attack.label for attack in attacks))
+    # A plan may leave the label to the run, so labels are compared above.
     _check_all_equal("plan", (replace(attack.plan, label=None) for attack in attacks))
     _check_all_equal("extractor", (f"{distance.extractor}, {distance.features} features" for _, distance in distances))
     _check_all_equal("classifier", (attack.classifier for attack in attacks))
@@ -201,7 +202,7 @@ def _check_no_run_twice(runs: Sequence[tuple[Path, RunConfig]]) -> None:
     """Raise a :class:`ConfigError` if two of the ``runs`` are the same."""
     path_of: dict[str, Path] = {}
     for path, config in runs:
-        identity = _comparison_key(config, _WITHOUT_EFFECT[1:])
+        identity = _comparison_key(config, _WITHOUT_EFFECT[1:])  # without name and description; runs with different seeds differ
         if identity in path_of:
             raise ConfigError(
                 f"{path_of[identity]} and {path} are the same run with the same seed, which would count twice: give only one of them"

@@ -77,7 +77,7 @@ class Classifier(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * (height // 4) * (width // 4), _FEATURES),
+            nn.Linear(64 * (height // 4) * (width // 4), _FEATURES),  # two poolings halved height and width twice
             nn.ReLU(),
         )
         self.head = nn.Linear(_FEATURES, task.outputs)

@@ -113,6 +113,7 @@ class Generator(nn.Module):
     """Network that maps noise and a class to an image. Each of two deconvolutions doubles height and width (DCGAN, Radford et al. 2016)."""
 
     def __init__(self, shape: InputShape, classes: int, *, latent: int = GanConfig.latent, width: int = GanConfig.width) -> None:
+        """Build the layers: a quarter of the image's height and width, rounded up, which two deconvolutions enlarge fourfold."""
         super().__init__()
         channels, self.height, self.width = shape
         self.latent, self.classes = latent, classes
@@ -210,6 +211,7 @@ class _AdversarialTraining:
     """The training of generator and discriminator against each other."""
 
     def __init__(self, target: Target, own_images: Samples, label: int, config: GanConfig, random: torch.Generator) -> None:
+        """Copy the global model twice: frozen, as the classifier, and trainable, as the discriminator. Create the generator."""
         self._target, self._label, self._config, self._random = target, label, config, random
         self._device = own_images.tensor.device
         self._real = own_images.tensor.float() / 255
@@ -217,11 +219,11 @@ class _AdversarialTraining:
         self._frozen = target.parameters(self._device)
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
         with torch.no_grad():
-            # Scores are counted from the mean of the real images, so that the first steps do not saturate.
+            # Scores are taken relative to the mean score of the real images, so that the first steps do not saturate.
             scores = [target.logits(self._frozen, part).logsumexp(1) for part in torch.split(self._real, _BATCH)]
         self._mean_real_score = torch.cat(scores).mean()
         self.generator = _new_generator(target, tuple(own_images.tensor.shape[1:]), config, random).to(self._device)
-        betas = (0.5, 0.999)
+        betas = (0.5, 0.999)  # as in DCGAN
         self._generator_optimiser = torch.optim.Adam(self.generator.parameters(), config.generator_learning_rate, betas)
         self._discriminator_optimiser = torch.optim.Adam(self._discriminator.values(), config.discriminator_learning_rate, betas)
 

@@ -361,7 +361,7 @@ def _observe(
     clients = len(starts)
     correct = np.zeros(len(owner_probabilities))
     scores, hits, sure, alike, unlike = [], [], [], [], []
-    blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))
+    blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))  # of two parameters at least, which pairs of reports need
     for block in np.array_split(arrivals, blocks):
         lag = (block[:, :, None] - starts).astype(np.float32)
         exact_by_own_arrival = separate_probabilities(arrival_density(lag, delay, setting.jitter) + _MIN_DENSITY)
@@ -388,10 +388,12 @@ def _owner_probabilities_by_watched(starts: Array, setting: LinkageSetting, gene
 
 
 def _owner_probabilities(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return the probability (n, n), after earlier rounds, that a window is a client's; None if the observer knows all clients' windows.
+    """Return the probability (n, n), after earlier rounds, that a window (row) is a client's (column).
 
     The observer's estimates of when the clients' windows start have normal errors of the standard deviation ``uncertainty``, in seconds.
+    None if that is 0: then the observer knows all clients' windows.
     """
+    # Drawn even if unused, so that later draws do not depend on the uncertainty.
     expected = starts + uncertainty * generator.standard_normal(len(starts))
     if uncertainty == 0:
         return None

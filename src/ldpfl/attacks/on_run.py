@@ -215,7 +215,7 @@ class Attacker:
     ) -> RunAttack:
         """Return the result of the attack: how close each of the image ``sets`` is to the ``real`` images of the class."""
         classifier = trained_classifier(task, progress=_phase_progress(self.progress, "classifier to measure with"))
-        extractor = inception() or classifier.extractor()
+        extractor = inception() or classifier.extractor()  # published distances use Inception, whose weights may not be here
         epsilon, budget = config.mechanism.epsilon_and_budget or (None, "unit")
         return RunAttack(
             name=config.name,
@@ -387,7 +387,10 @@ def _phase_progress(progress: PhaseProgress, phase: str) -> Callable[[int, int],
 
 
 def _content_key(target: Target, own_images: Samples, label: int, config: GanConfig, seed: int, count: int) -> str:
-    """Return a digest of everything that the images depend on, except the code of a model that is named by its import path."""
+    """Return a digest of everything that the generated images depend on, under which they are stored.
+
+    The code of a model that is named by its import path is not in the digest.
+    """
     digest = hashlib.sha256()
     for tensor in (target.weights, own_images.tensor, own_images.targets):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

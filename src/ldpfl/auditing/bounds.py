@@ -220,7 +220,7 @@ def threshold_epsilon(choosing: tuple[Floats, Floats], testing: tuple[Floats, Fl
     """
     high, low = testing
     above = _most_distinguishing_threshold(*choosing, error / 2)
-    below = -_most_distinguishing_threshold(-choosing[1], -choosing[0], error / 2)
+    below = -_most_distinguishing_threshold(-choosing[1], -choosing[0], error / 2)  # mirrored: the small sample lies above
     from_above = epsilon_lower_bound((int((high > above).sum()), int((low > above).sum())), (high.size, low.size), delta, error / 2)
     from_below = epsilon_lower_bound((int((low < below).sum()), int((high < below).sum())), (low.size, high.size), delta, error / 2)
     return max(0.0, from_above, from_below)

@@ -111,6 +111,10 @@ class Examination:
     """One audit: the benches that run the mechanism, the statistics of their trials, and the checks of these statistics."""
 
     def __init__(self, mechanism: Mechanism, trials: int, seed: int | None, error_rate: float) -> None:
+        """Build the benches, which run the mechanism, and share the ``error_rate`` equally among all checks.
+
+        Half of the ``trials`` choose the events that an observer would look for, and the other half tests them.
+        """
         self.mechanism, self.trials_per_half = mechanism, ceil(trials / 2)
         probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())  # for facts that do not depend on the number of clients and weights
         guarantee = guarantee_of(mechanism, probe.ranges)
@@ -121,12 +125,11 @@ class Examination:
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
         self.claims = tests_by_experiment(mechanism, _whole_reports(trials), seed)
-        # The number of checks among which the error rate is shared.
         estimate_checks = len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2)  # the last are those of independence
         wire_and_claim_checks = len(BIT_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
         self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
         self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
-        if probe.by_weight:
+        if probe.by_weight:  # a weight is a trial; otherwise a client's whole row is one
             self._source = _source(seed, _TALL_ROWS)
             self.blocks_per_half = ceil(self.trials_per_half / _BLOCK)
             self.bench, self.tall_bench = self._make_wide_bench(), self._make_tall_bench()
@@ -205,7 +208,8 @@ class Examination:
     def _draw_and_count(self) -> dict[float, Counts]:
         """Draw all samples, and return (3, G, B) counts for each position: for ordering, choosing and testing events.
 
-        G is the number of groups, B the number of bins. Ordering and choosing share the first half of the trials; testing has the second.
+        An event is a set of bins of the statistic. G is the number of groups, B the number of bins. Ordering and choosing share the first
+        half of the trials; testing has the second.
         """
         samples = self._draw_samples()
         # The first samples fix the bins. They belong to the first half, so the half that tests is independent of the bins.
@@ -261,11 +265,11 @@ class Examination:
         if not deviation.all():
             return Check(
                 "noise of each weight",
-                0.0,
-                0.0,
-                self.error_per_check,
-                None if isinf(self.epsilon) else False,
-                "a weight has no noise, expected noise in each",
+                figure=0.0,
+                bound=0.0,
+                error_rate=self.error_per_check,
+                passed=None if isinf(self.epsilon) else False,
+                sentence="a weight has no noise, expected noise in each",
             )
         correlation = most_correlated_pair((noise / deviation).T, None, self.error_per_check)
         return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
@@ -300,12 +304,13 @@ class Examination:
             )
 
     def _bias_bounds(self, position: float, tally: Tally) -> Floats:
-        """Return the largest distance (G,) of an unbiased mechanism's mean estimate from its expectation that chance explains."""
+        """Return how far (G,) chance can move the mean estimate of an unbiased mechanism from its expectation at ``position``."""
         largest, error = self._largest(position, "largest_deviation"), self.error_per_check / self.bench.groups
         if self.bench.by_weight:
             known = self.bench.expected_squares(position)
             bounds = [mean_bound(tally.count, *pair, error) for pair in zip(known, largest, strict=True)]
         else:  # the closed form gives no variance of a row's projection, since the errors of its weights may depend on each other
+            # Twice the largest deviation bounds the width of the range of values.
             bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.variance, 2 * largest, strict=True)]
         return np.array(bounds) + self.bench.rounding(np.abs(tally.expected) + tally.largest_deviation)
 
@@ -316,13 +321,17 @@ class Examination:
             largest, error = self._largest(position, "largest_square"), self.error_per_check / self.bench.groups
             bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.square_variance, largest, strict=True)]
             rounding = self.bench.rounding(np.abs(tally.expected) + np.sqrt(largest))
+            # An estimate that is rounded by r has a squared error that differs by at most 2 r times its error, plus r^2.
             slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
             figures = np.abs(tally.mean_square - expected)
             name = f"variance at {_position_name(position)}"
             yield self._worst_group_check(name, figures, bounds + slack, "the variance differs from the stated formula by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
-        """Return the largest ``figure`` (G,) of the tallies at ``position`` and inside the range, where a rare large value may occur."""
+        """Return the largest value (G,) of the attribute ``figure`` of the tallies at ``position`` and at all positions inside the range.
+
+        A rare large value may have occurred at another position only.
+        """
         return np.asarray(np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0))
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
@@ -341,7 +350,7 @@ class Examination:
         first, second, wide = (self._standardised_noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
         if first is None or second is None or wide is None:
             passed = None if isinf(self.epsilon) else False
-            yield Check("independent noise", 0.0, 0.0, 0.0, passed, "there is no noise")
+            yield Check("independent noise", figure=0.0, bound=0.0, error_rate=0.0, passed=passed, sentence="there is no noise")
             return
         if not self.bench.by_weight:  # each row has the noise of all clients in one group
             clients = most_correlated_lag(first, self.error_per_check)
@@ -378,9 +387,12 @@ class Examination:
     # --- where chance plays no part -----------------------------------------------------------------------------------
 
     def _agreement_check(self) -> Check:
-        """Compare the mean of all estimates with the aggregate of the same reports, received in two batches."""
+        """Compare the mean of all estimates with the aggregate of the same reports, received in two batches.
+
+        The figure is the largest difference in a layer, relative to the layer's largest estimate.
+        """
         bench = self.tall_bench
-        sent, payloads = bench.send(0.7)
+        sent, payloads = bench.send(0.7)  # any position inside the range would do
         reports, middle = bench.receive(sent, payloads), len(payloads) // 2
         batches = [reports] if bench.read_error else [bench.receive(sent, part) for part in (payloads[:middle], payloads[middle:])]
         estimates = self.mechanism.decode(reports, bench.ranges).double()
@@ -390,7 +402,7 @@ class Examination:
         sentence = (
             f"the aggregate and the mean of the estimates differ by {figure:.2g} of a layer's largest estimate, allowed is {_AGREEMENT:g}"
         )
-        return Check("aggregate is the mean", figure, _AGREEMENT, 0.0, figure <= _AGREEMENT, sentence)
+        return Check("aggregate is the mean", figure, _AGREEMENT, error_rate=0.0, passed=figure <= _AGREEMENT, sentence=sentence)
 
     def _wire_checks(self) -> Iterator[Check]:
         """Yield the checks of the payloads: that all are equally long and as long as stated, and that they can be read."""
@@ -399,16 +411,17 @@ class Examination:
         lengths = (
             "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which may show the data"
         )
-        yield Check("equal lengths", float(excess), 0.0, 0.0, excess == 0, lengths)
+        yield Check("equal lengths", float(excess), bound=0.0, error_rate=0.0, passed=excess == 0, sentence=lengths)
+        # Of the two benches, the one whose length differs most from the stated one.
         longest, stated = max(
             ((max(bench.lengths), ceil(payload_bits(self.mechanism, bench.ranges) / 8)) for bench in benches),
             key=lambda pair: abs(pair[0] - pair[1]),
         )
         sentence = f"a report has {longest} bytes; the mechanism states {stated}"
-        yield Check("stated length", float(longest), float(stated), 0.0, longest == stated, sentence)
+        yield Check("stated length", float(longest), float(stated), error_rate=0.0, passed=longest == stated, sentence=sentence)
         refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
-        yield Check("readable reports", float(bool(refused)), 0.0, 0.0, not refused, sentence)
+        yield Check("readable reports", float(bool(refused)), bound=0.0, error_rate=0.0, passed=not refused, sentence=sentence)
 
 
 def _with_total(counts: Counts) -> list[Counts]:

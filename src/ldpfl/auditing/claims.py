@@ -153,6 +153,7 @@ def _check_realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, 
     # Outcomes that never occur are left out: a bit has two values, and the code for other payloads is not one of them.
     occurring = np.flatnonzero(np.sum([input_counts[2] for input_counts in outcomes.counts], axis=0))
     for outcome in occurring:
+        # Each of the two ends of an interval fails with probability ``share``.
         ends = [clopper_pearson(int(input_counts[2][outcome]), int(input_counts[2].sum()), 2 * share) for input_counts in outcomes.counts]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         upper = max(upper, log(high / low) if low > 0 else inf)
@@ -283,7 +284,7 @@ def results_by_computation(mechanism: Mechanism) -> Iterator[ClaimResult]:
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
             sentence = f"claimed: a record takes part with probability {rate:g}; found: {record_rate_of(mechanism):g}"
             yield ClaimResult("rate of records", record_rate_of(mechanism), rate, sentence)
-            return
+            return  # the rate does not depend on the number of weights
 
 
 def _compare_bit_counts(mechanism: Mechanism, release: BinaryRelease, reports: WholeReports, size_name: str) -> Iterator[ClaimResult]:

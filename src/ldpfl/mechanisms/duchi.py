@@ -126,7 +126,7 @@ class Duchi(Mechanism, ByComparison):
         return Comparison(_first_bits, arguments, thresholds.exact)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
-        """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not."""
+        """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not; A is :attr:`gain`."""
         total_clients([reports], ranges, BitReports)  # raises if the reports do not fit
         center, radius = ranges.expand()
         return (center + radius * self.gain * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
@@ -135,7 +135,7 @@ class Duchi(Mechanism, ByComparison):
         return BitReports.from_payloads(payloads, ranges.dimension)
 
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
-        """Return the mean estimate (d,): center + radius A (2 f - 1), f the share of the bits of a weight that are set."""
+        """Return the mean estimate (d,): center + radius A (2 f - 1), A the :attr:`gain`, f the share of a weight's bits that are set."""
         clients = total_clients(reports, ranges, BitReports)
         ones, gain = count_ones(reports), self.gain
         mean = torch.empty(ranges.dimension, dtype=torch.float32)

@@ -106,7 +106,10 @@ class DuchiVector(Mechanism):
         return VectorBitReports(packed, ranges.dimension)
 
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
-        """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not."""
+        """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not.
+
+        The amplitude is the weight's radius times :meth:`gain`.
+        """
         total_clients([reports], ranges, VectorBitReports)  # raises if the reports do not fit
         center, amplitude = self._centers_and_amplitudes(ranges)
         return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()

@@ -224,6 +224,9 @@ def _nearest_points(values: Floats) -> Integers:
 def _find_exact_point(law: Law, steps: float, known_bits: int, draw_more_bits: Callable[[], int]) -> int:
     """Return the lattice point of the tail whose first ``WORD`` bits are ``known_bits``, drawing more bits until only one is possible.
 
+    The tail is the probability of exceeding the noise's absolute value. With ``steps`` lattice points per unit, a smaller tail has a larger
+    point.
+
     Args:
         draw_more_bits: draws the next ``WORD`` bits.
     """
@@ -267,7 +270,8 @@ def draw_words64(source: RandomSource, rows: range, count: int) -> Integers:
 def tails_and_signs(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the tail in (0, 1/2) of each of ``words``, and whether its noise is negative.
 
-    The first bit of a word is the sign. The other 63 bits begin the tail. The returned tail is the middle of all that begin with them.
+    The tail is the probability of exceeding the noise's absolute value. The first bit of a word is the sign. The other 63 bits begin the
+    tail. The returned tail is the middle of all that begin with them.
     """
     return ((words & np.int64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-WORD, words < 0
 

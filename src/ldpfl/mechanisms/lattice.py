@@ -267,7 +267,7 @@ class LatticeMechanism(VectorMechanism):
         Raises:
             ConfigError: clipping is adaptive, and the norm in ``ranges`` is out of range.
         """
-        self.clip.in_round(ranges)
+        self.clip.in_round(ranges)  # raises if the norm is out of range
         sent = self.sent_ranges(ranges)
         units = Units.whole(sent.dimension, (self.bits if self.summed else 32) * sent.dimension)
         if not self.clip.adaptive:

@@ -196,10 +196,12 @@ class _Draws:
         largest_dot = (entry_sizes * (g + g_error)).sum(axis=1)  # bounds |<g, u>|
         np.copysign(g, self.noise_words.view(np.float64), out=g)  # a number's sign is its first bit
         share = (self.alpha_bits + 0.5) * 2.0**-WORD  # tail of alpha on its side of gamma
+        # Tails that have enough significant bits: those of the noise are 2^-40 or more.
         usable = (share > _MIN_SHARE) & (share < 1 - _MIN_SHARE) & ((self.noise_words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
         alpha = np.where(usable, self.law.alpha(self.above, share.clip(_MIN_SHARE, 1 - _MIN_SHARE)), 0.0)
         along = alpha - (g * u).sum(axis=1)
         length_error = np.abs((u * u).sum(axis=1) - 1) + _SUM_ERROR  # u stands for the exact unit vector of its direction
+        # Bounds of the error of ``along`` and of its product with u: from alpha and g, from sums, and since u is not exactly of length 1.
         error_along = _ALPHA_ERROR * (1 + np.abs(alpha)) + (entry_sizes * g_error).sum(axis=1)
         error_along += (length_error + _SUM_ERROR) * (largest_dot + np.abs(alpha))
         error_along += np.abs(along) * 2 * length_error

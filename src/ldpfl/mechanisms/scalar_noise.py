@@ -294,6 +294,7 @@ class HybridLaw(ScalarLaw):
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         """Draw one bit, + or -, for every value of ``t``, then a piecewise value too, and choose at random, so that time tells nothing."""
+        # As in ``duchi``: + is sent if a uniform signed 32-bit integer lies below the threshold. Its first 16 bits nearly always decide.
         half = self._half
         threshold = np.multiply(t.numpy(), half)
         np.clip(np.rint(threshold, out=threshold), -half, half, out=threshold)

@@ -185,7 +185,7 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
     with budget_transaction(path) as connection:
         releases = _read_releases(connection)
         rows = connection.execute("SELECT id, at, run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
-    return tuple(Charged(number, at, run, round_, releases[id_][0], *transport) for number, at, run, round_, id_, *transport in rows)
+    return tuple(Charged(number, at, run, round_, releases[id_][0], *others) for number, at, run, round_, id_, *others in rows)
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:

@@ -138,6 +138,7 @@ class Ledger:
         links = []
         for index, entry in enumerate(tree["events"], start=1):
             try:
+                # The stored chain hash is checked below. It is no field of the event.
                 links.append(entry.pop("chain", None) if isinstance(entry, dict) and version >= _FIRST_CHAINED_VERSION else None)
                 events.append(_require_later(events, _event_from_json(entry, version)))
             except LdpflError as error:

@@ -143,6 +143,7 @@ def _check_delta_range(delta: float) -> float:
 
 
 def _check_key(text: str) -> str:
+    """Return ``text`` if it is a public key in base64, else raise :class:`ValueError` for pydantic to report."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

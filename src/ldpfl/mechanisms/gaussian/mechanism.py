@@ -215,6 +215,7 @@ class _Lattice:
 
     def round_and_add(self, values: NDArray[np.float32], noise: Floats, rows: range, columns: slice) -> None:
         """Round ``values`` (k, b) in place, of clients ``rows`` and coordinates ``columns``, and add the whole numbers ``noise`` (k, b)."""
+        # The first and the last layer of which ``columns`` holds a coordinate.
         first, last = np.searchsorted(self._ends, [columns.start, columns.stop - 1], side="right").tolist()
         for layer in range(first, last + 1):
             start, stop = max(columns.start, int(self._ends[layer - 1]) if layer else 0), min(columns.stop, int(self._ends[layer]))

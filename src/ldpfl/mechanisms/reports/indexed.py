@@ -69,7 +69,7 @@ class IndexedBitReports:
         """Yield the bytes that each client sends."""
         lengths = unit_bits(self.group_sizes)
         for rows in _row_blocks(self.clients, lengths):
-            codes = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))
+            codes = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))  # the sign is a group's highest bit
             yield from (row.tobytes() for row in _pack(codes, lengths))
 
     @classmethod

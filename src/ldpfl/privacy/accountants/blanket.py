@@ -242,7 +242,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     rough_size = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
     present = np.flatnonzero(clients * np.log(np.maximum(rough_size, _TINY)) > _NOTHING)
     transform[present] = _characteristic_function_of_sum(2 * np.pi * present / size, places, weights, clients, share)
-    # Sums wrap around at the ends of the lattice, where the probability is negligible.
+    # Sums of 0 or more are in the first half. Sums wrap around at the ends of the lattice, where the probability is negligible.
     mass = fft.irfft(transform, size)[: size // 2]
     return float(np.dot(np.maximum(mass, 0.0), np.arange(size // 2))) * step
 

@@ -69,6 +69,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
+    # The delta of mu-GDP is below mu, so mu exceeds the lower end. ``xtol`` is tiny so that a tiny mu is precise, too.
     return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, min(1e-12, delta), high, xtol=1e-300, rtol=1e-14, maxiter=_STEPS))
 
 

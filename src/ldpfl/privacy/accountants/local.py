@@ -71,12 +71,14 @@ class PureAccountant(LocalAccountant):
         return sum_of_reports_epsilon(self.pure, delta if is_exact else 0.0)
 
     def delta(self, epsilon: float) -> float:
+        """Return the smallest delta that is known to hold with ``epsilon``: exact if all reports have one epsilon."""
         epsilons, number = {report_epsilon for report_epsilon, _ in self.pure}, sum(number for _, number in self.pure)
         if len(epsilons) == 1 and number <= MOST_REPORTS:
             return composed_delta(epsilons.pop(), number, epsilon)
         return super().delta(epsilon)
 
     def distance(self) -> float:
+        """Return an upper bound of the total variation distance: exact but for ``TAIL`` if all reports have one epsilon."""
         epsilons, number = {epsilon for epsilon, _ in self.pure}, sum(number for _, number in self.pure)
         if len(epsilons) != 1 or number > MOST_REPORTS:
             return self._distance_by_deltas()
@@ -130,6 +132,7 @@ class RenyiAccountant(LocalAccountant):
     kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
 
     def epsilon(self, delta: float) -> float:
+        """Return an epsilon at ``delta``. Infinite at delta 0, since Gaussian noise has no pure epsilon, and for too many reports."""
         reports, mu = self.pure, self.mu
         if delta <= 0 or mu == inf or sum(number for _, number in reports) > MOST_REPORTS:
             return inf

@@ -321,6 +321,7 @@ def _convex_hull(curve: Array, step: float) -> Array:
     for left, right in pairwise(corners):
         inside = np.arange(left + 1, right)
         length = (inside - left) * step
+        # Interpolate in e^epsilon: (e^length - 1) / (e^((right - left) step) - 1) of the way, computed by logarithms against overflow.
         share = np.exp(length + np.log(-np.expm1(-length)) - _log_expm1((right - left) * step))
         hull[left + 1 : right] = curve[left] + (curve[right] - curve[left]) * share
     return hull

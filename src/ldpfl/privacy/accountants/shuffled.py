@@ -239,6 +239,7 @@ def _row(epsilon0: float, others: list[Binomial]) -> Row:
     with_one, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
     mass = np.exp(np.logaddexp(log_p1 + with_one, log_p0 + without))
+    # The smallest count is possible only if the client's own bit is 0, and the largest only if it is 1: losses -epsilon0 and epsilon0.
     inner = _count_loss(logs[:-1] - logs[1:], epsilon0)
     losses = np.concatenate([[-epsilon0], np.clip(inner, -epsilon0, epsilon0), [epsilon0]])
     return np.maximum.accumulate(losses), mass / mass.sum()

@@ -234,10 +234,11 @@ def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligibl
     ``losses`` are those of one bit.
     """
     _, order = best_order(lambda order: reports * losses.log_moment(order), negligible)
-    orders = order * np.logspace(-3, 0.5, 71)
+    orders = order * np.logspace(-3, 0.5, 71)  # any order gives a bound; larger deltas need smaller orders
     logs = reports * losses.log_moment(orders) + _sharpened_factor([losses], [reports], orders)
     curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0)) + reports * losses.outside
     curve = np.fmin(curve, _normal_curve(losses, reports, epsilons))
+    # Callers set ``negligible`` to some 1e-4 of a round's delta. Against a round's delta, the error of the convolution must be small.
     composed = losses.dominating.composed(reports, 1e4 * negligible)
     if composed is not None:
         curve = np.minimum(curve, curve_of(composed.losses, composed.masses, epsilons) + composed.infinite + 1e-15)

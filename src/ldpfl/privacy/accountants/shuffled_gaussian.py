@@ -218,6 +218,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     power = np.zeros(size // 2 + 1, dtype=np.complex128)
     power[present] = np.exp(clients * (log_size[present] + 1j * np.arctan2(scaled.imag[present], 1 + scaled.real[present])))
     mass = fft.irfft(power, size)
+    # Sums of 0 or more are in the first half of the lattice; those below 0 wrap around to the second half.
     error = _ROUNDING * (log2(size) + clients * share) * sqrt(float(np.dot(mass, mass))) * sqrt(size) * reach
     return float(np.dot(np.maximum(mass[: size // 2], 0.0), np.arange(size // 2))) * step + error
 
