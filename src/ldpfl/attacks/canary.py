@@ -234,7 +234,7 @@ class _CanaryTrials:
         center, radius = ranges.expand()
         if (clip := record_clip_of(mechanism)) is not None:  # the canary is a gradient, in whole steps, of the length clip.steps
             gradient = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
-            expected = torch.zeros(ranges.dimension, dtype=torch.float64)
+            expected = torch.zeros(ranges.dimension, dtype=torch.float64)  # need not be exact: it shifts all scores alike
             return cls(mechanism, ranges, values.clone(), (gradient, -gradient), expected, signs, order, counts, seed)
         canaries = (center + signs * radius).float(), (center - signs * radius).float()
         expected = _expected_mean(mechanism, ranges, values[1:])
@@ -254,6 +254,7 @@ class _CanaryTrials:
     def _score(self, trial: int) -> NDArray[np.float64]:
         """Run one trial, and return the auditor's sums (W,) over the first weights, for each of ``sizes``."""
         self.values[0] = self.canaries[trial % 2]
+        # All clients draw new random bits in each trial.
         streams = SeededStreams.of(range(len(self.values)), self.seed, Purpose.MECHANISM, _KEY, trial)
         reports = self.mechanism.encode(self.values, self.ranges, streams)
         pool = mix([reports], stream(self.seed, Purpose.MIXING, _KEY, trial))

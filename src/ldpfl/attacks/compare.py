@@ -146,6 +146,7 @@ def _table_lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Compar
     names = _unique_protection_names([members[0].config for members in groups.values()])
     unbiased = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows_of_kind(run, "other classes"))]
     lines = [_compared_runs(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
+    # The floor compares public images with each other, so it is the same for all runs.
     lines += [_compared_runs("unprotected", "unprotected", list(baselines.values())), _compared_runs("floor", "floor", runs[:1])]
     lines += [_compared_runs("other classes", "other classes", unbiased)] if unbiased else []
     return tuple(lines), tuple(run.folder for run in baselines.values() if run not in unbiased)

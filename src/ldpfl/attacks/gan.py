@@ -235,6 +235,7 @@ class _AdversarialTraining:
         noise = torch.randn(config.batch_size, config.latent, generator=self._random).to(self._device)
         fake = self.generator(noise, labels)
 
+        # The loss is softplus(-score) for an image that should count as real, and softplus(score) for one that should count as generated.
         # Generated images of the attacked class are left out here: to the discriminator, the class would become a mark of a fake.
         has_real_examples = torch.isin(labels, self._held_classes.to(self._device))
         discriminator_loss = F.softplus(-self._score(real)).mean() + F.softplus(self._score(fake.detach()[has_real_examples])).mean()
@@ -271,6 +272,7 @@ def shifted(images: Tensor, offsets: Tensor) -> Tensor:
     columns = torch.arange(width, device=images.device) - offsets[:, 1:]
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     image_index = torch.arange(count, device=images.device)[:, None, None]
+    # Indexing with three index arrays moves the channels to the end: (N, H, W, C).
     moved = images[image_index, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
     return moved.permute(0, 3, 1, 2) * inside[:, None]
 

@@ -359,6 +359,8 @@ def _observe(
             and links the report to a window without a rehearsal, an estimate of how often such guesses are right.
     """
     clients = len(starts)
+    # Arrays of probabilities have the axes parameter, report (by its true client), and window or client. ``correct`` counts the reports
+    # that are attributed to the right client, for each number of watched rounds.
     correct = np.zeros(len(owner_probabilities))
     scores, hits, sure, alike, unlike = [], [], [], [], []
     blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))  # of two parameters at least, which pairs of reports need

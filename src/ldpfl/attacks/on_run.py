@@ -190,6 +190,7 @@ class Attacker:
             target = _target_of_attack(federation, task, model)
             sets[kind] = _ImageSet(self._images_by_seed(kind, target, own_images, label, plan, len(real), out), score)
         pictures = AttackImages(real, sets["protected"].images[0] if is_protected else None, sets["unprotected"].images[0])
+        # The baselines: real training images of the class, the best case, and the client's images of other classes.
         sets |= {"floor": _ImageSet((floor,)), "other classes": _ImageSet(_images_of_other_classes(own_images, label, len(real)))}
         result = self._measure(config, task, own_images, label, plan, real, sets)
         write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")

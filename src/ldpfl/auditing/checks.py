@@ -194,7 +194,7 @@ class Examination:
         for test in self.claims:
             yield self._claim_check(test(self.error_per_check), self.error_per_check)
         for result in results_by_computation(self.mechanism):
-            yield self._claim_check(result, 0.0)
+            yield self._claim_check(result, error=0.0)
 
     def _claim_check(self, result: ClaimResult, error: float) -> Check:
         """Return the check of a stated number; ``error`` is the error rate that its test was given."""
@@ -237,7 +237,7 @@ class Examination:
         ``counts`` are (3, G, B) for each input, as :meth:`_draw_and_count` returns them.
         """
         groups = counts[pair[0]].shape[1]
-        error = self.error_per_check / (2 * (groups + (groups > 1)))
+        error = self.error_per_check / (2 * (groups + (groups > 1)))  # two directions; each group, and all groups if there are several
         best = 0.0
         for first, second in (pair, pair[::-1]):
             for first_counts, second_counts in zip(_with_total(counts[first]), _with_total(counts[second]), strict=True):
@@ -278,6 +278,7 @@ class Examination:
         """Check how well a row can be distinguished from a row that differs from it in the sign of one weight."""
         rows = [[self.bench.project_neighbouring_rows(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
         bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
+        # The first draw of a row orders events, the second chooses an event, and the others test it. The keys stand for positions.
         counts = {
             float(turned): np.stack([bins.histogram(part)[None] for part in (drawn[0], drawn[1], np.concatenate(drawn[2:]))])
             for turned, drawn in enumerate(rows)
@@ -412,7 +413,7 @@ class Examination:
             "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which may show the data"
         )
         yield Check("equal lengths", float(excess), bound=0.0, error_rate=0.0, passed=excess == 0, sentence=lengths)
-        # Of the two benches, the one whose length differs most from the stated one.
+        # Take the bench whose reports differ most from the stated length.
         longest, stated = max(
             ((max(bench.lengths), ceil(payload_bits(self.mechanism, bench.ranges) / 8)) for bench in benches),
             key=lambda pair: abs(pair[0] - pair[1]),

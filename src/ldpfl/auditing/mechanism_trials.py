@@ -99,9 +99,9 @@ class Bench:
         return sent, list(sent.payloads())
 
     def receive(self, sent: Any, payloads: Sequence[bytes]) -> Any:
-        """Read ``payloads``, and note their lengths. If reading fails, note the error, and return the reports ``sent`` themselves.
+        """Read ``payloads``, and note their lengths.
 
-        So the other checks can go on.
+        If reading fails, note the error, and return the reports ``sent`` themselves, so that the other checks can go on.
         """
         self.lengths.update(len(payload) for payload in payloads)
         try:

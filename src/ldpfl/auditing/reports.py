@@ -67,7 +67,7 @@ class WholeReports:
         """Return the mechanism on a layer of ``width`` weights, or of some more if it refuses so few. None if it refuses all widths."""
         for weights in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
             ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (weights,))
-            try:
+            try:  # only whether the mechanism raises matters
                 mechanism.release(ranges)
                 mechanism.encode(torch.full((1, weights), 0.5), ranges, SecureSource())
             except LdpflError:
@@ -105,6 +105,7 @@ class WholeReports:
         else:
             bins = Bins.covering([statistic[: rows // 4] for _, statistic in sent], _LEVELS)
             codes, size = [bins.places(statistic) for _, statistic in sent], bins.count
+        # Trials that order, choose and test events.
         cuts = (slice(0, rows // 4), slice(rows // 4, rows // 2), slice(rows // 2, rows))
         counts = [np.stack([np.bincount(codes_of_input[cut], minlength=size) for cut in cuts]) for codes_of_input in codes]
         return Outcomes(names, counts, [statistic for _, statistic in sent], [_count_set_bits(payloads) for payloads, _ in sent])
@@ -128,7 +129,7 @@ class WholeReports:
 
         None if the pool has no reports of single clients, for example because it is a sum.
         """
-        ends = torch.ones(_CLIENTS, self.ranges.dimension)
+        ends = torch.ones(_CLIENTS, self.ranges.dimension)  # in radii of 0.25 from the center 0.5
         ends[_CLIENTS // 2 :] = -1
         generator = stream(0, Purpose.MIXING, _STREAM_KEY)
         pool = mix([self.mechanism.encode(0.5 + 0.25 * ends, self.ranges, self.source)], generator)

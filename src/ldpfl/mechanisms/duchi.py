@@ -217,7 +217,7 @@ class Thresholds:
         slopes, limit = half / ranges.radius, np.float32(half / unit)
         if float(limit) > half / unit:  # conversion to float32 must not raise the limit, and with it epsilon
             limit = np.nextafter(limit, np.float32(0))
-        first_slopes = (slopes / unit).clamp_max(np.finfo(np.float32).max).float()
+        first_slopes = (slopes / unit).clamp_max(np.finfo(np.float32).max).float()  # finite for the tiniest radius, too
         per_layer = (ranges.center, slopes, first_slopes)
         center, slope, first_slope = (ranges.spread(values, columns.start, columns.stop) for values in per_layer)
         return cls(half, center, slope, first_slope, float(limit), not bool(center.any()))

@@ -194,7 +194,7 @@ def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -
         return draw_bits
 
     # Fewer values at a time than by default, since float64 takes more of a cache.
-    return BitReports.from_encoder(make_encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed
+    return BitReports.from_encoder(make_encoder, len(values), ranges.dimension, values=4 * COORDINATE_BLOCK).packed
 
 
 def _draw_vectors(signs: PackedBits, dimension: int, disagree_share: int, source: RandomSource, rows: range) -> PackedBits:

@@ -292,7 +292,8 @@ def draw_integers_below(limits: Floats, source: RandomSource, rows: range) -> Fl
     The result is floor(limit * U) for a uniform real U. Floating point and 64 bits of U determine it, except in one draw in 2^19.
     """
     words = draw_words64(source, rows, limits.shape[1])
-    products = (words.view(np.uint64) >> np.uint64(1)).view(np.int64).astype(np.float64)  # 63 bits are more than a float64 holds
+    # The first 63 bits of U, as a positive int64. A float64 has no digits for the last bit.
+    products = (words.view(np.uint64) >> np.uint64(1)).view(np.int64).astype(np.float64)
     products *= limits
     products *= 2.0 ** (1 - WORD)  # limit * U
     drawn = np.floor(products)

@@ -109,8 +109,9 @@ class DirectionLaw:
 def direction_law(epsilon: float) -> DirectionLaw:
     """Return the law with the smallest error, that is with the largest m = E[alpha], among all that spend ``epsilon``.
 
-    epsilon = ln(p / (1 - p)) + ln((1 - q) / q): the first term is spent on the choice of the side, the second on the position of gamma.
-    The derivative of m by the first term has the sign of gamma - m, so the maximum is where m = gamma.
+    p is the probability that alpha exceeds gamma, and q that a standard normal value does. In epsilon = ln(p / (1 - p)) + ln((1 - q) / q),
+    the first term is spent on the choice of the side of gamma, and the second on the position of gamma. The derivative of m by the first
+    term has the sign of gamma - m, so the maximum is where m = gamma.
     """
     logit = brentq(lambda value: _scale_at(epsilon, value) - _gamma_at(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
     gamma = _gamma_at(epsilon, logit)

@@ -372,6 +372,7 @@ def was_charged_over_relay(connection: sqlite3.Connection, run: str, round_: int
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
     """Store one charge of ``release`` for ``request``, and return the charge's number."""
     figures = _row_from_release(release)
+    # A release that was charged before has the same digest: then only its count grows.
     connection.execute(
         "INSERT INTO releases (kind, mechanism, parameter, units, unit, author, count, digest) VALUES (?, ?, ?, ?, ?, ?, 1, ?) "
         "ON CONFLICT (digest) DO UPDATE SET count = count + 1",

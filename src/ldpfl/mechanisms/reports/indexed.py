@@ -91,7 +91,7 @@ class IndexedBitReports:
         index = np.empty((len(payloads), group_sizes.size), dtype=np.int64)
         signs = np.empty(index.shape, dtype=np.bool_)
         for rows in _row_blocks(len(payloads), lengths):
-            codes = _unpack(packed[rows], lengths)
+            codes = _unpack(packed[rows], lengths)  # the highest bit of a group is the sign, and the others are the index
             signs[rows] = codes >> (lengths - 1)
             index[rows] = codes & ((1 << (lengths - 1)) - 1)
         return cls(index, signs, group_sizes)

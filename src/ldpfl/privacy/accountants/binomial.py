@@ -161,7 +161,7 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
 
 
 def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
-    """Return ``parts`` with the common tilt that makes ``target`` the mean of their sum."""
+    """Return ``parts`` with the common tilt that makes ``target`` the mean of their sum. A tilt is added to the log odds of all coins."""
 
     def excess(theta: float) -> float:
         """Return the tilted mean of the sum, less ``target``."""

@@ -94,6 +94,7 @@ class GaussianAccountant(LocalAccountant):
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
 
     def epsilon(self, delta: float) -> float:
+        """Return the smallest epsilon at ``delta``; an upper bound of it if records are sampled."""
         if not self._is_sampled:
             return gaussian_epsilon(self.mu, delta)
         from ldpfl.privacy.accountants.poisson import sampled_epsilon  # it loads all of dp-accounting
@@ -104,6 +105,7 @@ class GaussianAccountant(LocalAccountant):
         return super().delta(epsilon) if self._is_sampled else gaussian_delta(self.mu, epsilon)
 
     def distance(self) -> float:
+        """Return the total variation distance; an upper bound of it if records are sampled."""
         unsampled = gaussian_delta(self.mu, 0.0)
         if not self._is_sampled:
             return unsampled

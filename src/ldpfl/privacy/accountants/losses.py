@@ -100,8 +100,8 @@ class GridLosses:
 def _convolution_bounds(masses: Array, times: int, tail: float) -> tuple[int, int]:
     """Return (low, high) such that the sum of ``times`` independent indices lies outside with a probability of at most ``tail``.
 
-    Same as dp-accounting's ``compute_self_convolve_bounds``, digit by digit: the best Chernoff bound of 20 orders on each side. It is not
-    imported, because importing dp-accounting takes longer than a whole plan.
+    ``masses`` are the probabilities of the indices 0, 1, ... The result is that of dp-accounting's ``compute_self_convolve_bounds``, digit
+    by digit: the best Chernoff bound of 20 orders on each side. Importing dp-accounting would take longer than a whole plan.
     """
     low, high = 0, (masses.size - 1) * times
     orders = np.concatenate([np.arange(-_ORDERS, 0), np.arange(1, _ORDERS + 1)]) / masses.size
@@ -118,7 +118,8 @@ def _convolution_bounds(masses: Array, times: int, tail: float) -> tuple[int, in
 def _self_convolved(masses: Array, times: int, low: int, high: int) -> Array:
     """Return the distribution of the sum of ``times`` independent indices, from ``low`` to ``high``; the mass outside wraps around.
 
-    Only frequencies whose power does not vanish are computed: for many releases, these are a few around 0.
+    ``masses`` are the probabilities of the indices 0, 1, ... Only frequencies whose power does not vanish are computed: for many releases,
+    these are a few around 0.
     """
     size = fft.next_fast_len(max(high - low + 1, masses.size), real=True)
     transform = fft.rfft(masses, size)
@@ -225,8 +226,9 @@ def largest_log_moment(losses: Array, rows: Array, order: Array, peak: float | N
 def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
     """Return the smallest epsilon >= 0 that is (epsilon, ``delta``)-DP for the PLD of ``losses`` (ascending) and ``masses``.
 
-    delta(epsilon) is the largest P(S) - e^epsilon R(S) over the sets S of the highest losses, so epsilon is the
-    largest log((P(S) - delta) / R(S)). R(S) is kept as a logarithm where losses of many thousands would overflow or vanish.
+    P and R are the laws of the output under two neighbouring inputs. delta(epsilon) is the largest P(S) - e^epsilon R(S) over the sets S of
+    the highest losses, so epsilon is the largest log((P(S) - delta) / R(S)). R(S) is kept as a logarithm where losses of many thousands
+    would overflow or vanish.
     """
     if delta <= 0:
         return inf

@@ -79,7 +79,7 @@ def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligib
     target takes part with the probability of the cell's largest cohort. ``negligible`` bounds the probability of sizes that are left out.
     """
     sizes, weights, other_sizes_probability = cohort_sizes(setting.clients, rate, negligible)
-    curve = np.full_like(epsilons, other_sizes_probability + 1e-15)
+    curve = np.full_like(epsilons, other_sizes_probability + 1e-15)  # plus an allowance for rounding
     first = 0
     while first < sizes.size:
         last = int(np.searchsorted(sizes, sizes[first] * _WIDTH, side="right")) - 1
