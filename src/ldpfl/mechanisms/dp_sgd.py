@@ -42,7 +42,7 @@ def on_users_code(mechanism: Mechanism) -> Mechanism:
     """Return ``mechanism``, marked as randomising gradients that a user's own code computes, such as a custom model.
 
     Only a :class:`DpSgd` is marked: its guarantee holds only if that code treats each record by itself. Other mechanisms are returned
-    unchanged, because they clip and randomise all that a client sends, whatever code computed it.
+    unchanged: the built-in ones bound and randomise whatever a client sends as a whole.
     """
     return replace(mechanism, users_code=True) if isinstance(mechanism, DpSgd) else mechanism
 

@@ -37,7 +37,7 @@ BITS = 32
 
 @lru_cache(maxsize=1024, typed=True)
 def thresholds(epsilon: float) -> tuple[int, int]:
-    """Return the smallest and the largest threshold (lo, hi) that ensure epsilon. A bit with the integer threshold t is + with t / 2**32.
+    """Return the smallest and the largest threshold (lo, hi) that ensure epsilon. With threshold t, a bit is + with probability t / 2**32.
 
     lo = ceil(2**32 / (1 + e**epsilon)) with e**epsilon rounded down, and hi = 2**32 - lo. Then hi / lo <= e**epsilon holds exactly, and so
     does epsilon-LDP, however t was rounded. Above an epsilon of about 22, lo is 1, and the true epsilon of a bit stays at 22.18.
