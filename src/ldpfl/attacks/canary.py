@@ -167,14 +167,18 @@ def audit_run(
 
 
 def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) -> tuple[Federation, ServerState]:
-    """Return the run's federation, built anew, and its state after the last finished round."""
+    """Return the run's federation, built anew, and its state after the last finished round.
+
+    Raises:
+        ConfigError: the run has no finished round, belongs to a custom app, or was made on other data than those that are loaded now.
+    """
     config, last = folder.config(), folder.checkpoint()
     if folder.kind() is Kind.OWN_APP:
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: audit a simulation instead")
     if last is None:
         raise ConfigError(f"the run in {folder.path} has no finished round, so there is nothing to audit: resume it (ldpfl run --resume)")
     federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured_encoder())
-    data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))
+    data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))  # "DATA on DEVICE": the device may differ
     if data != loaded:
         raise ConfigError(
             f"{folder.path} was run on {data}, but the data loaded now are {loaded}: give the --data-dir that it was run with"
@@ -183,7 +187,11 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
 
 
 def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
-    """Return the number of trials to make. It is a multiple of four, so that each half has both reports equally often."""
+    """Return the number of trials to make: at most ``trials``, and a multiple of four, so that each half has both reports equally often.
+
+    Raises:
+        ConfigError: even ``FEWEST_TRIALS`` rounds of ``clients`` reports about ``dimension`` weights would take too long.
+    """
     affordable = MOST_REPORTS // (clients * dimension)
     if affordable < FEWEST_TRIALS:
         raise ConfigError(
@@ -226,7 +234,7 @@ class _CanaryTrials:
         center, radius = ranges.expand()
         if (clip := record_clip_of(mechanism)) is not None:  # the canary is a gradient, in whole steps, of the length clip.steps
             gradient = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
-            expected = torch.zeros(ranges.dimension, dtype=torch.float64)
+            expected = torch.zeros(ranges.dimension, dtype=torch.float64)  # need not be exact: it shifts all scores alike
             return cls(mechanism, ranges, values.clone(), (gradient, -gradient), expected, signs, order, counts, seed)
         canaries = (center + signs * radius).float(), (center - signs * radius).float()
         expected = _expected_mean(mechanism, ranges, values[1:])
@@ -246,6 +254,7 @@ class _CanaryTrials:
     def _score(self, trial: int) -> NDArray[np.float64]:
         """Run one trial, and return the auditor's sums (W,) over the first weights, for each of ``sizes``."""
         self.values[0] = self.canaries[trial % 2]
+        # All clients draw new random bits in each trial.
         streams = SeededStreams.of(range(len(self.values)), self.seed, Purpose.MECHANISM, _KEY, trial)
         reports = self.mechanism.encode(self.values, self.ranges, streams)
         pool = mix([reports], stream(self.seed, Purpose.MIXING, _KEY, trial))
@@ -284,7 +293,7 @@ def _row_of_each_count(scores: Floats, sizes: tuple[int, ...], claim: Guarantee,
     rows = []
     for column, weights in enumerate(sizes):
         choosing_scores = scores[:half:2, column], scores[1:half:2, column]
-        judging_scores = scores[half::2, column], scores[half + 1 :: 2, column]
+        judging_scores = scores[half::2, column], scores[half + 1 :: 2, column]  # ``half`` is even
         threshold = best_threshold(*choosing_scores)
         correct = int((judging_scores[0] > threshold).sum()) + int((judging_scores[1] <= threshold).sum())
         low, high = clopper_pearson(correct, half, error)

@@ -106,6 +106,7 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
     distances = [(row.kind, distance) for attack in attacks for row in attack.rows for distance in row.distances]
     _check_all_equal("data set", (attack.data for attack in attacks))
     _check_all_equal("label", (attack.label for attack in attacks))
+    # A plan may leave the label to the run, so labels are compared above.
     _check_all_equal("plan", (replace(attack.plan, label=None) for attack in attacks))
     _check_all_equal("extractor", (f"{distance.extractor}, {distance.features} features" for _, distance in distances))
     _check_all_equal("classifier", (attack.classifier for attack in attacks))
@@ -131,7 +132,10 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
 
 
 def _table_lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[ComparedRuns, ...], tuple[Path, ...]]:
-    """Return the table's lines, and the folders of the runs that are left out of the baseline "other classes"."""
+    """Return the table's lines, and the folders of the runs that are left out of the baseline "other classes".
+
+    A run is left out if its client holds fewer than ``images`` images of other classes, because distances of fewer images are biased.
+    """
     groups: dict[str, list[AttackedRun]] = {}
     baselines: dict[str, AttackedRun] = {}
     for run in runs:
@@ -142,6 +146,7 @@ def _table_lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Compar
     names = _unique_protection_names([members[0].config for members in groups.values()])
     unbiased = [run for run in baselines.values() if any(row.distances[0].other == images for row in _rows_of_kind(run, "other classes"))]
     lines = [_compared_runs(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
+    # The floor compares public images with each other, so it is the same for all runs.
     lines += [_compared_runs("unprotected", "unprotected", list(baselines.values())), _compared_runs("floor", "floor", runs[:1])]
     lines += [_compared_runs("other classes", "other classes", unbiased)] if unbiased else []
     return tuple(lines), tuple(run.folder for run in baselines.values() if run not in unbiased)
@@ -198,7 +203,7 @@ def _check_no_run_twice(runs: Sequence[tuple[Path, RunConfig]]) -> None:
     """Raise a :class:`ConfigError` if two of the ``runs`` are the same."""
     path_of: dict[str, Path] = {}
     for path, config in runs:
-        identity = _comparison_key(config, _WITHOUT_EFFECT[1:])
+        identity = _comparison_key(config, _WITHOUT_EFFECT[1:])  # without name and description; runs with different seeds differ
         if identity in path_of:
             raise ConfigError(
                 f"{path_of[identity]} and {path} are the same run with the same seed, which would count twice: give only one of them"

@@ -77,7 +77,7 @@ class Classifier(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * (height // 4) * (width // 4), _FEATURES),
+            nn.Linear(64 * (height // 4) * (width // 4), _FEATURES),  # two poolings halved height and width twice
             nn.ReLU(),
         )
         self.head = nn.Linear(_FEATURES, task.outputs)
@@ -140,7 +140,7 @@ def trained_classifier(
     path = cache_dir() / "extractors" / f"{task.name}-{key}.safetensors"
     classifier = _new_classifier(task, config)
     accuracy = _load_classifier(path, classifier)
-    if accuracy is None:
+    if accuracy is None:  # a failed load may have changed the classifier, so a new one is trained
         classifier = _train_classifier(_new_classifier(task, config), task, config, progress)
         accuracy = float((classifier.predict(task.test.tensor) == task.test.targets).float().mean())
         _save_classifier(path, classifier, accuracy)
@@ -201,7 +201,7 @@ def _train_classifier(classifier: Classifier, task: Dataset, config: ClassifierC
     steps = min(config.most_steps, config.epochs * per_epoch)
     order = torch.empty(0, dtype=torch.int64)
     for step in range(steps):
-        if len(order) == 0:
+        if len(order) == 0:  # an epoch begins
             order = torch.randperm(len(task.train), generator=generator)
         batch, order = task.train.take(order[: config.batch_size]), order[config.batch_size :]
         optimiser.zero_grad()

@@ -113,6 +113,7 @@ class Generator(nn.Module):
     """Network that maps noise and a class to an image. Each of two deconvolutions doubles height and width (DCGAN, Radford et al. 2016)."""
 
     def __init__(self, shape: InputShape, classes: int, *, latent: int = GanConfig.latent, width: int = GanConfig.width) -> None:
+        """Build the layers: a quarter of the image's height and width, rounded up, which two deconvolutions enlarge fourfold."""
         super().__init__()
         channels, self.height, self.width = shape
         self.latent, self.classes = latent, classes
@@ -210,6 +211,7 @@ class _AdversarialTraining:
     """The training of generator and discriminator against each other."""
 
     def __init__(self, target: Target, own_images: Samples, label: int, config: GanConfig, random: torch.Generator) -> None:
+        """Copy the global model twice: frozen, as the classifier, and trainable, as the discriminator. Create the generator."""
         self._target, self._label, self._config, self._random = target, label, config, random
         self._device = own_images.tensor.device
         self._real = own_images.tensor.float() / 255
@@ -217,11 +219,11 @@ class _AdversarialTraining:
         self._frozen = target.parameters(self._device)
         self._discriminator = {name: value.requires_grad_() for name, value in target.parameters(self._device).items()}
         with torch.no_grad():
-            # Scores are counted from the mean of the real images, so that the first steps do not saturate.
+            # Scores are taken relative to the mean score of the real images, so that the first steps do not saturate.
             scores = [target.logits(self._frozen, part).logsumexp(1) for part in torch.split(self._real, _BATCH)]
         self._mean_real_score = torch.cat(scores).mean()
         self.generator = _new_generator(target, tuple(own_images.tensor.shape[1:]), config, random).to(self._device)
-        betas = (0.5, 0.999)
+        betas = (0.5, 0.999)  # as in DCGAN
         self._generator_optimiser = torch.optim.Adam(self.generator.parameters(), config.generator_learning_rate, betas)
         self._discriminator_optimiser = torch.optim.Adam(self._discriminator.values(), config.discriminator_learning_rate, betas)
 
@@ -233,6 +235,7 @@ class _AdversarialTraining:
         noise = torch.randn(config.batch_size, config.latent, generator=self._random).to(self._device)
         fake = self.generator(noise, labels)
 
+        # The loss is softplus(-score) for an image that should count as real, and softplus(score) for one that should count as generated.
         # Generated images of the attacked class are left out here: to the discriminator, the class would become a mark of a fake.
         has_real_examples = torch.isin(labels, self._held_classes.to(self._device))
         discriminator_loss = F.softplus(-self._score(real)).mean() + F.softplus(self._score(fake.detach()[has_real_examples])).mean()
@@ -269,6 +272,7 @@ def shifted(images: Tensor, offsets: Tensor) -> Tensor:
     columns = torch.arange(width, device=images.device) - offsets[:, 1:]
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     image_index = torch.arange(count, device=images.device)[:, None, None]
+    # Indexing with three index arrays moves the channels to the end: (N, H, W, C).
     moved = images[image_index, :, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
     return moved.permute(0, 3, 1, 2) * inside[:, None]
 

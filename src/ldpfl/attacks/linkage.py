@@ -273,7 +273,7 @@ def _channels_and_delays(delays: Sequence[float]) -> list[tuple[LinkChannel, flo
 
 
 def _simulate_and_attack(setting: LinkageSetting, channel: LinkChannel, delay: float, generator: np.random.Generator) -> Success:
-    """Simulate one round over ``channel``, and return the observer's success."""
+    """Simulate one round over ``channel`` with delays up to ``delay`` seconds, and return the observer's success."""
     if channel == "relay":
         return attack_release(window_starts(setting, "direct", generator), setting, generator)
     starts = window_starts(setting, channel, generator)
@@ -333,6 +333,8 @@ def attack_release(starts: Array, setting: LinkageSetting, generator: np.random.
     observer rehearses how often such guesses are right. The same fields of ``setting`` are used as in :func:`attack_windows`.
     """
     owner_probabilities = _owner_probabilities_by_watched(starts, setting, generator)
+    # Reports are numbered by upload: those of the first upload come first, one for each parameter. The report at each place of the released
+    # order is taken to have arrived at the upload to which that place would belong if the order had been kept.
     upload, parameter = np.divmod(mixing(setting.parameters * len(starts), generator), setting.parameters)
     arrivals = np.empty((setting.parameters, len(starts)))
     arrivals[parameter, np.argsort(starts, kind="stable")[upload]] = np.repeat(np.sort(starts), setting.parameters)
@@ -357,9 +359,11 @@ def _observe(
             and links the report to a window without a rehearsal, an estimate of how often such guesses are right.
     """
     clients = len(starts)
+    # Arrays of probabilities have the axes parameter, report (by its true client), and window or client. ``correct`` counts the reports
+    # that are attributed to the right client, for each number of watched rounds.
     correct = np.zeros(len(owner_probabilities))
     scores, hits, sure, alike, unlike = [], [], [], [], []
-    blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))
+    blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))  # of two parameters at least, which pairs of reports need
     for block in np.array_split(arrivals, blocks):
         lag = (block[:, :, None] - starts).astype(np.float32)
         exact_by_own_arrival = separate_probabilities(arrival_density(lag, delay, setting.jitter) + _MIN_DENSITY)
@@ -386,7 +390,12 @@ def _owner_probabilities_by_watched(starts: Array, setting: LinkageSetting, gene
 
 
 def _owner_probabilities(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return the probability (n, n), after earlier rounds, that a window is a client's; None if the observer knows all clients' windows."""
+    """Return the probability (n, n), after earlier rounds, that a window (row) is a client's (column).
+
+    The observer's estimates of when the clients' windows start have normal errors of the standard deviation ``uncertainty``, in seconds.
+    None if that is 0: then the observer knows all clients' windows.
+    """
+    # Drawn even if unused, so that later draws do not depend on the uncertainty.
     expected = starts + uncertainty * generator.standard_normal(len(starts))
     if uncertainty == 0:
         return None

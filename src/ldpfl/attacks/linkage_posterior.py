@@ -69,15 +69,19 @@ def client_probabilities(posterior: Array, owners: Array) -> Array:
 
 
 def probability_right(posterior: Array, axis: int) -> Array:
-    """Return the probability that the guess with the largest posterior along ``axis`` is right. The true pairs are on the diagonal."""
+    """Return the probability (d, n) that the guess with the largest posterior along ``axis`` is right; ties are guessed among at random.
+
+    ``posterior`` is (d, n, n). The true pairs are on the diagonal.
+    """
     tied = posterior >= posterior.max(axis=axis, keepdims=True) * (1 - 1e-5)  # a difference by rounding is a tie
     return np.asarray(np.diagonal(tied, axis1=1, axis2=2) / np.count_nonzero(tied, axis=axis))
 
 
 def pair_scores(posterior: Array, pairs: int, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Return the probability that two reports, for different parameters, share a window.
+    """Return the probability, by ``posterior`` (d, n, n), that two reports, for different parameters, come from one window.
 
-    The first result is for ``pairs`` random pairs of one client, the second for as many pairs of different clients.
+    The first result is for ``pairs`` random pairs of one client, the second for as many pairs of different clients. ``posterior`` has the
+    probability that a client's report for a parameter is from a window: axes parameter, client, window.
     """
     parameters, clients, _ = posterior.shape
     first = generator.integers(parameters, size=pairs)

@@ -183,12 +183,14 @@ class Attacker:
         make_folder(out)
         is_protected = config.mechanism.protects
         models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if is_protected else {}
+        # A run without protection is its own baseline.
         models["unprotected"] = self._unprotected_model(config) if is_protected else (weights, accuracy)
         sets: dict[Kind, _ImageSet] = {}
         for kind, (model, score) in models.items():
             target = _target_of_attack(federation, task, model)
             sets[kind] = _ImageSet(self._images_by_seed(kind, target, own_images, label, plan, len(real), out), score)
         pictures = AttackImages(real, sets["protected"].images[0] if is_protected else None, sets["unprotected"].images[0])
+        # The baselines: real training images of the class, the best case, and the client's images of other classes.
         sets |= {"floor": _ImageSet((floor,)), "other classes": _ImageSet(_images_of_other_classes(own_images, label, len(real)))}
         result = self._measure(config, task, own_images, label, plan, real, sets)
         write_text(out / "attack.json", json.dumps(result.to_dict(), indent=2) + "\n")
@@ -214,7 +216,7 @@ class Attacker:
     ) -> RunAttack:
         """Return the result of the attack: how close each of the image ``sets`` is to the ``real`` images of the class."""
         classifier = trained_classifier(task, progress=_phase_progress(self.progress, "classifier to measure with"))
-        extractor = inception() or classifier.extractor()
+        extractor = inception() or classifier.extractor()  # published distances use Inception, whose weights may not be here
         epsilon, budget = config.mechanism.epsilon_and_budget or (None, "unit")
         return RunAttack(
             name=config.name,
@@ -386,7 +388,10 @@ def _phase_progress(progress: PhaseProgress, phase: str) -> Callable[[int, int],
 
 
 def _content_key(target: Target, own_images: Samples, label: int, config: GanConfig, seed: int, count: int) -> str:
-    """Return a digest of everything that the images depend on, except the code of a model that is named by its import path."""
+    """Return a digest of everything that the generated images depend on, under which they are stored.
+
+    The code of a model that is named by its import path is not in the digest.
+    """
     digest = hashlib.sha256()
     for tensor in (target.weights, own_images.tensor, own_images.targets):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

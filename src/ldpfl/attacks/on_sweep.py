@@ -46,6 +46,7 @@ def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | Non
         if (stored_plan["images"], stored_plan["seeds"], stored_plan["gan"]["steps"]) != (plan.images, list(plan.seeds), plan.gan.steps):
             return None
         rows = {row["kind"]: row["distances"] for row in stored["rows"]}
+        # A run without protection has no row "protected".
         return tuple(float(distance["value"]) for distance in rows.get("protected", rows["unprotected"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(

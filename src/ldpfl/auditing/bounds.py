@@ -63,7 +63,7 @@ def most_distinguishing_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple
     for order in _bin_orders(*ordered_by):
         low = wilson_limits(np.cumsum(chosen_by[0][order]), int(chosen_by[0].sum()), error)[0]
         high = wilson_limits(np.cumsum(chosen_by[1][order]), int(chosen_by[1].sum()), error)[1]
-        end = int(np.argmax(low / high))
+        end = int(np.argmax(low / high))  # the first end + 1 bins; epsilon at delta 0 is the logarithm of this ratio
         if low[end] / high[end] > best:
             best = float(low[end] / high[end])
             chosen = np.zeros(order.size, dtype=np.bool_)
@@ -184,25 +184,25 @@ def most_correlated_pair(first: Floats, second: Floats | None, error: float) -> 
     rows, count = first.shape
     compared = rows * (rows - 1) // 2 if second is None else rows**2
     place = int(np.argmax(np.abs(products)))
-    bound = sqrt(count) * mean_bound(count, 1.0, _largest_product(first, second), error / max(1, compared))
+    bound = sqrt(count) * mean_bound(count, variance=1.0, largest=_largest_product(first, second), error=error / max(1, compared))
     return Correlation(float(np.abs(products).flat[place]) / sqrt(count), bound, place)
 
 
 def most_correlated_lag(rows: Floats, error: float) -> Correlation:
     """Correlate the standardised rows (K, n) with themselves, shifted by every lag from 1 to 3 n / 4. The correlations of all rows add up.
 
-    ``place`` of the result is the lag. The Fourier transform computes all lags at once.
+    ``place`` of the result is the lag that is largest relative to its bound. The Fourier transform computes all lags at once.
     """
     count, length = rows.shape
-    padded = 1 << ceil(log(2 * length, 2))
+    padded = 1 << ceil(log(2 * length, 2))  # a power of two of at least 2 n, so that no shifted row wraps around
     spectrum = np.zeros(padded // 2 + 1)
     for row in rows:
         spectrum += np.abs(np.fft.rfft(row, padded)) ** 2
     lags = np.arange(1, max(2, 3 * length // 4))
-    terms = count * (length - lags)
+    terms = count * (length - lags)  # number of products that each lag's correlation adds up
     figures = np.abs(np.fft.irfft(spectrum, padded)[lags]) / np.sqrt(terms)
     largest = _largest_product(rows, None)
-    bounds = np.array([sqrt(n) * mean_bound(int(n), 1.0, largest, error / lags.size) for n in terms])
+    bounds = np.array([sqrt(n) * mean_bound(int(n), variance=1.0, largest=largest, error=error / lags.size) for n in terms])
     place = int(np.argmax(figures / bounds))
     return Correlation(float(figures[place]), float(bounds[place]), int(lags[place]))
 
@@ -220,7 +220,7 @@ def threshold_epsilon(choosing: tuple[Floats, Floats], testing: tuple[Floats, Fl
     """
     high, low = testing
     above = _most_distinguishing_threshold(*choosing, error / 2)
-    below = -_most_distinguishing_threshold(-choosing[1], -choosing[0], error / 2)
+    below = -_most_distinguishing_threshold(-choosing[1], -choosing[0], error / 2)  # mirrored: the small sample lies above
     from_above = epsilon_lower_bound((int((high > above).sum()), int((low > above).sum())), (high.size, low.size), delta, error / 2)
     from_below = epsilon_lower_bound((int((low < below).sum()), int((high < below).sum())), (low.size, high.size), delta, error / 2)
     return max(0.0, from_above, from_below)

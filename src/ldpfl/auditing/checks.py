@@ -111,6 +111,10 @@ class Examination:
     """One audit: the benches that run the mechanism, the statistics of their trials, and the checks of these statistics."""
 
     def __init__(self, mechanism: Mechanism, trials: int, seed: int | None, error_rate: float) -> None:
+        """Build the benches, which run the mechanism, and share the ``error_rate`` equally among all checks.
+
+        Half of the ``trials`` choose the events that an observer would look for, and the other half tests them.
+        """
         self.mechanism, self.trials_per_half = mechanism, ceil(trials / 2)
         probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())  # for facts that do not depend on the number of clients and weights
         guarantee = guarantee_of(mechanism, probe.ranges)
@@ -125,7 +129,7 @@ class Examination:
         wire_and_claim_checks = len(BIT_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
         self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
         self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
-        if probe.by_weight:
+        if probe.by_weight:  # a weight is a trial; otherwise a client's whole row is one
             self._source = _source(seed, _TALL_ROWS)
             self.blocks_per_half = ceil(self.trials_per_half / _BLOCK)
             self.bench, self.tall_bench = self._make_wide_bench(), self._make_tall_bench()
@@ -190,7 +194,7 @@ class Examination:
         for test in self.claims:
             yield self._claim_check(test(self.error_per_check), self.error_per_check)
         for result in results_by_computation(self.mechanism):
-            yield self._claim_check(result, 0.0)
+            yield self._claim_check(result, error=0.0)
 
     def _claim_check(self, result: ClaimResult, error: float) -> Check:
         """Return the check of a stated number; ``error`` is the error rate that its test was given."""
@@ -204,10 +208,11 @@ class Examination:
     def _draw_and_count(self) -> dict[float, Counts]:
         """Draw all samples, and return (3, G, B) counts for each position: for ordering, choosing and testing events.
 
-        G is the number of groups, B the number of bins. Ordering and choosing share the first half of the trials; testing has the second.
+        An event is a set of bins of the statistic. G is the number of groups, B the number of bins. Ordering and choosing share the first
+        half of the trials; testing has the second.
         """
         samples = self._draw_samples()
-        # Samples of the first half fix the bins, before any sample of the second half is drawn.
+        # The first samples fix the bins. They belong to the first half, so the half that tests is independent of the bins.
         bins = Bins.covering([sample.statistic[:_PILOT].ravel() for sample in samples.values()], _LEVELS)
         counts = {position: np.zeros((3, self.bench.groups, bins.count), dtype=np.int64) for position in samples}
         for block in range(2 * self.blocks_per_half):
@@ -227,13 +232,16 @@ class Examination:
         return samples
 
     def _epsilon_lower_bound(self, counts: dict[float, Counts], pair: tuple[float, float]) -> float:
-        """Return the largest lower bound of epsilon for a ``pair`` of inputs, over both directions, all groups, and all groups together."""
+        """Return the largest lower bound of epsilon for a ``pair`` of inputs, over both directions, all groups, and all groups together.
+
+        ``counts`` are (3, G, B) for each input, as :meth:`_draw_and_count` returns them.
+        """
         groups = counts[pair[0]].shape[1]
-        error = self.error_per_check / (2 * (groups + (groups > 1)))
+        error = self.error_per_check / (2 * (groups + (groups > 1)))  # two directions; each group, and all groups if there are several
         best = 0.0
         for first, second in (pair, pair[::-1]):
             for first_counts, second_counts in zip(_with_total(counts[first]), _with_total(counts[second]), strict=True):
-                best = max(best, event_epsilon(first_counts, second_counts, 2, self.delta, error))
+                best = max(best, event_epsilon(first_counts, second_counts, test_row=2, delta=self.delta, error=error))
         return best
 
     # --- what bytes are -----------------------------------------------------------------------------------------------
@@ -257,11 +265,11 @@ class Examination:
         if not deviation.all():
             return Check(
                 "noise of each weight",
-                0.0,
-                0.0,
-                self.error_per_check,
-                None if isinf(self.epsilon) else False,
-                "a weight has no noise, expected noise in each",
+                figure=0.0,
+                bound=0.0,
+                error_rate=self.error_per_check,
+                passed=None if isinf(self.epsilon) else False,
+                sentence="a weight has no noise, expected noise in each",
             )
         correlation = most_correlated_pair((noise / deviation).T, None, self.error_per_check)
         return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
@@ -270,6 +278,7 @@ class Examination:
         """Check how well a row can be distinguished from a row that differs from it in the sign of one weight."""
         rows = [[self.bench.project_neighbouring_rows(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
         bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
+        # The first draw of a row orders events, the second chooses an event, and the others test it. The keys stand for positions.
         counts = {
             float(turned): np.stack([bins.histogram(part)[None] for part in (drawn[0], drawn[1], np.concatenate(drawn[2:]))])
             for turned, drawn in enumerate(rows)
@@ -296,12 +305,13 @@ class Examination:
             )
 
     def _bias_bounds(self, position: float, tally: Tally) -> Floats:
-        """Return the largest distance (G,) of an unbiased mechanism's mean estimate from its expectation that chance explains."""
+        """Return how far (G,) chance can move the mean estimate of an unbiased mechanism from its expectation at ``position``."""
         largest, error = self._largest(position, "largest_deviation"), self.error_per_check / self.bench.groups
         if self.bench.by_weight:
             known = self.bench.expected_squares(position)
             bounds = [mean_bound(tally.count, *pair, error) for pair in zip(known, largest, strict=True)]
         else:  # the closed form gives no variance of a row's projection, since the errors of its weights may depend on each other
+            # Twice the largest deviation bounds the width of the range of values.
             bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.variance, 2 * largest, strict=True)]
         return np.array(bounds) + self.bench.rounding(np.abs(tally.expected) + tally.largest_deviation)
 
@@ -312,13 +322,17 @@ class Examination:
             largest, error = self._largest(position, "largest_square"), self.error_per_check / self.bench.groups
             bounds = [mean_bound_empirical(tally.count, *pair, error) for pair in zip(tally.square_variance, largest, strict=True)]
             rounding = self.bench.rounding(np.abs(tally.expected) + np.sqrt(largest))
+            # An estimate that is rounded by r has a squared error that differs by at most 2 r times its error, plus r^2.
             slack = 2 * rounding * np.sqrt(largest) + rounding**2 + _CLOSED_FORM * expected
             figures = np.abs(tally.mean_square - expected)
             name = f"variance at {_position_name(position)}"
             yield self._worst_group_check(name, figures, bounds + slack, "the variance differs from the stated formula by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
-        """Return the largest ``figure`` (G,) of the tallies at ``position`` and inside the range, where a rare large value may occur."""
+        """Return the largest value (G,) of the attribute ``figure`` of the tallies at ``position`` and at all positions inside the range.
+
+        A rare large value may have occurred at another position only.
+        """
         return np.asarray(np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0))
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
@@ -337,9 +351,9 @@ class Examination:
         first, second, wide = (self._standardised_noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
         if first is None or second is None or wide is None:
             passed = None if isinf(self.epsilon) else False
-            yield Check("independent noise", 0.0, 0.0, 0.0, passed, "there is no noise")
+            yield Check("independent noise", figure=0.0, bound=0.0, error_rate=0.0, passed=passed, sentence="there is no noise")
             return
-        if not self.bench.by_weight:
+        if not self.bench.by_weight:  # each row has the noise of all clients in one group
             clients = most_correlated_lag(first, self.error_per_check)
             calls = most_correlated_pair(first.reshape(1, -1), second.reshape(1, -1), self.error_per_check)
         else:
@@ -374,9 +388,12 @@ class Examination:
     # --- where chance plays no part -----------------------------------------------------------------------------------
 
     def _agreement_check(self) -> Check:
-        """Compare the mean of all estimates with the aggregate of the same reports, received in two batches."""
+        """Compare the mean of all estimates with the aggregate of the same reports, received in two batches.
+
+        The figure is the largest difference in a layer, relative to the layer's largest estimate.
+        """
         bench = self.tall_bench
-        sent, payloads = bench.send(0.7)
+        sent, payloads = bench.send(0.7)  # any position inside the range would do
         reports, middle = bench.receive(sent, payloads), len(payloads) // 2
         batches = [reports] if bench.read_error else [bench.receive(sent, part) for part in (payloads[:middle], payloads[middle:])]
         estimates = self.mechanism.decode(reports, bench.ranges).double()
@@ -386,7 +403,7 @@ class Examination:
         sentence = (
             f"the aggregate and the mean of the estimates differ by {figure:.2g} of a layer's largest estimate, allowed is {_AGREEMENT:g}"
         )
-        return Check("aggregate is the mean", figure, _AGREEMENT, 0.0, figure <= _AGREEMENT, sentence)
+        return Check("aggregate is the mean", figure, _AGREEMENT, error_rate=0.0, passed=figure <= _AGREEMENT, sentence=sentence)
 
     def _wire_checks(self) -> Iterator[Check]:
         """Yield the checks of the payloads: that all are equally long and as long as stated, and that they can be read."""
@@ -395,16 +412,17 @@ class Examination:
         lengths = (
             "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which may show the data"
         )
-        yield Check("equal lengths", float(excess), 0.0, 0.0, excess == 0, lengths)
+        yield Check("equal lengths", float(excess), bound=0.0, error_rate=0.0, passed=excess == 0, sentence=lengths)
+        # Take the bench whose reports differ most from the stated length.
         longest, stated = max(
             ((max(bench.lengths), ceil(payload_bits(self.mechanism, bench.ranges) / 8)) for bench in benches),
             key=lambda pair: abs(pair[0] - pair[1]),
         )
         sentence = f"a report has {longest} bytes; the mechanism states {stated}"
-        yield Check("stated length", float(longest), float(stated), 0.0, longest == stated, sentence)
+        yield Check("stated length", float(longest), float(stated), error_rate=0.0, passed=longest == stated, sentence=sentence)
         refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
-        yield Check("readable reports", float(bool(refused)), 0.0, 0.0, not refused, sentence)
+        yield Check("readable reports", float(bool(refused)), bound=0.0, error_rate=0.0, passed=not refused, sentence=sentence)
 
 
 def _with_total(counts: Counts) -> list[Counts]:

@@ -112,6 +112,7 @@ def _check_blanket(counts: Sequence[Counts], claimed: float, name: str, error: f
     computed. The outcomes are divided by other trials than those that are tested.
     """
     pairs = [(first, second) for first in range(len(counts)) for second in range(first)]
+    # Row 0 of the counts divides the outcomes, row 1 chooses among the divisions, and row 2 tests the chosen one.
     smallest_guess, division = inf, _divide_outcomes(counts, pairs[0])
     for inputs in (*pairs, tuple(range(len(counts)))):
         candidate = _divide_outcomes(counts, inputs)
@@ -135,8 +136,11 @@ def _divide_outcomes(counts: Sequence[Counts], inputs: Sequence[int]) -> list[tu
 def _check_total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: float) -> ClaimResult:
     """Test the number of units times epsilon, against the largest lower bound of epsilon for two inputs, from whole reports."""
     claimed = release.pure_epsilon * release.units
-    first, second = max(permutations(outcomes.counts, 2), key=lambda pair: event_epsilon(pair[0], pair[1], 1, 0.0, error))
-    lower = max(0.0, event_epsilon(first, second, 2, 0.0, error))
+    # The pair of inputs is chosen by a guess from row 1 of the counts. Row 2 has other trials, so its bound is valid.
+    first, second = max(
+        permutations(outcomes.counts, 2), key=lambda pair: event_epsilon(pair[0], pair[1], test_row=1, delta=0.0, error=error)
+    )
+    lower = max(0.0, event_epsilon(first, second, test_row=2, delta=0.0, error=error))
     sentence = (
         f"claimed: {release.units} units at epsilon {release.pure_epsilon:g} for {size_name}; found: epsilon {lower:.4g} in all at least"
     )
@@ -149,6 +153,7 @@ def _check_realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, 
     # Outcomes that never occur are left out: a bit has two values, and the code for other payloads is not one of them.
     occurring = np.flatnonzero(np.sum([input_counts[2] for input_counts in outcomes.counts], axis=0))
     for outcome in occurring:
+        # Each of the two ends of an interval fails with probability ``share``.
         ends = [clopper_pearson(int(input_counts[2][outcome]), int(input_counts[2].sum()), 2 * share) for input_counts in outcomes.counts]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         upper = max(upper, log(high / low) if low > 0 else inf)
@@ -161,7 +166,7 @@ def _check_bit_probabilities(
 ) -> ClaimResult:
     """Test whether some bit on the wire is rarer, or more frequent, than randomised response at the stated epsilon allows."""
     smallest_allowed = 1 / (1 + exp(release.epsilon))
-    share = error / (len(outcomes.set_bit_counts) * outcomes.set_bit_counts[0].size)
+    share = error / (len(outcomes.set_bit_counts) * outcomes.set_bit_counts[0].size)  # for each bit under each input
     bits = payload_bits(reports.mechanism, reports.ranges)
     padding = 8 * ceil(bits / 8) - bits  # number of bits that are always 0
     uppers = []
@@ -216,7 +221,10 @@ def _mu_lower_bound(high: Floats, low: Floats, threshold: float, error: float) -
 
 
 def _check_equal_noise(outcomes: Outcomes, size_name: str, error: float) -> ClaimResult:
-    """Test whether the noise has the same variance for all inputs, as it must if its law is the same."""
+    """Test whether the noise has the same variance for all inputs, as it must if its law is the same.
+
+    The confidence interval of each input's variance follows from the chi-squared law. Two intervals that do not overlap fail the test.
+    """
     share = error / (2 * len(outcomes.statistics))
     ends = []
     for statistic in outcomes.statistics:
@@ -253,7 +261,7 @@ def _check_unit_correlation(mixed: Floats, error: float) -> ClaimResult:
     standard = (mixed - mixed.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
     products = np.abs(np.triu(standard.T @ standard, k=1)) / sqrt(clients)
     largest = float(np.abs(standard).max()) ** 2
-    bound = sqrt(clients) * mean_bound(clients, 1.0, largest, error / max(1, units * (units - 1) // 2))
+    bound = sqrt(clients) * mean_bound(clients, variance=1.0, largest=largest, error=error / max(1, units * (units - 1) // 2))
     figure = float(products.max()) if units > 1 else 0.0
     sentence = f"two units of the mixed reports are correlated by {figure:.3g} standard errors, and chance explains up to {bound:.3g}"
     return ClaimResult("units apart in the pool", figure, bound, f"{sentence}; a larger one shows which units one client sent")
@@ -276,7 +284,7 @@ def results_by_computation(mechanism: Mechanism) -> Iterator[ClaimResult]:
             rate = release.rate if isinstance(release, GaussianRelease) else 1.0
             sentence = f"claimed: a record takes part with probability {rate:g}; found: {record_rate_of(mechanism):g}"
             yield ClaimResult("rate of records", record_rate_of(mechanism), rate, sentence)
-            return
+            return  # the rate does not depend on the number of weights
 
 
 def _compare_bit_counts(mechanism: Mechanism, release: BinaryRelease, reports: WholeReports, size_name: str) -> Iterator[ClaimResult]:

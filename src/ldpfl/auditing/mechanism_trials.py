@@ -52,6 +52,7 @@ class Bench:
     def __init__(self, mechanism: Mechanism, rows: int, width: int, source: RandomSource) -> None:
         self.mechanism, self.rows, self._source = mechanism, rows, source
         layers = len(RADII)
+        # ``groups``: a trial's statistic is taken for each layer, or once for the whole row, as the mechanism's guarantee is.
         self.ranges = LayerRanges(torch.tensor(CENTERS, dtype=torch.float64), torch.tensor(RADII, dtype=torch.float64), (width,) * layers)
         unit = guarantee_of(mechanism, self.ranges).unit
         self.by_weight = unit == "weight"
@@ -98,7 +99,10 @@ class Bench:
         return sent, list(sent.payloads())
 
     def receive(self, sent: Any, payloads: Sequence[bytes]) -> Any:
-        """Read ``payloads``. If that fails, return the reports in memory, so that the other checks can go on."""
+        """Read ``payloads``, and note their lengths.
+
+        If reading fails, note the error, and return the reports ``sent`` themselves, so that the other checks can go on.
+        """
         self.lengths.update(len(payload) for payload in payloads)
         try:
             return self.mechanism.read(payloads, self.ranges)
@@ -115,7 +119,7 @@ class Bench:
         return np.asarray(self._group(self.mechanism.noise(self.ranges).variance(self._inputs(position)).double() / self._radius**2)[0])
 
     def rounding(self, largest: Floats) -> Floats:
-        """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` radii from the center."""
+        """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` (G,) radii from the center."""
         distance = (self._center.abs() / self._radius).reshape(self.groups, -1).amax(dim=1)
         rounding: Floats = _FLOAT32 * (distance.double().numpy() + largest)
         return rounding
@@ -159,7 +163,7 @@ class Tally:
         self._sums = np.zeros((4, expected.size))
 
     def add(self, sample: Sample) -> None:
-        """Add the trials of a sample to the sums: of deviations and squared errors (even rows), and of their squares (odd rows)."""
+        """Add the trials of a sample to the four rows of sums: deviations, their squares, squared errors, and the squares of these."""
         deviation = sample.statistic - self.expected
         self.count += deviation.shape[0]
         self.largest_deviation = np.maximum(self.largest_deviation, np.abs(deviation).max(axis=0))

@@ -31,6 +31,7 @@ class BitBench:
     """Runs clients with unequal values in ``LAYERS`` layers, some far outside their range, and counts the bits on the wire."""
 
     def __init__(self, mechanism: Mechanism, clients: int, source: RandomSource, key: int) -> None:
+        """Draw the inputs, which ``key`` determines: a vector, the same with all signs turned, and the same shifted by half its length."""
         self.mechanism, self.clients, self._source = mechanism, clients, source
         radius = torch.tensor(10.0 ** np.linspace(-3, 0.5, LAYERS), dtype=torch.float64)
         center = torch.tensor([0.0, 0.3, -2.0] * (LAYERS // 3), dtype=torch.float64)
@@ -57,6 +58,7 @@ class BitBench:
             shortest = min(map(len, payloads))  # unequal lengths are found by another check
             bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])
             set_bits = bits.sum(axis=0, dtype=np.float64)
+            # Bits that some report lacks are left out.
             length = min(set_bits.size, total.size) if total.size else set_bits.size
             total = (total[:length] if total.size else 0) + set_bits[:length]
         return total
@@ -73,7 +75,12 @@ class BitBench:
 
 
 def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, error: float) -> float:
-    """Return a lower bound of epsilon from the odds of single bits. It is wrong with probability ``error`` at most, over all bits."""
+    """Return a lower bound of epsilon from the odds of single bits. It is wrong with probability ``error`` at most, over all bits.
+
+    Args:
+        first, second: for each bit on the wire, the number of reports in which it is set, under either input.
+        clients: number of reports of each input.
+    """
     length = min(first.size, second.size)
     first, second, best = first[:length], second[:length], -inf
     error_per_test = error / (4 * length)  # each bit, set or not, in both directions

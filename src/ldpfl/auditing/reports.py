@@ -21,7 +21,7 @@ _CLIENTS = 2048
 _ROWS_AT_ONCE = 1024
 _STREAM_KEY = 0x434C4149
 _MAX_PAYLOADS = 256
-"""Different payloads up to which each of them is counted by itself; else reports are judged by their projection."""
+"""Largest number of different payloads of which each is an outcome of its own. With more, outcomes are bins of the mean estimate."""
 
 _LEVELS = 32
 _LARGER_WIDTHS = (4, 8, 32)
@@ -40,7 +40,7 @@ class Outcomes:
     Attributes:
         names: names of the inputs.
         counts: (3, B) for each input, how often each outcome occurred, in the trials that order, choose and test events.
-        statistics: (n,) for each input, the projections of the estimates on the inputs' signs, in radii from the center.
+        statistics: (n,) for each input, the mean of each report's estimates over its weights, in radii from the center.
         set_bit_counts: (bits,) for each input, how often each bit of the wire was set.
     """
 
@@ -67,7 +67,7 @@ class WholeReports:
         """Return the mechanism on a layer of ``width`` weights, or of some more if it refuses so few. None if it refuses all widths."""
         for weights in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
             ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (weights,))
-            try:
+            try:  # only whether the mechanism raises matters
                 mechanism.release(ranges)
                 mechanism.encode(torch.full((1, weights), 0.5), ranges, SecureSource())
             except LdpflError:
@@ -89,7 +89,7 @@ class WholeReports:
     def collect_outcomes(self, trials: int) -> Outcomes:
         """Send ``trials`` reports of each input, and return their statistics.
 
-        An outcome is a payload if there are few different ones, else a bin of the projected estimate. The first quarter of the trials, the
+        An outcome is a payload if there are few different ones, else a bin of the mean estimate. The first quarter of the trials, the
         pilot, decides this.
         """
         rows = max(64, trials)
@@ -105,6 +105,7 @@ class WholeReports:
         else:
             bins = Bins.covering([statistic[: rows // 4] for _, statistic in sent], _LEVELS)
             codes, size = [bins.places(statistic) for _, statistic in sent], bins.count
+        # Trials that order, choose and test events.
         cuts = (slice(0, rows // 4), slice(rows // 4, rows // 2), slice(rows // 2, rows))
         counts = [np.stack([np.bincount(codes_of_input[cut], minlength=size) for cut in cuts]) for codes_of_input in codes]
         return Outcomes(names, counts, [statistic for _, statistic in sent], [_count_set_bits(payloads) for payloads, _ in sent])
@@ -128,7 +129,7 @@ class WholeReports:
 
         None if the pool has no reports of single clients, for example because it is a sum.
         """
-        ends = torch.ones(_CLIENTS, self.ranges.dimension)
+        ends = torch.ones(_CLIENTS, self.ranges.dimension)  # in radii of 0.25 from the center 0.5
         ends[_CLIENTS // 2 :] = -1
         generator = stream(0, Purpose.MIXING, _STREAM_KEY)
         pool = mix([self.mechanism.encode(0.5 + 0.25 * ends, self.ranges, self.source)], generator)

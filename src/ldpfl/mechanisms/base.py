@@ -126,7 +126,7 @@ class Mechanism(ABC):
 def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
     """Return the local guarantee of one unit of a report: a weight, a group of weights, or the whole report.
 
-    It follows from the stated release. Its status is "proved" only if the mechanism is built in; else it is its author's claim.
+    The guarantee is computed from the mechanism's release. Its status is "proved" only if the mechanism is built in, else "author's claim".
     """
     release, properties = released(mechanism, ranges), mechanism.properties
     epsilon = unit_epsilon(release, properties.delta)
@@ -167,7 +167,7 @@ class Refused:
 
 def read_valid(mechanism: Mechanism, payloads: Sequence[bytes], ranges: LayerRanges) -> tuple[Any | None, tuple[Refused, ...]]:
     """Parse all payloads that follow the wire format into reports (None if no payload does), and list the refused payloads."""
-    try:  # fast, if all are valid
+    try:  # parses all payloads at once, which is fast; one by one only if a payload is refused
         return (mechanism.read(payloads, ranges) if payloads else None), ()
     except ProtocolError:
         valid, refused = [], []

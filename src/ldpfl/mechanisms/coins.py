@@ -33,6 +33,7 @@ def compare_random_words(
     """
 
     def decide(row: Places, column: Places) -> NDArray[np.bool_]:
+        """Decide for the words at these rows (m,) and columns (m,), whose first 16 bits equal those of their thresholds."""
         return compare_remaining_bits(first_bits[row, column], exact_thresholds(row, column), source, row + rows.start)
 
     return _compare_first_bits(first_bits, decide, source, rows)
@@ -46,7 +47,7 @@ def compare_remaining_bits(first_bits: NDArray[np.int16], thresholds: Places, so
     """
     remaining_bits = 32 - FIRST_BITS
     drawn = draw_each(source, rows) & ((1 << remaining_bits) - 1)
-    return np.asarray(drawn < thresholds - (first_bits.astype(np.int64) << remaining_bits))
+    return np.asarray(drawn < thresholds - (first_bits.astype(np.int64) << remaining_bits))  # the last 16 bits of word and threshold
 
 
 def toss_coins(probability: int, source: RandomSource, rows: range, count: int) -> NDArray[np.bool_]:
@@ -56,14 +57,20 @@ def toss_coins(probability: int, source: RandomSource, rows: range, count: int) 
     first_bits = np.full((len(rows), count), signed_first, dtype=np.int16)
 
     def decide(row: Places, column: Places) -> NDArray[np.bool_]:
+        """Decide for the coins at these rows (m,) and columns (m,), whose first 16 bits equal those of ``probability``."""
         words = draw_each(source, np.repeat(row, 2) + rows.start).view(np.uint64)  # two draws of 32 bits make a word of 64 bits
+        # 48 bits of each word are compared with the last 48 bits of ``probability``.
         return np.asarray((words >> np.uint64(FIRST_BITS)) < np.uint64(probability & ((1 << remaining_bits) - 1)))
 
     return _compare_first_bits(first_bits, decide, source, rows)
 
 
 def _compare_first_bits(first_bits: NDArray[np.int16], decide: Decision, source: RandomSource, rows: range) -> NDArray[np.bool_]:
-    """Draw 16-bit words, and return which lie below ``first_bits`` (k, b). Where both are equal, ``decide`` draws more bits and decides."""
+    """Draw 16-bit words for the clients in ``rows``, and return which words lie below ``first_bits`` (k, b), as (k, b) bool.
+
+    For words that equal their entry of ``first_bits``, ``decide`` draws more bits: it gets their rows (m,) and columns (m,), and returns
+    (m,) bool.
+    """
     width = first_bits.shape[1]
     drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]  # a 32-bit word is two of 16 bits
     below: NDArray[np.bool_] = drawn < first_bits

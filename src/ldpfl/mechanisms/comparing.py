@@ -50,5 +50,6 @@ def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | Non
 
     A subclass that overrides only ``encode`` inherits a comparison that no longer describes its ``encode``, so the result is None.
     """
+    # The most derived class that defines ``encode`` or ``comparison``: it has to define ``comparison``.
     last_override = next(cls for cls in type(mechanism).__mro__ if "encode" in vars(cls) or "comparison" in vars(cls))
     return mechanism.comparison(ranges) if "comparison" in vars(last_override) and isinstance(mechanism, ByComparison) else None

@@ -56,7 +56,10 @@ class DpFedAvg(LatticeMechanism):
         return self.clip.in_round(ranges).norm / self.clip.norm
 
     def _clipped_points(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Clip each client's vector to the round's norm C, and return lattice points (K, d) int64; (K, d + 1) if clipping is adaptive."""
+        """Clip each client's vector to the round's norm C, and return it as lattice points, (K, d) int64.
+
+        With adaptive clipping there is one more coordinate, (K, d + 1), which shows whether the vector was longer than C.
+        """
         values, center = require_finite(values, ranges), ranges.expand()[0].double()
         clip = self.clip.in_round(ranges)
         points = torch.empty(len(values), clip.width(ranges.dimension), dtype=torch.int64)
@@ -93,5 +96,5 @@ class DpFedAvgSettings(MechanismSettings):
         return self.model_copy(update={"noise_multiplier": LEAST_NOISE})
 
     def build(self, facts: Facts) -> DpFedAvg:
-        lattice = Lattice.of(facts, 1.0, self.noise_multiplier)
+        lattice = Lattice.of(facts, parts=1.0, noise_multiplier=self.noise_multiplier)  # a client sends one vector
         return DpFedAvg(RecordClip(self.clip_norm, lattice.steps, facts.adaptive), self.noise_multiplier, facts.summed, lattice.bits)

@@ -39,9 +39,10 @@ def require_dp_sgd(mechanism: Mechanism) -> DpSgd:
 
 
 def on_users_code(mechanism: Mechanism) -> Mechanism:
-    """Return ``mechanism`` for values that code which is not ldpfl's computes. Only a :class:`DpSgd` depends on whose code this is.
+    """Return ``mechanism``, marked as randomising gradients that a user's own code computes, such as a custom model.
 
-    Other built-in mechanisms bound and randomise whatever a client sends as a whole.
+    Only a :class:`DpSgd` is marked: its guarantee holds only if that code treats each record by itself. Other mechanisms are returned
+    unchanged: the built-in ones bound and randomise whatever a client sends as a whole.
     """
     return replace(mechanism, users_code=True) if isinstance(mechanism, DpSgd) else mechanism
 

@@ -37,10 +37,10 @@ BITS = 32
 
 @lru_cache(maxsize=1024, typed=True)
 def thresholds(epsilon: float) -> tuple[int, int]:
-    """Return the limits (lo, hi) of the integers t for which a bit is + with probability t / 2**32. They ensure epsilon.
+    """Return the smallest and the largest threshold (lo, hi) that ensure epsilon. With threshold t, a bit is + with probability t / 2**32.
 
     lo = ceil(2**32 / (1 + e**epsilon)) with e**epsilon rounded down, and hi = 2**32 - lo. Then hi / lo <= e**epsilon holds exactly, and so
-    does epsilon-LDP, however t was rounded. Above an epsilon of about 22, lo is 1, and the epsilon that is spent stays at 22.18.
+    does epsilon-LDP, however t was rounded. Above an epsilon of about 22, lo is 1, and the true epsilon of a bit stays at 22.18.
 
     Raises:
         ConfigError: epsilon is not a positive finite number, or below about 1e-9.
@@ -54,7 +54,7 @@ def thresholds(epsilon: float) -> tuple[int, int]:
     if epsilon > BITS:  # lo is 1 from here on; spares a huge exponential
         return 1, (1 << BITS) - 1
     context = Context(prec=60, traps=[])
-    # exp is correctly rounded; one step down makes it a lower bound. The caller's own decimal context plays no part.
+    # e**epsilon: exp is correctly rounded, and one step down makes it a lower bound. The caller's own decimal context plays no part.
     growth = Fraction(Decimal(epsilon).exp(context).next_minus(context))
     lo = ceil((1 << BITS) / (1 + growth))
     if 2 * lo >= 1 << BITS:
@@ -107,13 +107,17 @@ class Duchi(Mechanism, ByComparison):
         values, source = require_shape(values, ranges).cpu(), as_source(generator)
 
         def make_encoder(columns: slice) -> Encoder:
+            """Return a function that draws the bits of the clients in a range of rows about the coordinates ``columns``."""
             thresholds = Thresholds.of(self._half, ranges, columns)
             return lambda rows: thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
 
         return BitReports.from_encoder(make_encoder, *values.shape)
 
     def comparison(self, ranges: LayerRanges) -> Comparison | None:
-        """Return how :meth:`encode` compares values with random integers; None for models of more than one block of coordinates."""
+        """Return the comparison with random integers by which :meth:`encode` draws bits, so that a simulation can compile it.
+
+        None for models of more than one block of coordinates.
+        """
         if ranges.dimension > COORDINATE_BLOCK:  # clients draw all bits of a block before the next block
             return None
         thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
@@ -122,7 +126,7 @@ class Duchi(Mechanism, ByComparison):
         return Comparison(_first_bits, arguments, thresholds.exact)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
-        """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not."""
+        """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not; A is :attr:`gain`."""
         total_clients([reports], ranges, BitReports)  # raises if the reports do not fit
         center, radius = ranges.expand()
         return (center + radius * self.gain * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
@@ -131,7 +135,7 @@ class Duchi(Mechanism, ByComparison):
         return BitReports.from_payloads(payloads, ranges.dimension)
 
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
-        """Return the mean estimate (d,): center + radius A (2 f - 1), f the share of the bits of a weight that are set."""
+        """Return the mean estimate (d,): center + radius A (2 f - 1), A the :attr:`gain`, f the share of a weight's bits that are set."""
         clients = total_clients(reports, ranges, BitReports)
         ones, gain = count_ones(reports), self.gain
         mean = torch.empty(ranges.dimension, dtype=torch.float32)
@@ -213,7 +217,7 @@ class Thresholds:
         slopes, limit = half / ranges.radius, np.float32(half / unit)
         if float(limit) > half / unit:  # conversion to float32 must not raise the limit, and with it epsilon
             limit = np.nextafter(limit, np.float32(0))
-        first_slopes = (slopes / unit).clamp_max(np.finfo(np.float32).max).float()
+        first_slopes = (slopes / unit).clamp_max(np.finfo(np.float32).max).float()  # finite for the tiniest radius, too
         per_layer = (ranges.center, slopes, first_slopes)
         center, slope, first_slope = (ranges.spread(values, columns.start, columns.stop) for values in per_layer)
         return cls(half, center, slope, first_slope, float(limit), not bool(center.any()))
@@ -227,7 +231,8 @@ class Thresholds:
         # Checked here, while the block is in the cache: a separate pass over all values would take longer.
         require_finite_block(values)
         offset = values if self.centered else values - self.center
-        first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)
+        first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)  # first 16 bits of t
+        # Only where 16 random bits equal these, the whole threshold is computed and more bits are drawn.
         return compare_random_words(first.numpy(), lambda row, column: self.exact(values.numpy()[row, column], column), source, rows)
 
     def exact(self, values: NDArray[np.float32], columns: Places) -> Places:

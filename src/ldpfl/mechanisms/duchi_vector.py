@@ -106,7 +106,10 @@ class DuchiVector(Mechanism):
         return VectorBitReports(packed, ranges.dimension)
 
     def decode(self, reports: VectorBitReports, ranges: LayerRanges) -> Tensor:
-        """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not."""
+        """Return estimates (K, d): center + amplitude for a bit that is set, center - amplitude for one that is not.
+
+        The amplitude is the weight's radius times :meth:`gain`.
+        """
         total_clients([reports], ranges, VectorBitReports)  # raises if the reports do not fit
         center, amplitude = self._centers_and_amplitudes(ranges)
         return (center + amplitude * (2 * torch.from_numpy(reports.unpack()).double() - 1)).float()
@@ -130,7 +133,11 @@ class DuchiVector(Mechanism):
         return Units.whole(ranges.dimension, ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        """Return the release: one vector at epsilon. Its blanket is uniform, with the weight of vectors that agree in at most half."""
+        """Return the release: one vector at epsilon.
+
+        Its blanket, the part of a report's distribution that is the same for all inputs, is uniform over sign vectors. The weight of the
+        blanket is 2^d times the smallest probability of a vector, that of one which agrees with the client's in at most half of the places.
+        """
         lo, hi = thresholds(self.epsilon)
         half_agree = central_binomial(ranges.dimension // 2) if ranges.dimension % 2 == 0 else 0.0  # share of all vectors
         most_agree = (1 - half_agree) / 2  # the share that is sent hi / lo times as often as the others
@@ -174,10 +181,12 @@ def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -
     """
 
     def make_encoder(columns: slice) -> Encoder:
+        """Return a function that rounds the values at the coordinates ``columns``."""
         center, radius = ranges.slice(columns.start, columns.stop)
         slope, centered = (1 << (BITS - 1)) / radius, not bool(center.any())
 
         def draw_bits(rows: range) -> NDArray[np.bool_]:
+            """Return the signs (k, b) of the clients in ``rows``, True for +."""
             words, block = draw_block(source, rows, columns.stop - columns.start), values[rows.start : rows.stop, columns]
             scaled = block * slope if centered else (block - center).mul_(slope)
             return np.asarray(words < scaled.numpy())
@@ -185,7 +194,7 @@ def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -
         return draw_bits
 
     # Fewer values at a time than by default, since float64 takes more of a cache.
-    return BitReports.from_encoder(make_encoder, len(values), ranges.dimension, 4 * COORDINATE_BLOCK).packed
+    return BitReports.from_encoder(make_encoder, len(values), ranges.dimension, values=4 * COORDINATE_BLOCK).packed
 
 
 def _draw_vectors(signs: PackedBits, dimension: int, disagree_share: int, source: RandomSource, rows: range) -> PackedBits:
@@ -201,16 +210,17 @@ def _draw_vectors(signs: PackedBits, dimension: int, disagree_share: int, source
     drawn, undecided = np.empty_like(signs), np.arange(len(signs))
     words = draw_block(source, rows, size)
     for _ in range(_MAX_DRAWS):
-        coins = words[:, -1].astype(np.int64) + (1 << (BITS - 1))
+        coins = words[:, -1].astype(np.int64) + (1 << (BITS - 1))  # from 0 to 2^32 - 1
         vectors = words[:, :-1].copy().view(np.uint8)[:, : signs.shape[1]]
         vectors[:, -1] &= 0xFF >> (-dimension % 8)  # the unused bits of the last byte are 0
         differing = np.bitwise_count(vectors ^ signs[undecided]).sum(axis=1, dtype=np.int64)
         most_agree, half_agree = 2 * differing < dimension, 2 * differing == dimension
+        # A coin below 2^32 - s asks for the vector that agrees, so the opposite is taken where the drawn vector is not the one asked for.
         opposite = ~half_agree & ((coins < (1 << BITS) - disagree_share) != most_agree)
         vectors[opposite] = ~vectors[opposite]
         vectors[:, -1] &= 0xFF >> (-dimension % 8)
         drawn[undecided] = vectors
-        undecided = undecided[half_agree & (coins >= 2 * disagree_share)]
+        undecided = undecided[half_agree & (coins >= 2 * disagree_share)]  # rejected: these rows draw again
         if not undecided.size:
             return drawn
         words = draw_each(source, np.repeat(undecided + rows.start, size)).reshape(-1, size)

@@ -151,6 +151,7 @@ def draw_rounded_noise(law: Law, steps: float, source: RandomSource, rows: range
         block = slice(start, start + _BLOCK)
         undecided_in_blocks.append(_write_nearest_points(law, steps, flat_words[block], flat_points[block]) + start)
     undecided = np.concatenate(undecided_in_blocks)
+    # The last argument is the client of each undecided value, by its index in ``rows``.
     flat_points[undecided] = _decide_with_more_bits(law, steps, flat_words[undecided], source, rows, undecided // max(1, count))
     return points
 
@@ -167,7 +168,8 @@ def _write_nearest_points(law: Law, steps: float, words: Integers, points: Float
         sure = values < law.fast_size_limit * steps
         np.rint(values, out=points)
         values -= points
-        # The product's own rounding is less than 2^-50 of it.
+        # A point is sure if the value is farther from a half, where rounding changes, than its error. The product's own rounding is less
+        # than 2^-50 of it.
         sure &= np.abs(values, out=values) < 0.5 - steps * (law.fast_size_error + 2.0**-50 * law.fast_size_limit)
     point_bits = points.view(np.int64)
     point_bits |= words & np.int64(-(2**63))  # the first bit of a float64, and of a word, is its sign
@@ -194,7 +196,10 @@ def _scaled_tails(words: Integers) -> Floats:
 
 
 def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, row: NDArray[np.intp]) -> Floats:
-    """Return the lattice points of ``words`` (n,), drawing as many more bits as needed. ``row`` (n,) is the client's index in ``rows``."""
+    """Return the lattice points of ``words`` (n,), drawing as many more bits as needed.
+
+    ``row`` (n,) is the index in ``rows`` of the client whose bits are drawn.
+    """
     tail, negative = tails_and_signs(words)
     size = law.size_of_tail(tail)
     error = law.size_error(size, tail)
@@ -219,6 +224,9 @@ def _nearest_points(values: Floats) -> Integers:
 def _find_exact_point(law: Law, steps: float, known_bits: int, draw_more_bits: Callable[[], int]) -> int:
     """Return the lattice point of the tail whose first ``WORD`` bits are ``known_bits``, drawing more bits until only one is possible.
 
+    The tail is the probability of exceeding the noise's absolute value. With ``steps`` lattice points per unit, a smaller tail has a larger
+    point.
+
     Args:
         draw_more_bits: draws the next ``WORD`` bits.
     """
@@ -235,6 +243,7 @@ def _find_exact_point(law: Law, steps: float, known_bits: int, draw_more_bits: C
             return context.mpf(0.5) if point <= 0 else law.tail_beyond((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
 
         for candidate in (guess - 1, guess, guess + 1):
+            # Only probabilities that mpmath computed have a rounding error: that of point 0 or more is exactly 1/2.
             not_smaller = highest <= at_least(candidate) * (1 - rounding * (candidate > 0))
             not_larger = lowest >= at_least(candidate + 1) * (1 + rounding)
             if candidate >= 0 and not_smaller and not_larger:
@@ -261,7 +270,8 @@ def draw_words64(source: RandomSource, rows: range, count: int) -> Integers:
 def tails_and_signs(words: Integers) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the tail in (0, 1/2) of each of ``words``, and whether its noise is negative.
 
-    The first bit of a word is the sign. The other 63 bits begin the tail. The returned tail is the middle of all that begin with them.
+    The tail is the probability of exceeding the noise's absolute value. The first bit of a word is the sign. The other 63 bits begin the
+    tail. The returned tail is the middle of all that begin with them.
     """
     return ((words & np.int64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-WORD, words < 0
 
@@ -282,6 +292,7 @@ def draw_integers_below(limits: Floats, source: RandomSource, rows: range) -> Fl
     The result is floor(limit * U) for a uniform real U. Floating point and 64 bits of U determine it, except in one draw in 2^19.
     """
     words = draw_words64(source, rows, limits.shape[1])
+    # The first 63 bits of U, as a positive int64. A float64 has no digits for the last bit.
     products = (words.view(np.uint64) >> np.uint64(1)).view(np.int64).astype(np.float64)
     products *= limits
     products *= 2.0 ** (1 - WORD)  # limit * U

@@ -82,7 +82,10 @@ class Harmony(Mechanism):
         return IndexedBitReports(index, bits.unpack().view(np.bool_), groups.sizes)
 
     def decode(self, reports: IndexedBitReports, ranges: LayerRanges) -> Tensor:
-        """Return estimates (K, d): center plus or minus the group's step at each sampled weight, and the center at the others."""
+        """Return estimates (K, d): center plus or minus the group's step at each sampled weight, and the center at the others.
+
+        The step is group size x radius x :attr:`gain`.
+        """
         groups = Groups.of(ranges, self.group)
         groups.count_clients([reports], ranges)
         center, step = groups.centers_and_steps(self.gain)

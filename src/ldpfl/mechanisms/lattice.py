@@ -208,7 +208,7 @@ class LatticeMechanism(VectorMechanism):
         return SummedReports(torch.from_numpy(total), clients, self._noise_std, self._scale, self.bits, mixed=True)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorReports | SummedReports:
-        """Return the clients' noisy vectors; or if reports are summed, their sum without noise, which :meth:`SummedReports.mix` adds."""
+        """Return the clients' noisy vectors. If reports are summed, return the sum without noise, to which mixing adds the noise."""
         if self.summed:
             clipped = self._clipped_points(values, ranges)
             return SummedReports(clipped.sum(dim=0), len(clipped), self._noise_std, self._scale, self.bits)
@@ -267,7 +267,7 @@ class LatticeMechanism(VectorMechanism):
         Raises:
             ConfigError: clipping is adaptive, and the norm in ``ranges`` is out of range.
         """
-        self.clip.in_round(ranges)
+        self.clip.in_round(ranges)  # raises if the norm is out of range
         sent = self.sent_ranges(ranges)
         units = Units.whole(sent.dimension, (self.bits if self.summed else 32) * sent.dimension)
         if not self.clip.adaptive:

@@ -214,6 +214,7 @@ class _DirectionNoise(Noise):
         rest = squared_length - factor * self._second_moment(0.0)
         if rest <= 0:  # the noise alone explains the mean
             return 0.0
+        # The positive root of the quadratic equation, in a form in which no digits cancel.
         return min(self.mechanism.norm, 2 * rest / (linear + sqrt(linear**2 + 4 * square * rest)))
 
     def _worst_variance(self) -> float:

@@ -109,8 +109,9 @@ class DirectionLaw:
 def direction_law(epsilon: float) -> DirectionLaw:
     """Return the law with the smallest error, that is with the largest m = E[alpha], among all that spend ``epsilon``.
 
-    epsilon = ln(p / (1 - p)) + ln((1 - q) / q): the first term is spent on the choice of the side, the second on the position of gamma.
-    The derivative of m by the first term has the sign of gamma - m, so the maximum is where m = gamma.
+    p is the probability that alpha exceeds gamma, and q that a standard normal value does. In epsilon = ln(p / (1 - p)) + ln((1 - q) / q),
+    the first term is spent on the choice of the side of gamma, and the second on the position of gamma. The derivative of m by the first
+    term has the sign of gamma - m, so the maximum is where m = gamma.
     """
     logit = brentq(lambda value: _scale_at(epsilon, value) - _gamma_at(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
     gamma = _gamma_at(epsilon, logit)
@@ -176,8 +177,9 @@ class _Draws:
         return cls(law, directions, above, words[:, 0].astype(np.uint64), words[:, 1:], source, rows)
 
     def points(self) -> Integers:
-        """Return the lattice points of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
+        """Return the lattice points (k, d) of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
         values, errors = self._estimate()
+        # Where both ends of the error interval round to one point, that point is right. The others are computed with more bits.
         points, highest_points = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
         doubtful = points != highest_points
         for row in np.flatnonzero(doubtful.any(axis=1)).tolist():
@@ -186,19 +188,21 @@ class _Draws:
         return points.astype(np.int64)
 
     def _estimate(self) -> tuple[Floats, Floats]:
-        """Return the entries of alpha u + g, and their error bounds. The part of g along u is taken off.
+        """Return the entries of alpha u + g and bounds of their floating-point errors, (k, d) both. The part of g along u is taken off.
 
-        Bounds are infinite for a client with a tail that is too close to 0 or 1 for 64 bits and float64.
+        The bounds are infinite for a client with a tail so close to 0 or 1 that 64 bits and float64 leave too few digits.
         """
         u, entry_sizes = self.directions, np.abs(self.directions)
         g, g_error = sizes_and_errors(NORMAL, self.noise_words)
         largest_dot = (entry_sizes * (g + g_error)).sum(axis=1)  # bounds |<g, u>|
         np.copysign(g, self.noise_words.view(np.float64), out=g)  # a number's sign is its first bit
         share = (self.alpha_bits + 0.5) * 2.0**-WORD  # tail of alpha on its side of gamma
+        # Tails that have enough significant bits: those of the noise are 2^-40 or more.
         usable = (share > _MIN_SHARE) & (share < 1 - _MIN_SHARE) & ((self.noise_words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
         alpha = np.where(usable, self.law.alpha(self.above, share.clip(_MIN_SHARE, 1 - _MIN_SHARE)), 0.0)
         along = alpha - (g * u).sum(axis=1)
         length_error = np.abs((u * u).sum(axis=1) - 1) + _SUM_ERROR  # u stands for the exact unit vector of its direction
+        # Bounds of the error of ``along`` and of its product with u: from alpha and g, from sums, and since u is not exactly of length 1.
         error_along = _ALPHA_ERROR * (1 + np.abs(alpha)) + (entry_sizes * g_error).sum(axis=1)
         error_along += (length_error + _SUM_ERROR) * (largest_dot + np.abs(alpha))
         error_along += np.abs(along) * 2 * length_error

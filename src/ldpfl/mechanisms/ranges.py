@@ -144,7 +144,9 @@ class LayerRanges:
 
     @classmethod
     def covering(cls, vector: Tensor, sizes: Sequence[int], *, margin: float, floor: float) -> LayerRanges:
-        """Return ranges that cover a *public* vector (d,), such as the initial model, with radii enlarged by the factor ``margin``.
+        """Return ranges that cover a *public* vector (d,), such as the initial model.
+
+        Radii are enlarged by the factor ``margin``, and are at least ``floor``.
 
         Source: LDP-FL, section 3.1: (C_0, R_0) are agreed on "based on prior knowledge" at the start.
         """
@@ -244,6 +246,7 @@ class Denoised:
         steps = [self._log_step(float(ranges.radius[i]), values, variance) for i, (values, variance) in enumerate(layers)]
         step = torch.tensor(steps, dtype=torch.float64)
         size = torch.tensor(sizes, dtype=torch.float64)
+        # A layer counts by its degrees of freedom, size - 1: a layer of one weight has no spread, and so no step.
         model_step = (step * (size - 1)).sum() / (size - 1).sum().clamp_min(1)
         own_weight = (size - 1) / (size - 1 + self.borrowed)
         factor = torch.exp((own_weight * step + (1 - own_weight) * model_step).clamp(-math.log(2), math.log(2)))
@@ -268,7 +271,9 @@ class Denoised:
             return 0.0
         noise = float(variance.mean()) / radius**2  # variances in squared radii
         signal = max(0.0, float(values.var()) / radius**2 - noise)
+        # Invert the variance of a clipped normal: radius / sigma is where it equals ``signal``.
         radius_over_sigma = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RADIUS_OVER_SIGMA_RANGE)
+        # The largest kappa for which a round without training changes sigma^2 by the factor ``contraction`` at most.
         kappa = _bisect(lambda ratio: self.contraction - _clipped_variance(ratio) - ratio**2 * noise, 0.0, self.widest)
         return math.log(kappa / radius_over_sigma) / 2  # half of it: the step is damped
 

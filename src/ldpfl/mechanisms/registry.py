@@ -116,6 +116,7 @@ def read_settings(value: Any) -> MechanismSettings:
     if isinstance(value, MechanismSettings):
         return value
     if not isinstance(value, Mapping):
+        # The message suggests a name: the given value if that is one, else that of the default mechanism.
         name = value if isinstance(value, str) and value in _import_paths() else "duchi"
         raise PydanticCustomError("no_section", "input should be a section: its name is set by mechanism.name={name}", {"name": name})
     name = value.get("name", "duchi")

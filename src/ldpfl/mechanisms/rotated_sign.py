@@ -118,7 +118,10 @@ class RotatedSign(Mechanism, PerRound):
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
 
         def make_encoder(columns: slice) -> Encoder:
+            """Return a function that randomises the signs at ``columns``."""
+
             def draw_bits(rows: range) -> NDArray[np.bool_]:
+                """Return the bits (k, b) of the clients in ``rows``: a bit's threshold is its sign times the client's limit."""
                 block, limit = signs[rows.start : rows.stop, columns].numpy(), limits[rows.start : rows.stop]
                 high, low = np.divmod(limit, 1 << (BITS - FIRST_BITS))
                 first_bits = np.multiply(block, high.astype(np.int16), dtype=np.int16)

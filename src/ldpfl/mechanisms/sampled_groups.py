@@ -37,7 +37,7 @@ class Groups:
         """Cut each layer into groups of ``group`` weights, the last of which may be smaller; None takes each layer as one group."""
         largest, counts, last = _group_sizes_and_counts(ranges, group)
         sizes = np.repeat(largest, counts)
-        sizes[np.cumsum(counts) - 1] = last
+        sizes[np.cumsum(counts) - 1] = last  # the last group of each layer
         return cls(sizes, np.cumsum(sizes) - sizes, largest, LayerRanges(ranges.centers, ranges.radii, counts.tolist()))
 
     def centers_and_steps(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -122,7 +122,7 @@ class LaplaceLaw(ScalarLaw):
 
     @property
     def unit(self) -> int:
-        """Number of lattice points per unit of t: 2^20, or fewer for very wide noise."""
+        """Number of lattice points per unit of t: 2^20, or fewer so that the noise's scale, 2 unit / epsilon, is at most 2^34 points."""
         return int(2 ** min(_MAX_LOG2_POINTS, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
@@ -221,6 +221,7 @@ class PiecewiseLaw(ScalarLaw):
         window_start *= in_window
         point += jump
         point += window_start
+        # Points 0 to 2^31 - 1 become numbers that are symmetric around 0, with the mean t.
         point *= 2
         point -= _POINTS - 1
         point *= 1 / (self._gain * outside_count)
@@ -293,6 +294,7 @@ class HybridLaw(ScalarLaw):
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         """Draw one bit, + or -, for every value of ``t``, then a piecewise value too, and choose at random, so that time tells nothing."""
+        # As in ``duchi``: + is sent if a uniform signed 32-bit integer lies below the threshold. Its first 16 bits nearly always decide.
         half = self._half
         threshold = np.multiply(t.numpy(), half)
         np.clip(np.rint(threshold, out=threshold), -half, half, out=threshold)

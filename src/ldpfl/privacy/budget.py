@@ -132,7 +132,10 @@ class Budget:
         return refusal
 
     def _check_lifetime(self, request: Request, books: Books, new: Release) -> None:
-        """Raise :class:`Exhausted` if the release ``new`` exceeds the policy's or the file's lifetime epsilon, or the number of rounds."""
+        """Raise :class:`Exhausted` if ``request`` exceeds the policy's or the file's lifetime epsilon, or the number of rounds.
+
+        ``books`` is the content of the file, and ``new`` the request's release as the file stores it.
+        """
         charges = books.charges + 1
         if charges > self.policy.rounds:
             why = f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}"
@@ -180,6 +183,7 @@ class Budget:
             return 0
 
         def fits(times: int) -> bool:
+            """Whether ``times`` more reports like ``last`` keep the number of rounds and all lifetime bounds."""
             new = Sent(last.release, last.cohort, last.transport, last.linked, times)
             return (
                 books.charges + times <= self.policy.rounds
@@ -216,7 +220,8 @@ class Budget:
     def _epsilon_behind_relay(self, sent: list[Sent], allowed: float, *, summed: bool) -> float:
         """Return the epsilon of all ``sent`` reports behind the relay: of mixed bits, or with ``summed`` of summed Gaussian noise.
 
-        Infinite if any report was not of that kind, or left by another way.
+        Infinite if any report was not of that kind, or left by another way. The privacy filter that computes the epsilon has the order that
+        suits the policy's bound ``allowed``.
         """
         policy = self.policy
         if policy.delta == 0 or any(reports.transport != ("sum" if summed else "relay") for reports in sent):

@@ -69,7 +69,10 @@ class Charged:
 
 @dataclass(frozen=True)
 class Sent:
-    """``count`` equal reports that left over the same ``transport``, among ``cohort`` clients, with ``linked`` units in one message."""
+    """``count`` equal reports that left over the same ``transport``, among ``cohort`` clients, with ``linked`` units in one message.
+
+    A unit is a part of a report that is mixed on its own, such as one bit.
+    """
 
     release: Release
     cohort: int
@@ -151,7 +154,10 @@ class Books:
 
 
 def most_that_fit(fits: Callable[[int], bool]) -> int:
-    """Return the largest number of further releases for which ``fits`` holds, at most 1e9. It must hold for all smaller numbers, too."""
+    """Return the largest number of further releases for which ``fits`` holds, at most 1e9; 0 if it does not hold for 1.
+
+    Where ``fits`` holds for a number, it must hold for all smaller numbers.
+    """
     if not fits(1):
         return 0
     low, high = 1, 2
@@ -177,7 +183,7 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
     with budget_transaction(path) as connection:
         releases = _read_releases(connection)
         rows = connection.execute("SELECT id, at, run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
-    return tuple(Charged(number, at, run, round_, releases[id_][0], *transport) for number, at, run, round_, id_, *transport in rows)
+    return tuple(Charged(number, at, run, round_, releases[id_][0], *others) for number, at, run, round_, id_, *others in rows)
 
 
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
@@ -360,6 +366,7 @@ def was_charged_over_relay(connection: sqlite3.Connection, run: str, round_: int
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
     """Store one charge of ``release`` for ``request``, and return the charge's number."""
     figures = _row_from_release(release)
+    # A release that was charged before has the same digest: then only its count grows.
     connection.execute(
         "INSERT INTO releases (kind, mechanism, parameter, units, unit, author, count, digest) VALUES (?, ?, ?, ?, ?, ?, 1, ?) "
         "ON CONFLICT (digest) DO UPDATE SET count = count + 1",

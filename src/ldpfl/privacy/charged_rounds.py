@@ -116,11 +116,12 @@ def _is_ordered_by_mu(groups: Sequence[RoundGroup]) -> bool:
 
 
 def _with_whole_run_as_cohort(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
-    """Return ``counts`` with all clients of the run as one cohort, if each joins once, in a secret random order, with one mechanism.
+    """Return ``counts`` (rounds by kind) with all clients of the run as one cohort, if each joins once, in a secret random order.
 
-    Clients in a random order hide among all clients of the run, not only among those of their round, even if each report depends on
-    earlier ones (Feldman, McMillan and Talwar 2021, Theorem 3.2). The theorem is about one random order, so it applies to a report that
-    is one unit. Several units of a report would share the order, and are not hidden as if each had an order of its own.
+    Unchanged if clients join in another way or rounds differ in their mechanism. Clients in a random order hide among all clients of the
+    run, not only among those of their round, even if each report depends on earlier ones (Feldman, McMillan and Talwar 2021, Theorem 3.2).
+    The theorem is about one random order, so it applies to a report that is one unit. Several units of a report would share the order, and
+    are not hidden as if each had an order of its own.
     """
     kinds = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
     first = events[0]
@@ -164,5 +165,13 @@ def _single_round_group(event: RoundEvent, smallest_cohort: int, colluding: int)
     honest_cohort = max(1, cohort - colluding)
     linked = min(event.linked, event.release.units)
     return RoundGroup(
-        event.release, honest_cohort, honest, 1, event.sampling, event.rate, event.channel, linked, histograms=event.histograms
+        event.release,
+        cohort=honest_cohort,
+        population=honest,
+        rounds=1,
+        sampling=event.sampling,
+        rate=event.rate,
+        channel=event.channel,
+        linked=linked,
+        histograms=event.histograms,
     )

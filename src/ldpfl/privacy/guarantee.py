@@ -204,7 +204,10 @@ class Statement(Shown):
 
         Args:
             trust_model: as in :class:`Guarantee`, or "hidden" for a shuffler or a sum, whichever the run has.
+            scope: ask for the row of one round or of the whole run.
             client: ask for the row that protects :attr:`protected` in everything a client sends, and not for one unit of a report.
+            pure: ask for the row at delta 0.
+            adaptive: ask for the row that holds if later inputs depend on earlier outputs.
         """
         trusted = ("shuffled", "summed") if trust_model == "hidden" else (trust_model,)
         for row in self.rows:
@@ -235,6 +238,7 @@ class Statement(Shown):
         trusted = IF_TRUSTED[best.trust_model]
         unproved = "" if self.status == "proved" else _UNPROVED
         degree = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
+        # Two upper bounds of the probability of a right guess between two data sets: by (epsilon, delta), and by total variation.
         by_epsilon, by_noise = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon)), (1 + self.distance) / 2
         source = "by epsilon" if by_epsilon <= by_noise else "by the noise of all releases, which epsilon bounds less closely"
         probability = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))

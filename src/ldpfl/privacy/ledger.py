@@ -130,6 +130,7 @@ class Ledger:
         links = []
         for index, entry in enumerate(tree["events"], start=1):
             try:
+                # The stored chain hash is checked below. It is no field of the event.
                 links.append(entry.pop("chain", None) if isinstance(entry, dict) else None)
                 events.append(_require_later(events, _event_from_json(entry)))
             except LdpflError as error:
@@ -236,6 +237,7 @@ def _other_clients_by_rounds(earlier: Counter[int], event: RoundEvent, previous:
         clients_by_rounds[rounds] -= joining
         clients_by_rounds[rounds + 1] += joining
         unassigned_reports -= joining
+    # Unary plus drops entries of 0. Reports that are left over count as further clients, which do not exist: the caller rejects the event.
     return +clients_by_rounds + Counter({event.joined: max(0, unassigned_reports)})
 
 

@@ -69,8 +69,8 @@ class Request:
         if self.transport not in get_args(Transport):
             expected = ", ".join(get_args(Transport))
             raise self.declined(f"the transport must be one of {expected}, got {str(self.transport)[:40]!r}")
-        try:
-            RoundEvent(self.round, self.release, self.cohort, self.cohort, 1, linked=self.linked)
+        try:  # the event is not kept: making it checks the values
+            RoundEvent(self.round, self.release, cohort=self.cohort, population=self.cohort, joined=1, linked=self.linked)
         except ConfigError as error:
             raise Declined(f"run {self.run}, {error}; nothing was sent") from None
 
@@ -143,6 +143,7 @@ def _check_delta_range(delta: float) -> float:
 
 
 def _check_key(text: str) -> str:
+    """Return ``text`` if it is a public key in base64, else raise :class:`ValueError` for pydantic to report."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -96,7 +96,10 @@ def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
 
 
 def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
-    """Compute the guarantees of ``groups`` of rounds for a client that takes part in all of them. Takes seconds on one core."""
+    """Compute the guarantees of ``groups`` of rounds for a client that takes part in all of them. Takes seconds on one core.
+
+    The rows are the paper's claim, then the guarantees for one unit of a round, for all that a client sends in a round, and in the run.
+    """
     check_delta(delta)
     protected_unit = _protected_unit(groups)
     has_persons = protected_unit is _RECORD and any(group.release.unit == "person" for group in groups)
@@ -122,7 +125,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: even publishing one client at random would satisfy it")
     third_party_warnings = _third_party_warnings(groups)
     warnings += third_party_warnings
-    if third_party_warnings:
+    if third_party_warnings:  # all epsilons depend on that code, so none is proved
         rows = [replace(row, status=AUTHORS_CLAIM) if row.status == "proved" else row for row in rows]
     statement = Statement(delta, tuple(rows), tuple(notes), tuple(warnings))
     best = statement.best
@@ -360,7 +363,7 @@ def _rows_for_one_unit(rounds: Sequence[RoundGroup], delta: float, notes: list[s
         "status": "proved",
     }
     epsilon = worst.release.parameter
-    rows = [Guarantee(epsilon, 0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **shared_fields)]
+    rows = [Guarantee(epsilon, delta=0.0, trust_model="local", assumptions=_PUBLIC if epsilon < inf else (), **shared_fields)]
     if all(CountedBits.supports([group]) for group in rounds):
         units = [replace(group, release=replace(group.release, units=1)) for group in rounds]
         unit_bounds = [_bounds_or_note(CountedBits([unit], accountant([(unit.release, 1)])), delta, notes) for unit in units]

@@ -245,7 +245,10 @@ class GeometricSchedule(UniformSchedule):
         return self.epsilon if self.variant == "paper" else None  # no paper shares epsilon over the run in this way
 
     def round_sigma(self, round_number: int) -> float:
-        """Return full_sigma decay^(t - 1) in round t for the variant ``paper``, else sigma_t as the class has it."""
+        """Return the standard deviation in round t: full_sigma decay^(t - 1) for the variant ``paper``.
+
+        Else it is sigma_t = (D / mu) length decay^(t - T) of the class, where the length is sqrt(sum_{j < k} decay^(2 j)).
+        """
         if round_number > self.rounds:
             raise ConfigError(f"round {round_number} was not planned: {self.name} shares its noise over {self.rounds} rounds")
         if self.variant == "paper":

@@ -95,6 +95,7 @@ class SensitiveDP(SensitivitySchedule):
         estimates = torch.full((clients.samples.shape[0],), self.sensitivity.value, dtype=torch.float64)
         if public.previous is not None:
             movement = self.lam * clients.memory["moved"] + (1 - self.lam) * _broadcast_change(public)
+            # A client's first round keeps the upper bound D, because the client has not moved yet.
             estimates = torch.where(clients.joined > 0, self._clamped_estimate(self.kappa * movement), estimates)
         return (self.c * estimates / self.epsilon)[:, None].repeat(1, len(public.sizes))
 
@@ -200,8 +201,11 @@ class AdapLDP(NoiseSchedule):
         require_share("decay", self.decay, one_allowed=True)
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon) of each client i, the same for all layers, (K, L)."""
-        scalers = self._scalers(public, clients).clamp(_MIN_SCALER, 1 / self.delta)
+        """Return sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon) of each client i, the same for all layers, (K, L).
+
+        c_i is the client's scaler, lr_i its learning rate, |D_i| its data set size, and C the clipping norm of gradients.
+        """
+        scalers = self._scalers(public, clients).clamp(_MIN_SCALER, 1 / self.delta)  # keeps the logarithm positive
         constants = (2 * (1.25 / (self.delta * scalers)).log()).sqrt()
         sensitivities = 2 * self._learning_rates(clients) * self.steps.clip_norm / clients.samples
         sigma = constants * sensitivities / self.epsilon
@@ -225,7 +229,10 @@ class AdapLDP(NoiseSchedule):
         return {**memory, "scaler": z_scores}
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
-        """Return the noised updates (K, d) that change the sent weights w to w (1 + I); unchanged in a client's first round."""
+        """Return the noised updates (K, d) that change the sent weights w to w (1 + I), with I from :meth:`_influence`.
+
+        A client's update is unchanged in its first round.
+        """
         if public.previous is None:
             return sent
         joined_before = clients.joined > 0
@@ -264,7 +271,10 @@ class AdapLDP(NoiseSchedule):
         return self.steps.learning_rate * torch.pow(torch.tensor(self.decay, dtype=torch.float64), steps_taken)
 
     def _scalers(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return each client's c_i in this round, (K,): 0.6 |c_i| + 0.4 |w_i - w| / lr_i from round 2 on."""
+        """Return each client's scaler c_i in this round, (K,): from round 2 on 0.6 |c_i| + 0.4 |w_i - w| / lr_i.
+
+        |w_i - w| is the norm of its update, and lr_i its learning rate.
+        """
         if public.round == 1:
             return clients.memory["scaler"]
         moved = row_norms(raw_update(public, clients), public.sizes)

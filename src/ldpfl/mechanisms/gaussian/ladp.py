@@ -64,8 +64,8 @@ class LayerSelection:
             return norms > self.value
         if self.rule == "rms":
             return norms / torch.tensor(sizes).double().sqrt() > self.value
-        ranks = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        return ranks < ceil(self.value * len(sizes) - 1e-9)  # 0.1 x 30 layers are 3, not 4
+        ranks = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0 for a client's largest norm
+        return ranks < ceil(self.value * len(sizes) - 1e-9)  # despite rounding, 0.1 x 30 layers are 3, not 4
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,10 @@ class LadpPaper(SensitivitySchedule):
         require_usable(self.full_sigma * (self.p_max / self.p_min))
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return full_sigma p_max / P_l for the selected layers of each client, and 0 for the others, (K, L)."""
+        """Return full_sigma p_max / P_l for the selected layers of each client, and 0 for the others, (K, L).
+
+        P_l is the divergence of the client's layer from the broadcast layer, clamped to [p_min, p_max].
+        """
         selected = self.selection.chosen(layer_norms(clients.trained, public.sizes), public.sizes)
         estimates = layer_divergence(clients.trained, public.weights, public.sizes, self.normaliser).clamp(self.p_min, self.p_max)
         return torch.where(selected, self.full_sigma * (self.p_max / estimates), 0.0)
@@ -205,7 +208,10 @@ class LadpSound(PublicSchedule):
         return self.smallest_share + (1 - reserved) * weights / weights.sum()
 
     def _share_weights(self, public: PublicState) -> Tensor:
-        """Return the numbers (L,) to which shares are proportional, by ``share_rule``: S_l sqrt(d_l) or (S_l P_l / p_max)^2."""
+        """Return the numbers (L,) to which shares are proportional, by ``share_rule``: S_l sqrt(d_l) or (S_l P_l / p_max)^2.
+
+        Layer l has d_l weights and the clipping norm S_l. P_l is the divergence of the last two broadcasts.
+        """
         clips = self.layer_clipping_norms(public.sizes)
         if self.share_rule == "size" or public.previous is None:
             return clips * torch.tensor(public.sizes).double().sqrt()

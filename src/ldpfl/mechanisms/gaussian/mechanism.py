@@ -99,7 +99,10 @@ class Gaussian(VectorMechanism, PerRound):
         return replace(self, clients=facts)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NoisyReports:
-        """Clip the updates, add noise on each client's lattice, check that norms hold exactly, and apply the schedule's correction."""
+        """Clip the updates, add noise on each client's lattice, check that norms hold exactly, and apply the schedule's correction.
+
+        Norms are checked only if the schedule has a guarantee that needs them.
+        """
         source = as_source(generator)
         public, clients = self._public_state(ranges), self._client_state(require_finite(values, ranges), ranges)
         sigma, sent = self.schedule.sigma(public, clients), self.schedule.clipped_updates(public, clients)
@@ -129,7 +132,8 @@ class Gaussian(VectorMechanism, PerRound):
     @property
     def properties(self) -> Properties:
         schedule = self.schedule
-        guaranteed = schedule.mu(PublicState(1, torch.zeros(1), None, (1,))) is not None  # the same in every round
+        # A schedule has mu in all rounds or in none, so any public state shows which.
+        guaranteed = schedule.mu(PublicState(round=1, weights=torch.zeros(1), previous=None, sizes=(1,))) is not None
         return replace(
             super().properties,
             assumptions=(*schedule.assumptions, "random bits are uniform and secret"),
@@ -150,7 +154,8 @@ class Gaussian(VectorMechanism, PerRound):
 
     def _public_state(self, ranges: LayerRanges) -> PublicState:
         """Return the public state of the round; by default that of round 1 after the broadcast 0."""
-        return self.public or PublicState(1, torch.zeros(()).expand(ranges.dimension), None, ranges.sizes)
+        # The expanded scalar takes no memory for the zeros of a large model.
+        return self.public or PublicState(round=1, weights=torch.zeros(()).expand(ranges.dimension), previous=None, sizes=ranges.sizes)
 
     def _client_state(self, values: Tensor, ranges: LayerRanges) -> ClientState:
         """Return the state of the clients whose updates are ``values``; by default with one sample each, before their first round."""
@@ -210,6 +215,7 @@ class _Lattice:
 
     def round_and_add(self, values: NDArray[np.float32], noise: Floats, rows: range, columns: slice) -> None:
         """Round ``values`` (k, b) in place, of clients ``rows`` and coordinates ``columns``, and add the whole numbers ``noise`` (k, b)."""
+        # The first and the last layer of which ``columns`` holds a coordinate.
         first, last = np.searchsorted(self._ends, [columns.start, columns.stop - 1], side="right").tolist()
         for layer in range(first, last + 1):
             start, stop = max(columns.start, int(self._ends[layer - 1]) if layer else 0), min(columns.stop, int(self._ends[layer]))
@@ -224,12 +230,14 @@ class _Lattice:
             np.trunc(points, out=points)
             squares = np.square(points).sum(axis=1)
             self._squares[rows, layer] += squares
-            # Sums of integers are exact below 2^53. Where even 63 bits overflow, ``norms_within`` decides without the exact squares.
+            # Float64 sums of integers are exact below 2^53, else they are summed as integers. Where even 63 bits overflow, ``norms_within``
+            # refuses the update by the floating-point squares alone.
             exact = squares if squares.max() < 2.0**53 else np.square(points.astype(np.int64)).sum(axis=1)
             self._exact_squares[rows, layer] += exact.astype(np.int64)
             self._noise_squares[rows, layer] += np.square(noise).sum(axis=1)
             points += noise  # both are integers far below 2^53: their sum is exact
             points *= step
+            # Layers without noise (step 0) keep their values unrounded.
             np.copyto(values, points, where=True if step.all() else step > 0, casting="same_kind")
 
     def noise_norms(self) -> Floats:
@@ -237,9 +245,10 @@ class _Lattice:
         return np.asarray(np.sqrt((self._noise_squares * self._steps**2).sum(axis=1)))
 
     def norms_within(self, limits: Floats) -> bool:
-        """Whether the norms of all rounded values, without noise, are at most ``limits``: one for each layer or one for all together.
+        """Whether the norms of all rounded values, without noise, are at most ``limits``.
 
-        Floating point decides where norms are clearly shorter or longer; exact fractions decide where they are close to a limit.
+        ``limits`` has one norm for each layer, (L,), or one for all layers together, (1,). Floating point decides where norms are clearly
+        shorter or longer. Exact fractions decide where they are close to a limit.
         """
         squares, squared_limits = self._squares * self._steps**2, limits**2
         if len(limits) == 1:  # of all layers together

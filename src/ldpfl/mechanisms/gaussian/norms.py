@@ -67,7 +67,7 @@ def row_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def clip_rows(rows: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
-    """Return ``rows`` (K, d) float32, those longer than the L2 norm ``limit`` shortened to it. It holds also after rounding to float32.
+    """Shorten each of ``rows`` (K, d) whose L2 norm exceeds ``limit`` to that norm. No returned float32 row is longer, despite rounding.
 
     Raises:
         PrivacyError: a value is NaN or infinite.
@@ -79,7 +79,9 @@ def clip_rows(rows: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
 
 
 def clip_layers(rows: Tensor, sizes: Sequence[int], limits: Tensor) -> Tensor:
-    """Return ``rows`` (K, d) float32, layers longer than their L2 norm in ``limits`` (L,) shortened to it. It holds also after rounding.
+    """Shorten each layer of ``rows`` (K, d) whose L2 norm exceeds its limit in ``limits`` (L,) to that norm.
+
+    No layer of the returned float32 rows is longer than its limit, despite rounding.
 
     Raises:
         PrivacyError: a value is NaN or infinite.

@@ -88,7 +88,11 @@ class Sensitivity:
 
     @property
     def value(self) -> float:
-        """The sensitivity D: 2 S if updates are clipped to S; else 2 eta E C, divided by the batch or data set size in these modes."""
+        """The sensitivity D: 2 S if updates are clipped to the norm S.
+
+        Otherwise 2 eta E C for the learning rate eta, E epochs and the clipping norm C of gradients. In the modes ``per_batch`` and
+        ``per_dataset`` this is divided by the batch size or the data set size.
+        """
         if self.norm is not None and self.mode == "update_clip":
             return 2 * self.norm
         steps = self.steps  # all other modes have steps
@@ -131,7 +135,7 @@ def require_positive(name: str, value: float) -> float:
 
 
 def require_share(name: str, value: float, *, one_allowed: bool) -> float:
-    """Return ``value`` after checking that it lies in (0, 1), or in (0, 1] if ``one`` is allowed.
+    """Return ``value`` after checking that it lies in (0, 1), or in (0, 1] if ``one_allowed``.
 
     Raises:
         ConfigError: ``value`` lies outside.

@@ -100,6 +100,7 @@ class BitReports:
     def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
         """Return reports that know only how many bits of each weight are set: each weight's bits are in random order, so this is enough."""
         clients = sum(batch.clients for batch in batches)
+        # The order is drawn later, if at all, so it gets a generator of its own.
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
     def addends(self) -> NDArray[np.uint8]:

@@ -69,7 +69,7 @@ class IndexedBitReports:
         """Yield the bytes that each client sends."""
         lengths = unit_bits(self.group_sizes)
         for rows in _row_blocks(self.clients, lengths):
-            codes = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))
+            codes = self.index[rows] | (self.signs[rows].astype(np.int64) << (lengths - 1))  # the sign is a group's highest bit
             yield from (row.tobytes() for row in _pack(codes, lengths))
 
     @classmethod
@@ -91,7 +91,7 @@ class IndexedBitReports:
         index = np.empty((len(payloads), group_sizes.size), dtype=np.int64)
         signs = np.empty(index.shape, dtype=np.bool_)
         for rows in _row_blocks(len(payloads), lengths):
-            codes = _unpack(packed[rows], lengths)
+            codes = _unpack(packed[rows], lengths)  # the highest bit of a group is the sign, and the others are the index
             signs[rows] = codes >> (lengths - 1)
             index[rows] = codes & ((1 << (lengths - 1)) - 1)
         return cls(index, signs, group_sizes)

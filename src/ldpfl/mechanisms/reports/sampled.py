@@ -88,7 +88,7 @@ class SampledReports:
             bits = np.unpackbits(np.frombuffer(payload, dtype=np.uint8, count=index_bytes), bitorder="little")
             if bits[coordinates * width :].any():
                 raise ProtocolError("a report has bits set between its indices and its values, expected zeros")
-            index[row] = bits[: coordinates * width].reshape(coordinates, width) @ (1 << np.arange(width))
+            index[row] = bits[: coordinates * width].reshape(coordinates, width) @ (1 << np.arange(width))  # the lowest bit comes first
             values[row] = np.frombuffer(payload, dtype="<f4", offset=index_bytes)
         return cls(index, values, dimension)
 

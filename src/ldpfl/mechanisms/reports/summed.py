@@ -60,7 +60,11 @@ class SummedReports:
 
     @classmethod
     def mix(cls, batches: Sequence[SummedReports], generator: np.random.Generator) -> SummedReports:
-        """Return the sum of all ``batches``, and add the noise of all clients."""
+        """Return the sum of all ``batches``, and add the noise of all clients.
+
+        Raises:
+            PrivacyError: the batches contain the noise already, or differ in dimension, lattice or noise.
+        """
         first, clients = batches[0], sum(batch.clients for batch in batches)
         if first.mixed:
             raise PrivacyError("this sum was mixed already, and a sum with noise cannot be mixed again")
@@ -83,7 +87,7 @@ class SummedReports:
 
     @staticmethod
     def noise_parameter_bytes(reports: Sequence[object]) -> bytes:
-        """Return all that determines the size of the noise, as bytes: the number of clients, and the lattice's parameters."""
+        """Return the number of clients, the noise and the scale of a sum, as bytes: all that determines the size of its noise."""
         sums = [batch for batch in reports if isinstance(batch, SummedReports)]
         return repr((sum(batch.clients for batch in sums), sorted({(batch.noise, batch.scale) for batch in sums}))).encode()
 

@@ -72,6 +72,7 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
 
     Args:
         sent: (release, clients that its bits were mixed among, bits in one message, number of times) for each kind.
+        order, delta: as in :func:`filtered_epsilon`. The bound on a divergence fails with a tiny probability, which is taken off delta.
     """
     from ldpfl.privacy.accountants.clones import (  # most nodes need none of it
         clone_log_moment,
@@ -85,7 +86,7 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
     divergence, failure_probability = 0.0, 0.0
     for release, clients, linked, count in sent:
         bits = min(linked, release.units)
-        epsilon, records = bits * release.epsilon, ceil(release.units / bits) * count
+        epsilon, records = bits * release.epsilon, ceil(release.units / bits) * count  # epsilon of a message; number of messages
         share = clone_probability_for_bits(epsilon) if bits == 1 else clone_probability(epsilon)
         divergence += records * clone_log_moment(epsilon, clients, order, share) / order
         failure_probability += records * clone_outside(clients, share)
@@ -117,6 +118,7 @@ def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> flo
     pure = filtered_epsilon(releases, inf, delta)
     sufficient_budgets = [pure]
     if delta > 0:
+        # The best of many fixed orders is a lower end. A budget of the upper end is likely to suffice; the pure sum certainly does.
         epsilons = np.array([filtered_epsilon(releases, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
         low, high = float(epsilons.min()), float(min(pure, epsilons.min() * 4 + 1))
         for _ in range(60):

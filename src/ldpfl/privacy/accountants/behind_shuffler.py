@@ -82,6 +82,7 @@ class CountedBits(ShuffledAccountant):
         return adaptive  # without the lower bound, which takes as long again
 
     def bounds(self, delta: float) -> Bounds:
+        """Return the bounds on epsilon at ``delta``. The lower bound is None unless some client certainly joined all rounds."""
         rounds = [_shuffled_rounds(group) for group in self.groups]
         fixed, adaptive = certified_epsilon(rounds, delta)
         if not self.joined:
@@ -133,6 +134,7 @@ class ShuffledVectors(ShuffledAccountant):
         return shuffled_gaussian_epsilon(self._vectors(), delta, self.local.epsilon(delta))
 
     def bounds(self, delta: float) -> Bounds:
+        """Return the bounds on epsilon at ``delta``. The lower bound is that of the sums of the vectors, with mu slightly reduced."""
         epsilon = self.epsilon(delta)
         if not self.joined:
             return Bounds(fixed=epsilon, adaptive=epsilon)
@@ -157,7 +159,8 @@ class SelfSampledBits(ShuffledAccountant):
         return len(groups) == 1 and _only_ones_are_counted(groups[0]) and groups[0].sampling == "secret"
 
     def bounds(self, delta: float) -> Bounds:
-        (group,) = self.groups
+        """Return the bounds on epsilon at ``delta``: the smaller of the local one and the one by secret participation."""
+        (group,) = self.groups  # ``supports`` allows only one
         rounds = replace(_shuffled_rounds(group), clients=group.population)
         epsilon = min(self.local.epsilon(delta), self_sampled_epsilon(rounds, group.rate, delta))
         return Bounds(fixed=epsilon, adaptive=epsilon)
@@ -186,10 +189,12 @@ class BlanketedReports(ShuffledAccountant):
         return min(self.local.epsilon(delta), blanket_epsilon([_hidden_reports(group) for group in self.groups], delta))
 
     def bounds(self, delta: float) -> Bounds:
+        """Return the bounds on epsilon at ``delta``. A lower bound is known only for reports that show the end of the range."""
         epsilon = self.epsilon(delta)
         if not self.joined or not all(_is_signed(group) for group in self.groups):
             return Bounds(fixed=epsilon, adaptive=epsilon)
-        # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2.
+        # For inputs at the ends of the range a report shows the end as one bit, which is wrong with probability blanket / 2. That is
+        # randomised response with epsilon log(2 / blanket - 1).
         signs = [replace(_shuffled_rounds(group), epsilon0=log(2 / (_blanket(group) or 1.0) - 1) * (1 - _DIGITS)) for group in self.groups]
         return Bounds(fixed=epsilon, adaptive=epsilon, attained=min(attained_epsilon(signs, delta), epsilon))
 
@@ -202,7 +207,11 @@ class ClonedReports(ShuffledAccountant):
         return len(groups) == 1 and groups[0].channel == "ideal-shuffler" and groups[0].release.pure_epsilon < inf
 
     def bounds(self, delta: float) -> Bounds:
-        (group,) = self.groups
+        """Return the bounds on epsilon at ``delta``: the smaller of the local one and the one by clones.
+
+        A message holds ``linked`` units of a report, which stay together in the shuffler.
+        """
+        (group,) = self.groups  # ``supports`` allows only one
         message_epsilon = group.release.pure_epsilon * group.linked
         messages = ceil(group.release.units / group.linked) * group.rounds
         hidden = composed_clone_epsilon(message_epsilon, group.cohort, messages, delta, clone_probability(message_epsilon))

@@ -104,11 +104,12 @@ class TrialCount:
 
     @cached_property
     def weights(self) -> tuple[int, ...]:
-        """Integers proportional to the probabilities of 1, 2, ... trials."""
+        """Integers proportional to the probabilities of 1, 2, ... trials, with the law's parameter chosen for the :attr:`mean`."""
         numbers = np.arange(1, self.limit + 1, dtype=np.float64)
         logs = {"geometric": 0.0 * numbers, "logarithmic": -np.log(numbers), "poisson": -gammaln(numbers + 1)}[self.law]
 
         def probabilities(parameter: float) -> Array:
+            """Return the probabilities (limit,) of the law whose terms have the factor e^``parameter`` for each trial after the first."""
             exponents = logs + (numbers - 1) * parameter
             unscaled = np.exp(exponents - exponents.max())
             return np.asarray(unscaled / unscaled.sum())
@@ -125,7 +126,7 @@ class TrialCount:
 
     def drawn(self, word: int) -> int:
         """Return the number of trials that a uniformly random ``word`` of 256 bits draws from the law."""
-        remaining = word % sum(self.weights)
+        remaining = word % sum(self.weights)  # uniform but for 2^-190, since the weights add up to some 2^64
         for number, weight in enumerate(self.weights, start=1):
             if remaining < weight:
                 return number
@@ -142,7 +143,8 @@ def best_of_trials_epsilon(power: Callable[[Array], Array], epsilon: Callable[[f
     """Return an upper bound of epsilon at ``delta`` for releasing the best of a random number of trials.
 
     Args:
-        power: increasing function T of the trial: the largest probability for a neighbouring data set of an event with probability p.
+        power: increasing function T of the trial: maps the probability p of an event to the largest probability that the event can have for
+            a neighbouring data set.
         epsilon: epsilon of a trial by delta.
         count: law of the number of trials.
     """

@@ -58,7 +58,7 @@ class Binomial:
         half = _PART_WIDTH * sqrt(self.variance) + _SLACK
         low, high = max(0, floor(self.mean - half)), min(self.count, ceil(self.mean + half))
         values = np.arange(low + 1, high + 1, dtype=np.float64)
-        log_ratio = np.log((self.count - values + 1) / values) + self.log_odds
+        log_ratio = np.log((self.count - values + 1) / values) + self.log_odds  # log P(k) / P(k - 1) for each k of ``values``
         logs = np.concatenate([[0.0], np.cumsum(log_ratio)])
         logs -= logs.max()
         return low, logs - np.log(np.exp(logs).sum())
@@ -140,11 +140,12 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
     largest_value = sum(part.count for part in parts)
     left, right = (min(max(round(center + side * _ANCHORS[0] * deviation), 0), largest_value) for side in (-1, 1))
     joined = logs[left - low : right - low + 1]
+    # Each side gets two pieces. A piece begins at ``border`` and is tilted to have its mean at ``anchor``, in standard deviations.
     for side in (-1, 1):
         for border, anchor in ((_ANCHORS[0], _ANCHORS[1]), (_ANCHORS[2], _ANCHORS[3])):
             tilted_mean, meeting_value = center + side * anchor * deviation, round(center + side * border * deviation)
             if not 0.5 < tilted_mean < largest_value - 0.5:
-                break
+                break  # the sum has no values so far out on this side
             tilted = _tilted_to(parts, tilted_mean)
             low, logs = _convolve_by_transform(tilted)
             theta = tilted[0].log_odds - parts[0].log_odds
@@ -160,9 +161,10 @@ def _convolve_by_tilting(parts: Sequence[Binomial]) -> tuple[int, Array]:
 
 
 def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
-    """Return ``parts`` with the common tilt that makes ``target`` the mean of their sum."""
+    """Return ``parts`` with the common tilt that makes ``target`` the mean of their sum. A tilt is added to the log odds of all coins."""
 
     def excess(theta: float) -> float:
+        """Return the tilted mean of the sum, less ``target``."""
         return sum(part.tilted(theta).mean for part in parts) - target
 
     theta = float(brentq(excess, -100.0, 100.0, xtol=1e-12))

@@ -142,8 +142,12 @@ class Bits(Record):
         return super().is_countable and self.count <= MAX_BITS
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
-        """Return the values of G for each number k of bits that agree with the first input, and their probabilities."""
+        """Return the values of G for each number k of bits that agree with the first input, and their probabilities.
+
+        G is the density under the first input, less e^``epsilon`` times that under the second, relative to uniform bits.
+        """
         agreeing = np.arange(self.count + 1)
+        # Relative to uniform bits, a bit has the density 2 p1 if it agrees with the input, else 2 p0.
         log_p1, log_p0 = log(2) + log_sigmoid(self.bit_epsilon), log(2) + log_sigmoid(-self.bit_epsilon)
         first = np.exp(agreeing * log_p1 + (self.count - agreeing) * log_p0)
         second = np.exp((self.count - agreeing) * log_p1 + agreeing * log_p0)
@@ -173,7 +177,10 @@ class Report(Record):
         return self.epsilon0, 1
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
-        """Return the three values of G in the worst case, and their probabilities: the two densities differ in two of them."""
+        """Return the three values of G in the worst case, and their probabilities: the two densities differ in two of them.
+
+        G is the density under one input less e^``epsilon`` times that under the other. Each density is at an end of its interval.
+        """
         low, high = self.share, self.stated * exp(self.epsilon0) * (1 + _DIGITS)
         p_high = (1 - low) / (high - low)  # probability of ``high`` for a density with mean 1
         p_differ = min(p_high, 1 - p_high)
@@ -242,7 +249,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     rough_size = np.abs(1 - share + share * fft.rfft(np.bincount(places.astype(np.int64) % size, weights, size)))
     present = np.flatnonzero(clients * np.log(np.maximum(rough_size, _TINY)) > _NOTHING)
     transform[present] = _characteristic_function_of_sum(2 * np.pi * present / size, places, weights, clients, share)
-    # Sums wrap around at the ends of the lattice, where the probability is negligible.
+    # Sums of 0 or more are in the first half. Sums wrap around at the ends of the lattice, where the probability is negligible.
     mass = fft.irfft(transform, size)[: size // 2]
     return float(np.dot(np.maximum(mass, 0.0), np.arange(size // 2))) * step
 

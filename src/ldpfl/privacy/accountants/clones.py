@@ -58,6 +58,7 @@ def clone_log_moment(epsilon0: float, clients: int, order: float, clone_share: f
     _, logs = Binomial(clones, 0.0).log_pmf()
     with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
+    # Log probabilities of A + D, in the terms of the module's docstring, for the target's two inputs: D is 1 with p1, or with p0.
     first, second = (
         np.logaddexp(log_with + with_report, log_without + without) for log_with, log_without in ((log_p1, log_p0), (log_p0, log_p1))
     )
@@ -98,6 +99,7 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, clone_share: floa
     counts, weights = _clone_counts(clients, clone_share)
 
     def excess(epsilon: float) -> float:
+        """Return delta at this epsilon, less the given ``delta``."""
         return float(_deltas(epsilon0, np.array([float(epsilon)]), counts, weights)[0]) - delta
 
     if delta <= 0:
@@ -120,7 +122,7 @@ def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: fl
         return local
     if rounds <= 1 or delta <= 0:
         return min(local, clone_epsilon(epsilon0, clients, delta, clone_share)) if rounds == 1 else local
-    # The grid ends where the delta of all rounds together is a ten-thousandth of the given one: a longer grid would gain nothing.
+    # The grid of epsilons ends where all rounds together have a ten-thousandth of the given delta: a longer grid would gain nothing.
     negligible_epsilon = clone_epsilon(epsilon0, clients, 1e-4 * delta / rounds, clone_share)
     if negligible_epsilon == 0:  # no grid has the step 0; the local bound always holds
         return local

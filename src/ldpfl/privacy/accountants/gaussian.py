@@ -52,7 +52,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     if delta <= 0 or mu == inf:
         return inf
-    high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1  # without the second term of the curve
+    # An upper bound of epsilon: the first term of the curve alone falls to delta there.
+    high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1
     if mu > _LARGE_MU:
         return high
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))
@@ -68,6 +69,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
+    # The delta of mu-GDP is below mu, so mu exceeds the lower end. ``xtol`` is tiny so that a tiny mu is precise, too.
     return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, min(1e-12, delta), high, xtol=1e-300, rtol=1e-14, maxiter=_STEPS))
 
 

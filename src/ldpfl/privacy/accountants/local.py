@@ -71,12 +71,14 @@ class PureAccountant(LocalAccountant):
         return sum_of_reports_epsilon(self.pure, delta if is_exact else 0.0)
 
     def delta(self, epsilon: float) -> float:
+        """Return the smallest delta that is known to hold with ``epsilon``: exact if all reports have one epsilon."""
         epsilons, number = {report_epsilon for report_epsilon, _ in self.pure}, sum(number for _, number in self.pure)
         if len(epsilons) == 1 and number <= MOST_REPORTS:
             return composed_delta(epsilons.pop(), number, epsilon)
         return super().delta(epsilon)
 
     def distance(self) -> float:
+        """Return an upper bound of the total variation distance: exact but for ``TAIL`` if all reports have one epsilon."""
         epsilons, number = {epsilon for epsilon, _ in self.pure}, sum(number for _, number in self.pure)
         if len(epsilons) != 1 or number > MOST_REPORTS:
             return self._distance_by_deltas()
@@ -92,6 +94,7 @@ class GaussianAccountant(LocalAccountant):
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
 
     def epsilon(self, delta: float) -> float:
+        """Return the smallest epsilon at ``delta``; an upper bound of it if records are sampled."""
         if not self._is_sampled:
             return gaussian_epsilon(self.mu, delta)
         from ldpfl.privacy.accountants.poisson import sampled_epsilon  # it loads all of dp-accounting
@@ -102,6 +105,7 @@ class GaussianAccountant(LocalAccountant):
         return super().delta(epsilon) if self._is_sampled else gaussian_delta(self.mu, epsilon)
 
     def distance(self) -> float:
+        """Return the total variation distance; an upper bound of it if records are sampled."""
         unsampled = gaussian_delta(self.mu, 0.0)
         if not self._is_sampled:
             return unsampled
@@ -130,11 +134,13 @@ class RenyiAccountant(LocalAccountant):
     kinds: ClassVar[frozenset[type]] = PureAccountant.kinds | GaussianAccountant.kinds
 
     def epsilon(self, delta: float) -> float:
+        """Return an epsilon at ``delta``. Infinite at delta 0, since Gaussian noise has no pure epsilon, and for too many reports."""
         reports, mu = self.pure, self.mu
         if delta <= 0 or mu == inf or sum(number for _, number in reports) > MOST_REPORTS:
             return inf
 
         def total(order: Array) -> Array:
+            """Return log E[e^(order * loss)] of all reports and all noise together."""
             pure = np.sum([number * log_moment(epsilon, order) for epsilon, number in reports], axis=0)
             return np.asarray(pure + order * (order + 1) * mu**2 / 2)
 

@@ -85,6 +85,7 @@ class GridLosses:
         by_convolution = composed.epsilon(delta) if composed is not None else inf
 
         def log_moment(order: Array) -> Array:
+            """Return log E[e^(order * loss)] of all releases."""
             return times * largest_log_moment(self.losses, self.masses[None], order)
 
         return min(by_convolution, epsilon_from_log_moment(log_moment, delta - times * self.infinite))
@@ -99,8 +100,8 @@ class GridLosses:
 def _convolution_bounds(masses: Array, times: int, tail: float) -> tuple[int, int]:
     """Return (low, high) such that the sum of ``times`` independent indices lies outside with a probability of at most ``tail``.
 
-    Same as dp-accounting's ``compute_self_convolve_bounds``, digit by digit: the best Chernoff bound of 20 orders on each side. It is not
-    imported, because importing dp-accounting takes longer than a whole plan.
+    ``masses`` are the probabilities of the indices 0, 1, ... The result is that of dp-accounting's ``compute_self_convolve_bounds``, digit
+    by digit: the best Chernoff bound of 20 orders on each side. Importing dp-accounting would take longer than a whole plan.
     """
     low, high = 0, (masses.size - 1) * times
     orders = np.concatenate([np.arange(-_ORDERS, 0), np.arange(1, _ORDERS + 1)]) / masses.size
@@ -117,7 +118,8 @@ def _convolution_bounds(masses: Array, times: int, tail: float) -> tuple[int, in
 def _self_convolved(masses: Array, times: int, low: int, high: int) -> Array:
     """Return the distribution of the sum of ``times`` independent indices, from ``low`` to ``high``; the mass outside wraps around.
 
-    Only frequencies whose power does not vanish are computed: for many releases, these are a few around 0.
+    ``masses`` are the probabilities of the indices 0, 1, ... Only frequencies whose power does not vanish are computed: for many releases,
+    these are a few around 0.
     """
     size = fft.next_fast_len(max(high - low + 1, masses.size), real=True)
     transform = fft.rfft(masses, size)
@@ -156,14 +158,14 @@ class PrivacyCurve:
 def composed_curves(curves: Sequence[PrivacyCurve], delta: float, points: int = 1024) -> float:
     """Return an upper bound of epsilon at ``delta`` for all releases together, also adaptive ones; infinite if it takes too long.
 
-    Each curve is evaluated at ``points`` losses, up to one that is exceeded with negligible probability. The PLDs of the dominating pairs
-    are then convolved.
+    Each curve is evaluated at ``points`` losses, up to one that is exceeded with negligible probability. The privacy loss distributions of
+    the dominating pairs are then convolved.
     """
     total = sum(curve.times for curve in curves)
     if total == 1:
         return _single_epsilon(next(curve for curve in curves if curve.times), delta)
     step = max((_largest_likely_loss(curve, 1e-4 * delta / total) for curve in curves), default=0.0) / points
-    if step == 0:
+    if step == 0:  # every curve is negligible already at epsilon 0
         return 0.0 if all(curve.at(0.0) * curve.times * len(curves) <= delta for curve in curves) else inf
     losses = []
     for curve in curves:
@@ -224,15 +226,17 @@ def largest_log_moment(losses: Array, rows: Array, order: Array, peak: float | N
 def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
     """Return the smallest epsilon >= 0 that is (epsilon, ``delta``)-DP for the PLD of ``losses`` (ascending) and ``masses``.
 
-    delta(epsilon) is the largest P(S) - e^epsilon R(S) over the sets S of the highest losses, so epsilon is the
-    largest log((P(S) - delta) / R(S)). R(S) is kept as a logarithm where losses of many thousands would overflow or vanish.
+    P and R are the laws of the output under two neighbouring inputs. delta(epsilon) is the largest P(S) - e^epsilon R(S) over the sets S of
+    the highest losses, so epsilon is the largest log((P(S) - delta) / R(S)). R(S) is kept as a logarithm where losses of many thousands
+    would overflow or vanish.
     """
     if delta <= 0:
         return inf
     set_masses = np.cumsum(masses[::-1])  # P(S) of the sets of the highest 1, 2, ... losses
     if not (set_masses > delta).any():
         return 0.0 if np.isfinite(set_masses[-1]) else inf  # a NaN means that nothing is known
-    # R(S) grows with S and P(S) is at most the total. So usually the small sets, up to a fifth of the mass, are shown to have the maximum.
+    # R(S) grows with S, and P(S) is at most the total mass. So no larger set exceeds log(total / R) of the largest small set. Usually this
+    # shows that the maximum is at a small set, up to a fifth of the mass, and the loop ends early.
     is_flat = losses[-1] - losses[0] < _FLAT
     fifth = min(int(np.searchsorted(set_masses, 0.2 * set_masses[-1])) + 1, set_masses.size)
     for size in (fifth, set_masses.size) if set_masses.size > _SHORT else (set_masses.size,):
@@ -319,6 +323,7 @@ def _convex_hull(curve: Array, step: float) -> Array:
     for left, right in pairwise(corners):
         inside = np.arange(left + 1, right)
         length = (inside - left) * step
+        # Interpolate in e^epsilon: (e^length - 1) / (e^((right - left) step) - 1) of the way, computed by logarithms against overflow.
         share = np.exp(length + np.log(-np.expm1(-length)) - _log_expm1((right - left) * step))
         hull[left + 1 : right] = curve[left] + (curve[right] - curve[left]) * share
     return hull

@@ -29,12 +29,18 @@ def renyi_factor(order: Array) -> Array:
 
 
 def epsilon_from_log_moment(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_factor, near: float | None = None) -> float:
-    """Return min over t > 0 of (log E[e^(t loss)] + log factor(t) - log delta) / t, or 0 where that is negative."""
+    """Return the epsilon at ``delta``: min over t > 0 of (log E[e^(t loss)] + log_factor(t) - log delta) / t, or 0 if that is negative.
+
+    Args:
+        log_moment: returns log E[e^(t loss)] for orders t.
+        log_factor: returns the logarithm of the factor of the Chernoff bound for orders t.
+        near: as in :func:`best_order`.
+    """
     return best_order(log_moment, delta, log_factor, near)[0]
 
 
 def best_order(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_factor, near: float | None = None) -> tuple[float, float]:
-    """Return the smallest bound on epsilon and the order that gives it.
+    """Return the smallest bound on epsilon of :func:`epsilon_from_log_moment`, and the order t that gives it.
 
     Any order gives a valid bound, so the search need not be exact: it uses a coarse grid, then three finer grids around the best point.
     With ``near``, only orders close to it are searched.

@@ -75,11 +75,11 @@ def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[
 def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligible: float) -> Array:
     """Return an upper bound of delta at ``epsilons`` of one round, averaged over the cohort size.
 
-    Neighbouring sizes are merged. A merged cell has the anonymity set of its smallest cohort. Its probability that the target takes part is
-    that of its largest cohort.
+    Neighbouring sizes are merged to a cell, in the safe direction: as few clients to hide among as in the cell's smallest cohort, and the
+    target takes part with the probability of the cell's largest cohort. ``negligible`` bounds the probability of sizes that are left out.
     """
     sizes, weights, other_sizes_probability = cohort_sizes(setting.clients, rate, negligible)
-    curve = np.full_like(epsilons, other_sizes_probability + 1e-15)
+    curve = np.full_like(epsilons, other_sizes_probability + 1e-15)  # plus an allowance for rounding
     first = 0
     while first < sizes.size:
         last = int(np.searchsorted(sizes, sizes[first] * _WIDTH, side="right")) - 1

@@ -51,7 +51,7 @@ def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
     It is the first bound of this module: the epsilon without sampling is a, and b = e^(epsilon - a) is the weight of replacing the record.
     """
     if epsilon < _OVERFLOWS:
-        ratio = expm1(epsilon) / rate
+        ratio = expm1(epsilon) / rate  # may be infinite for a tiny rate
         a = log1p(ratio) if ratio < inf else log(expm1(epsilon) + rate) - log(rate)
         b = min(1.0, exp(epsilon - a))
     else:  # e^epsilon + q - 1 equals e^epsilon up to rounding; the factor makes the result safe
@@ -60,7 +60,10 @@ def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
 
 
 def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` for replacing one record. Holds adaptively; never more than without sampling."""
+    """Return an upper bound of epsilon at ``delta`` for replacing one record. Holds adaptively; never more than without sampling.
+
+    ``rounds`` are (mu, sampling rate, number of rounds) each.
+    """
     unsampled = gaussian_epsilon(composed_mu(mu * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
         return unsampled
@@ -85,6 +88,7 @@ def _remove_then_add_epsilon(rounds: tuple[Sampled, ...], delta: float) -> float
     which that is at most ``delta`` is found by bisection.
     """
     accountant = _add_or_remove_accountant(rounds)
+    # ``low`` is too small, since its delta is multiplied by 1 + e^epsilon. ``high`` is raised until it suffices.
     low, high = added_epsilon(rounds, delta), added_epsilon(rounds, delta / 1e3)
     while high <= _LARGEST_SUM and (1 + exp(high)) * accountant.get_delta(high) > delta:
         high *= 1.5
@@ -116,7 +120,10 @@ def _takes_long(rounds: Sequence[Sampled]) -> bool:
 
 @lru_cache(maxsize=16)
 def _add_or_remove_accountant(rounds: tuple[Sampled, ...]) -> PLDAccountant:
-    """Return dp-accounting's accountant of ``rounds`` for adding or removing one record, cached."""
+    """Return dp-accounting's accountant of ``rounds`` for adding or removing one record, cached.
+
+    Adding a record moves a sum half as far as replacing it, for which ``rounds`` have mu. So the noise multiplier is 2 / mu.
+    """
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     for mu, rate, count in rounds:
         event = GaussianDpEvent(2 / max(mu, _SMALLEST_MU))

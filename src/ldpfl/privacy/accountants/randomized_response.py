@@ -47,7 +47,7 @@ def log_moment(epsilon0: float, order: float | Array) -> Array:
     x = order * epsilon0
     far = x + np.log(sigmoid(epsilon0) + p0 * np.exp(-2 * x))
     # Near 0 the moment is almost 1, so its logarithm is computed from the moment less 1.
-    near = np.log1p(sigmoid(epsilon0) * np.expm1(np.minimum(x, 1.0)) + p0 * np.expm1(-x))
+    near = np.log1p(sigmoid(epsilon0) * np.expm1(np.minimum(x, 1.0)) + p0 * np.expm1(-x))  # the minimum only prevents overflow
     return np.asarray(np.where(x < 1.0, near, far))
 
 
@@ -130,7 +130,7 @@ def sum_of_reports_epsilon(reports: Sequence[tuple[float, int]], delta: float) -
 
 
 def _convolved_epsilon(groups: tuple[tuple[float, int], ...], delta: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` of the reports of all ``groups``, by the sum of their losses."""
+    """Return an upper bound of epsilon at ``delta`` of all reports, given as (epsilon, number) ``groups``, by the sum of their losses."""
     inside = delta - len(groups) * TAIL
     if inside <= 0:
         return inf
@@ -144,7 +144,7 @@ def _convolved_epsilon(groups: tuple[tuple[float, int], ...], delta: float) -> f
 
 @lru_cache(maxsize=4)  # for searches over delta
 def _sums_of_losses(groups: tuple[tuple[float, int], ...]) -> tuple[Array, Array]:
-    """Return the possible losses of the reports of all ``groups``, ascending, and their probabilities.
+    """Return the possible losses of the reports of all ``groups``, (epsilon, number) each, ascending, and their probabilities.
 
     Too many losses are moved to a grid so that delta is nowhere lower. All terms are positive, so the probabilities are precise.
     """

@@ -61,7 +61,10 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
 
 
 def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
-    """Return the accountant of ``groups`` behind a shuffler or sum. None if there is none, or if a shuffler does not hide a release."""
+    """Return the accountant that composes ``groups`` of rounds behind a shuffler or sum.
+
+    None if no accountant does, or if a shuffler does not hide one of the releases.
+    """
     if any(group.channel == "ideal-shuffler" and group.release.not_shuffled for group in groups):
         return None
     kind = next((kind for kind in HIDDEN if kind.supports(groups)), None)

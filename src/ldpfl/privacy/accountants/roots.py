@@ -23,6 +23,7 @@ def brentq(
         ValueError: the signs at both ends are the same, or a value is no number.
         RuntimeError: ``maxiter`` steps are too few.
     """
+    # ``now`` is the best x so far, ``before`` the one before it, and ``opposite`` the last x at which the function has the other sign.
     before, now = float(low), float(high)
     at_before, at_now = _value_at(function, before), _value_at(function, now)
     if at_before == 0:
@@ -48,6 +49,7 @@ def brentq(
                 next_step = _interpolated((before, at_before), (now, at_now), (opposite, at_opposite))
             except ZeroDivisionError:  # rounding made two of the function's values equal
                 next_step = inf
+            # Take the interpolated step only if it is short enough, else halve the interval.
             step, previous_step = (
                 (next_step, step) if 2 * abs(next_step) < min(abs(previous_step), 3 * abs(half) - precision) else (half, half)
             )

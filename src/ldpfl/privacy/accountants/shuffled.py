@@ -57,7 +57,10 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
 
 
 def _epsilon_rounded_up(row: Row, delta: float) -> float:
-    """Return the epsilon at ``delta`` of a row of losses and masses, plus an allowance for rounding, which matters for a tiny epsilon."""
+    """Return the epsilon at ``delta`` of a row of losses and masses, plus an allowance for rounding, which matters for a tiny epsilon.
+
+    0 only if delta at epsilon 0 is below ``delta`` by more than the allowance.
+    """
     losses, masses = row
     epsilon, allowance = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
     return epsilon + allowance if epsilon > 0 or delta_of(losses, masses, 0.0) > delta - allowance else 0.0
@@ -181,7 +184,10 @@ def attained_losses(epsilon0: float, clients: int, half: int = _HALF) -> Shuffle
 
 
 def _on_grid(rows: Sequence[Row], epsilon0: float, clients: int, half: int) -> ShuffledLosses:
-    """Put all rows on one grid that covers every loss with a probability above ``TAIL``."""
+    """Put all rows on one grid of 2 ``half`` + 1 losses that covers every loss with a probability above ``TAIL``.
+
+    The probability of losses beyond the grid becomes ``outside``.
+    """
     limit = max(float(np.max(np.abs(losses[mass > TAIL]))) for losses, mass in rows)
     step = limit / half
     masses, outside = [], 0.0
@@ -233,6 +239,7 @@ def _row(epsilon0: float, others: list[Binomial]) -> Row:
     with_one, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
     mass = np.exp(np.logaddexp(log_p1 + with_one, log_p0 + without))
+    # The smallest count is possible only if the client's own bit is 0, and the largest only if it is 1: losses -epsilon0 and epsilon0.
     inner = _count_loss(logs[:-1] - logs[1:], epsilon0)
     losses = np.concatenate([[-epsilon0], np.clip(inner, -epsilon0, epsilon0), [epsilon0]])
     return np.maximum.accumulate(losses), mass / mass.sum()

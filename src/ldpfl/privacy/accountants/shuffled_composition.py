@@ -115,12 +115,12 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
 
 @lru_cache(maxsize=32)  # a plan asks again for the result of a search
 def _certified_epsilon_of_merged(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
-    """Return :func:`certified_epsilon` of ``groups`` that are merged already, cached."""
+    """Return :func:`certified_epsilon` of ``groups`` that are merged already, cached: for fixed and for adaptive inputs."""
     rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _grid_half(group)) for group in groups))
     remaining_delta = delta - rounds.outside
     renyi, order = best_order(rounds.log_moment, remaining_delta)
     fixed = epsilon_from_log_moment(rounds.log_moment, remaining_delta, rounds.sharp_factor, near=order) * _UP
-    # The inputs of a single round are fixed before its first bit is drawn, so there the bound for fixed inputs holds adaptively.
+    # The inputs of a single round are fixed before its first bit is drawn. So there the bound for fixed inputs holds adaptively, too.
     round_by_round = fixed if rounds.is_one_round else rounds.round_by_round_epsilon(delta)
     adaptive = min(_local_epsilon(groups, delta), renyi * _UP, rounds.convolved_epsilon(delta) * _UP, round_by_round)
     return min(adaptive, fixed), adaptive
@@ -131,14 +131,14 @@ def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
 
     In this data set, the bits of all other clients are 1 with the larger probability 1 / (1 + e^-epsilon0).
     """
-    merged = _merged(groups, None, None)
+    merged = _merged(groups, sizes=None, epsilons=None)
     rounded = _merge_within_work_limit(
         lambda sizes, epsilons: _round_up_cohorts(_most_informative(merged, epsilons), sizes), _MAX_ATTAINED_SIZES
     )
     return _attained_epsilon_of_merged(rounded, delta)
 
 
-@lru_cache(maxsize=64)  # as above
+@lru_cache(maxsize=64)  # a plan asks again for the result of a search
 def _attained_epsilon_of_merged(groups: tuple[ShuffledRounds, ...], delta: float) -> float:
     """Return :func:`attained_epsilon` of ``groups`` that are merged already, cached."""
     if _shuffling_is_useless(groups, delta):
@@ -231,12 +231,14 @@ def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligibl
     """Return an upper bound of delta at ``epsilons`` for one round of ``reports`` bits, whose inputs are fixed before the first is drawn.
 
     It is the smallest of three bounds: by moments, by the normal law, and by convolution. It is close down to deltas of ``negligible``.
+    ``losses`` are those of one bit.
     """
     _, order = best_order(lambda order: reports * losses.log_moment(order), negligible)
-    orders = order * np.logspace(-3, 0.5, 71)
+    orders = order * np.logspace(-3, 0.5, 71)  # any order gives a bound; larger deltas need smaller orders
     logs = reports * losses.log_moment(orders) + _sharpened_factor([losses], [reports], orders)
     curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0)) + reports * losses.outside
     curve = np.fmin(curve, _normal_curve(losses, reports, epsilons))
+    # Callers set ``negligible`` to some 1e-4 of a round's delta. Against a round's delta, the error of the convolution must be small.
     composed = losses.dominating.composed(reports, 1e4 * negligible)
     if composed is not None:
         curve = np.minimum(curve, curve_of(composed.losses, composed.masses, epsilons) + composed.infinite + 1e-15)
@@ -332,7 +334,10 @@ def _grid_half(group: ShuffledRounds) -> int:
 
 
 def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, epsilons: int | None) -> tuple[ShuffledRounds, ...]:
-    """Merge equal rounds, after rounding cohorts down to ``sizes`` values and epsilons up to ``epsilons``. Safe only for upper bounds."""
+    """Merge equal rounds, after rounding cohorts down to ``sizes`` values and epsilons up to ``epsilons`` values; None: no rounding.
+
+    Rounding in these directions is safe only for upper bounds.
+    """
     rounds: Counter[tuple[float, int, int]] = Counter()
     groups = [group for group in groups if group.releases > 0 and group.epsilon0 > 0]
     rounded_clients = rounded_down((group.clients for group in groups), sizes)
@@ -343,9 +348,10 @@ def _merged(groups: Sequence[ShuffledRounds], sizes: int | None, epsilons: int |
 
 
 def _merge_within_work_limit(merge: Callable[[int, int], tuple[ShuffledRounds, ...]], sizes: int) -> tuple[ShuffledRounds, ...]:
-    """Return the rounds that ``merge`` returns for the largest numbers of cohort sizes and epsilons that :data:`_MAX_WORK` allows.
+    """Return the rounds that ``merge(sizes, epsilons)`` returns for the largest numbers that :data:`_MAX_WORK` allows.
 
-    Both numbers begin at their maximum, ``sizes`` and ``_MAX_EPSILONS``, and are halved until the work is small enough.
+    The arguments are how many distinct cohort sizes, and distinct epsilons of a bit, the rounds keep after rounding. Both numbers begin at
+    their maximum, ``sizes`` and ``_MAX_EPSILONS``, and are halved until the work is small enough.
     """
     epsilons = _MAX_EPSILONS
     while True:
@@ -371,4 +377,4 @@ def _most_informative(groups: Sequence[ShuffledRounds], most: int) -> Sequence[S
 def _round_up_cohorts(groups: Sequence[ShuffledRounds], sizes: int) -> tuple[ShuffledRounds, ...]:
     """Round cohorts up to a few sizes. This is safe for a lower bound, since more clients hide more."""
     up = rounded_up({group.clients for group in groups}, sizes)
-    return _merged([replace(group, clients=up[group.clients]) for group in groups], None, None)
+    return _merged([replace(group, clients=up[group.clients]) for group in groups], sizes=None, epsilons=None)

@@ -131,6 +131,7 @@ def common_share(mu: float, variation: float) -> float | None:
     """
 
     def excess_variation(log_inverse_share: float) -> float:
+        """Return the cost g b(g), less ``variation``, for the share g = e^-``log_inverse_share``."""
         return exp(-log_inverse_share) * gaussian_delta(mu / 2, log_inverse_share) - variation
 
     if excess_variation(_HIDES_NOTHING) > 0:
@@ -193,7 +194,9 @@ def _probabilities_between(ends: Array) -> Array:
 
 
 def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) -> float:
-    """Return an upper bound of E[max(0, S)], where S is the sum of M ~ Bin(``clients``, ``share``) draws from ``values`` by ``chances``.
+    """Return an upper bound of E[max(0, S)], where S is the sum of M ~ Bin(``clients``, ``share``) draws from ``values``.
+
+    ``chances`` are the probabilities of the values.
 
     The values are split over neighbouring points of a lattice so that their mean is kept, which can only raise the result. The law of S is
     the inverse transform of its characteristic function. An allowance for rounding is added: the error of the transform relative to its
@@ -215,6 +218,7 @@ def _mean_above_zero(values: Array, chances: Array, clients: int, share: float) 
     power = np.zeros(size // 2 + 1, dtype=np.complex128)
     power[present] = np.exp(clients * (log_size[present] + 1j * np.arctan2(scaled.imag[present], 1 + scaled.real[present])))
     mass = fft.irfft(power, size)
+    # Sums of 0 or more are in the first half of the lattice; those below 0 wrap around to the second half.
     error = _ROUNDING * (log2(size) + clients * share) * sqrt(float(np.dot(mass, mass))) * sqrt(size) * reach
     return float(np.dot(np.maximum(mass[: size // 2], 0.0), np.arange(size // 2))) * step + error
 
