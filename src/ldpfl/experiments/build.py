@@ -297,7 +297,9 @@ def _fastest_trainer(config: RunConfig, federation: Federation, weights: Tensor,
     # All samples in all local steps of the run, counted with repetition.
     samples = int(config.training.rounds * rounds_share * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
     fewest_steps, most_steps = (max(1, ceil(int(size) / batch_size) * epochs) for size in (sizes.min(), sizes.max()))
-    return compiled_if_worthwhile(config, federation.trainer, weights, data, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
+    return compiled_if_worthwhile(
+        config, federation.trainer, weights, data, RunSize(samples, width=batch_size, steps=(fewest_steps, most_steps)), warn
+    )
 
 
 def _flagging_threshold(config: RunConfig, data: Dataset) -> float | None:

@@ -143,13 +143,13 @@ class ModelFile(BaseModel):
         try:
             check_regular(weights)
             stored_shapes = _stored_shapes(weights)
-            if isinstance(caller_model, str | None) and not is_code(model.name):
-                with torch.device("meta"):
+            if isinstance(caller_model, str | None) and not is_code(model.name):  # a built-in or pretrained model
+                with torch.device("meta"):  # which allocates no memory
                     _check_shapes(self._make_module(model), stored_shapes)
             module = self._make_module(model, caller_model if isinstance(caller_model, nn.Module) else None)
             check_base(module, self.base)
             _check_shapes(module, stored_shapes)
-            module.load_state_dict(load_file(weights), strict=not self.base)
+            module.load_state_dict(load_file(weights), strict=not self.base)  # the file lacks the frozen weights of a base
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
         return module
@@ -212,12 +212,13 @@ class ModelFile(BaseModel):
 
 
 def check_present(path: Path) -> None:
-    """Raise if the file ``path`` of a finished run or an export is missing.
+    """Raise if the file ``path`` in the folder of a finished run or an export is missing.
 
     Raises:
         DataError: there is no such file. If the folder is a simulation's, the message says how to write the file again.
     """
     if not path.exists():
+        # A simulation's folder has no kind.txt.
         can_resume = (path.parent / "config.toml").exists() and not (path.parent / "kind.txt").exists()
         remedy = f", or let ldpfl run --resume --out {path.parent} write it again" if can_resume else ""
         raise DataError(f"{path} is missing: restore the file{remedy}")
@@ -263,7 +264,8 @@ def read_description(path: Path, kind: type[BaseModel]) -> Any:
     """
     try:
         text = read_text(path, MAX_BYTES)
-        # Pydantic keeps an error for each wrong field, and a copy of the whole input with each error for a missing field.
+        # Pydantic keeps an error for each wrong field, and a copy of the whole input with each error for a missing field. So the numbers of
+        # fields (about one for each colon) and of entries (commas) are limited before it parses the text.
         if text.count(":") > _MAX_FIELDS or text.count(",") > _MAX_ENTRIES:
             raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields or {_MAX_ENTRIES:,} entries")
         return kind.model_validate_json(text)

@@ -100,7 +100,10 @@ class Setting:
     @model_validator(mode="wrap")
     @classmethod
     def _report_first_error(cls, arguments: Any, validate: Callable[[Any], Setting]) -> Setting:
-        """Turn an error of pydantic into a :class:`ConfigError` of one line that names the argument."""
+        """Turn an error of pydantic into a :class:`ConfigError` of one line that names the argument.
+
+        Pydantic reports a positional argument by its number, which is replaced by the argument's name.
+        """
         try:
             return validate(arguments)
         except ValidationError as error:
@@ -157,7 +160,7 @@ class Setting:
         return released(self.build(), self._ranges_in_layers(layers))
 
     def _ranges_in_layers(self, layers: int) -> LayerRanges:
-        """Return clipping ranges that divide the weights into so many layers, as equally as possible."""
+        """Return clipping ranges that divide the weights into this number of ``layers``, as equally as possible."""
         size, remainder = divmod(self.weights, layers)
         sizes = (size + 1,) * remainder + (size,) * (layers - remainder)
         return LayerRanges(0.0, self.radius, sizes)
@@ -242,14 +245,14 @@ def plan(setting: Setting) -> Plan:
         )
         statement = replace(statement, notes=(*statement.notes, note))
     noise = float(mechanism.noise(ranges).largest_std(setting.cohort).max())
-    return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
+    return Plan(setting, statement, noise_std=noise, bytes_per_client=(payload_bits(mechanism, ranges) + 7) // 8)  # whole bytes
 
 
 def _hiding_cohort(setting: Setting, release: Release) -> int:
     """Return the number of clients among which a client hides in a round.
 
-    With random check-in this number is random. Unless the accountant averages over it, the result is so low that with probability
-    1 - ``_SHORTFALL_PROBABILITY`` no round of the run has fewer clients.
+    With random check-in this number is random. For bits, the accountant averages over it, so the expected number is returned. Otherwise the
+    result is so low that with probability 1 - ``_SHORTFALL_PROBABILITY`` no round of the run has fewer clients.
     """
     is_averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
     if setting.participation == 1 or not setting.self_sampling or is_averaged:
@@ -309,6 +312,7 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
     """Find whichever of ``epsilon`` and ``clients`` is None, so that the central epsilon is at most ``target``.
 
     Return the setting with the found value, and the solution. If neither is None, the setting is unchanged, and both are solved for.
+    ``others`` are further arguments of :class:`Setting`.
 
     Raises:
         ConfigError: both are None, no value reaches the target, or as for :func:`solve`.
@@ -402,18 +406,24 @@ def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
 
 
 def _necessary_cohort(setting: Setting, target: float) -> int | None:
-    """Return the smallest cohort with a lower bound of epsilon within ``target``. With fewer clients some data set exceeds the target."""
+    """Return the smallest cohort at which the lower bound of epsilon is at most ``target``; None if it has above 1e8 clients.
+
+    With a smaller cohort, some data set exceeds the target.
+    """
     return smallest_count(
         lambda cohort: _lower_bound(_shuffled_rounds(setting, cohort), setting.delta),
-        _guessed_cohort(setting, target),
-        target,
-        MOST_CLIENTS,
-        1e-6,
+        guess=_guessed_cohort(setting, target),
+        target=target,
+        highest=MOST_CLIENTS,
+        tolerance=1e-6,
     )
 
 
 def _sufficient_cohort(setting: Setting, target: float, necessary: int | None) -> float | None:
-    """Return a cohort at which the upper bound of epsilon is within ``target``. The search starts at the ``necessary`` cohort."""
+    """Return a cohort at which the upper bound of epsilon is at most ``target``; None if it has above 1e8 clients.
+
+    ``necessary`` is the result of :func:`_necessary_cohort`, from which the search starts.
+    """
 
     def by_cohort(bound: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
         """Return ``bound`` as a function of the cohort, which the search varies."""
@@ -448,7 +458,8 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
     # For a small epsilon, mu (of Gaussian differential privacy) is close to epsilon * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
     guess = max(1.0, (reports / honest) ** 0.5) / mu
-    low, high = 1 / LARGEST_EPSILON, 1e6
+    low, high = 1 / LARGEST_EPSILON, 1e6  # of 1 / epsilon
+    # The lower bound is fast to compute. Its solution is where the search with the slow upper bound starts.
     start = smallest_argument(by_inverse(_lower_bound), guess, target, low, high, _TOLERANCE)
     if start is None:
         return None
