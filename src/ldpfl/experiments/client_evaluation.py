@@ -33,6 +33,7 @@ def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
     # The first histograms in a ledger measured the columns; each later one is an evaluation.
     charged = sum(event.histograms for event in checkpoint.ledger.events) - checkpoint.ledger.measured
     with_figures = {metrics.round for metrics in checkpoint.history if metrics.at_clients is not None}
+    # Evaluations are charged in the order of their rounds, so the first ones were charged.
     return [number for number in rounds_evaluated_at_clients(config)[:charged] if number not in with_figures] if charged else []
 
 

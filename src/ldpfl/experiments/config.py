@@ -591,12 +591,13 @@ def toml_value(value: Any) -> str:
         return "{" + ", ".join(f"{_quoted(str(key))} = {toml_value(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before whole numbers, since a bool is one
         return str(value).lower()
     if isinstance(value, Integral):
         return str(int(value))
     if isinstance(value, Real):
         return repr(float(value))
+    # A data frame or another container.
     if hasattr(value, "shape") or (hasattr(value, "__getitem__") and not isinstance(value, str)):
         raise ConfigError(f"a setting is {shown(value)}, expected a number, a text, or a list of these; give data with the argument data")
     return _quoted(str(value))
@@ -611,7 +612,7 @@ def setting_value(text: str) -> Any:
     """Parse ``text`` as a TOML value. If it is not valid TOML, it is a plain string.
 
     Raises:
-        ConfigError: something follows the value, most likely another setting, and would be lost; or ``text`` begins like a list or a
+        ConfigError: after the value, ``text`` goes on with another setting, which would be lost; or ``text`` begins like a list or a
             table, and is not valid.
     """
     try:

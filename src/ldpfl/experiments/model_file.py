@@ -79,6 +79,7 @@ class ModelFile(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistent(self) -> Self:
+        """Refuse a file whose fields contradict each other."""
         if self.classes and len(self.classes) != self.outputs:
             raise ValueError(f"{len(self.classes)} classes and {self.outputs} outputs: expected one output for each class")
         if len(self.mean) != len(self.std) or 0.0 in self.std:
@@ -98,7 +99,10 @@ class ModelFile(BaseModel):
         *,
         has_encoding: bool = False,
     ) -> ModelFile:
-        """Return the description of a trained ``model`` for ``data``. ``base`` is the digest of its frozen weights, if it has any."""
+        """Return the description of a trained ``model`` for ``data``. ``base`` is the digest of its frozen weights, if it has any.
+
+        For the other arguments, see the attributes of the class.
+        """
         name = public_name(model.name) if lies_in_file(model.name) else model.name
         return cls(
             name=name,
@@ -177,7 +181,8 @@ class ModelFile(BaseModel):
     def _model_to_make(self, caller_model: str | nn.Module | None) -> ModelConfig:
         """Return the settings of the model to make.
 
-        Code, and pretrained models from the hub, are used only if the caller names them, since the file may be somebody else's.
+        Code, and pretrained models from the hub, are used only if the caller names them (``caller_model``), since the file may be somebody
+        else's.
 
         Raises:
             ConfigError: the model is code, was passed from Python, or has a base that is not here, and the caller does not name it.

@@ -151,7 +151,7 @@ def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, offsets
     """
 
     def penalised(weights: Floats) -> tuple[float, Floats]:
-        """Return the loss with its penalty, and the gradient of both."""
+        """Return the loss plus its penalty, and the gradient of this sum, for the weights and offsets (``size``,)."""
         value, gradient = loss(weights)
         penalty = np.concatenate([weights[: size - offsets], np.zeros(offsets)]) / rows
         return value + float(penalty @ weights) / 2, gradient + penalty

@@ -378,7 +378,7 @@ def _label(config: RunConfig) -> str:
 def _save_added_round(folder: RunFolder, config: RunConfig, first: int, checkpoint: Checkpoint) -> None:
     """Record a round that was added to the finished run in ``folder``.
 
-    Before the ``first`` added round, the run becomes an unfinished run of ``config``.
+    ``first`` is the number of the first added round. Before that one is stored, the run becomes an unfinished run of ``config``.
     """
     if checkpoint.state.round == first:
         folder.reopen(config)

@@ -27,7 +27,7 @@ OnRounds = Callable[[int, int, int, int], None]
 
 
 def rounds_done(cell: Cell, out: Path) -> int:
-    """Return the number of finished rounds of ``cell`` in the sweep's folder ``out``. If its run is over, these are all rounds."""
+    """Return the number of finished rounds of ``cell`` in the sweep's folder ``out``. A run that was stopped early counts as finished."""
     folder, rounds = cell.folder(out), cell.config.training.rounds
     if folder.is_over:
         return rounds

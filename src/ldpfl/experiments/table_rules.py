@@ -198,12 +198,14 @@ def choose_automatic_settings(
 
 
 def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:
-    """Return whether gradients are clipped to the fallback norm, as for texts and for pretrained models."""
+    """Return whether gradients are clipped to ``_FALLBACK_CLIP_NORM``, as for texts and for pretrained models."""
     return (data.encoder is not None and bool(data.encoder.data.text)) or is_of_transformers(module)
 
 
 def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Inputs, mean_square: float, noise: float) -> float:
-    """Return the server's learning rate for images, arrays and texts, see the top of this file.
+    """Return the server's learning rate for images, arrays and texts.
+
+    It is the largest rate at which training is stable and at which the noise of all rounds moves the outputs little.
 
     Args:
         module: the model with its initial weights.
@@ -214,6 +216,7 @@ def _rate_without_table(config: RunConfig, data: Description, module: nn.Module,
     training, targets = config.training, target_kind_of(config)
     # The curvature of a cross-entropy is at most 0.5, whatever the classes' shares.
     curvature = 0.5 if targets == "class" else _output_curvature(targets, _default_shares(targets, data.outputs))
+    # Heavy ball with momentum b is stable up to a rate of 2 (1 + b) / L, with L the largest eigenvalue of the curvature.
     max_stable_rate = 2 * (1 + training.server_momentum) / (_MAX_MEAN_SQUARE * mean_square * curvature)
     rounds = training.rounds / (1 - training.server_momentum)  # momentum lets each gradient move the model 1 / (1 - momentum) times as far
     max_change = _MAX_NUMBER_CHANGE if targets == "number" else _MAX_LOGIT_CHANGE
@@ -261,9 +264,10 @@ def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
 
 
 def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
-    """Return ``module``, or for an MLP of one hidden layer a copy whose hidden units come in pairs that cancel; see the top of this file.
+    """Return ``module``, or for an MLP of one hidden layer on a table a copy whose hidden units come in pairs that cancel.
 
-    A deeper MLP is returned unchanged, since cancelling pairs would leave the layers before them without a gradient.
+    So the outputs begin at their biases, for which the base rate is taken later. The hidden weights are large beside the noise. A deeper
+    MLP is returned unchanged, since cancelling pairs would leave the layers before them without a gradient.
     """
     if config.model.name != _MLP or data.encoder is None or data.encoder.data.text:
         return module
@@ -274,6 +278,7 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
         return module
     (output_layer,) = later_layers
     rows = draw_synthetic_inputs(data.encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
+    # The inputs of the hidden units have a variance of about 1.
     weights = torch.randn(pairs, hidden.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
     biases, linear_pairs = torch.randn(pairs, generator=generator) / 2, int(_LINEAR_SHARE * pairs)
     # A linear unit begins with no weights and a positive bias, far from its kink.
@@ -347,9 +352,9 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
 
 
 def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
-    """Return synthetic samples of the shape of ``data``: rows, arrays, or random tokens for a pretrained model.
+    """Return synthetic samples of the shape of ``data``: rows of a table, arrays, or random tokens for a pretrained model.
 
-    None for texts of other models, for other samples of several tensors, and for features.
+    None for texts of other models, for other samples of several tensors, and for features, whose distribution is not known.
     """
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:

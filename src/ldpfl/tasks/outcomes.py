@@ -78,6 +78,7 @@ def hazard_losses(logits: Tensor, targets: Tensor) -> Tensor:
     Further columns of ``targets``, which :func:`with_times` appends, are ignored.
     """
     targets = targets[..., : logits.shape[-1]]
+    # NaN is replaced before the loss as well as after it, because the gradient of a NaN would be NaN.
     by_interval = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
     return torch.where(targets.isnan(), torch.zeros_like(by_interval), by_interval).sum(dim=-1)
 
@@ -179,6 +180,7 @@ class Concordance(CollectingMetric):
     """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
 
     def compute(self) -> float:
+        """Return Harrell's C; NaN if no pair is comparable."""
         logits, targets = self.collected()
         times, events = appended_times(targets, logits.shape[1])
         # The sum of the survival probabilities is the expected number of intervals without an event: a predicted time.

@@ -61,6 +61,7 @@ def brier_errors(times: Floats, events: NDArray[np.bool_], survival: Floats, cut
     stay_before_own_time = stay_probability[np.searchsorted(distinct_times, times)]  # above 0: the row itself is not yet censored
     beyond = times[:, None] > cuts
     had_event = events[:, None] & ~beyond
+    # Rows that were censored before a cut have the error 0 there. The weights of the other rows make up for them.
     errors = np.where(beyond, (1 - survival) ** 2 / stay_at_cut, np.where(had_event, survival**2 / stay_before_own_time[:, None], 0.0))
     at_zero = np.zeros((len(times), 1))  # everybody is predicted to last longer than no time
     integrated: Floats = np.trapezoid(np.hstack([at_zero, errors]), np.concatenate([[0.0], cuts]), axis=1) / cuts[-1]

@@ -243,6 +243,7 @@ class _MeanOverPresentClasses(_Transformed):
         self._classes, self._class_counts, self._samples = classes, torch.zeros(classes), 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch of ``outputs`` (B, ...), and of ``targets``: classes (B,) or labels (B, classes)."""
         super().update(outputs, targets)
         # (B, classes): 1 if a sample has the class or label, else 0.
         is_multilabel = targets.dim() > 1
@@ -382,6 +383,7 @@ def _poisson(outputs: int, scale: float) -> Task:
         from torchmetrics import MeanAbsoluteError
 
         def convert(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            """Return expected and observed counts (B,), in units of their spread."""
             return outcomes.expected_count(predictions.reshape(targets.shape)), targets
 
         return _Transformed(MeanAbsoluteError(), convert, scale)

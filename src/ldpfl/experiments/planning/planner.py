@@ -116,6 +116,7 @@ class Setting:
             raise ConfigError(f"plan, {name}: {first['msg'].lower()}{got}") from None
 
     def __post_init__(self) -> None:
+        """Refuse values that are out of range or do not fit each other."""
         if min(self.clients, self.weights, self.rounds) < 1:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
@@ -127,6 +128,7 @@ class Setting:
             )
         if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MAX_LAYERS):
             raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MAX_LAYERS):,} layers, got {self.layers}")
+        # If one layer and two layers have the same release, the number of layers does not matter and may be missing.
         if self.layers is None and self.weights > 1 and self._release_with(layers=1) != self._release_with(layers=2):
             raise ConfigError(
                 f"the reports of {self.mechanism} depend on the number of layers, which is missing: give it as layers (--layers). Layers "
