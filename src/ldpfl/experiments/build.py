@@ -631,12 +631,13 @@ def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism:
         return False
     if config.data.scaling == "bounds":
         reason = "data.scaling is 'bounds'"
-    elif config.mechanism.protects and record_clip_of(mechanism) is None:
+    elif config.mechanism.protects and record_clip_of(mechanism) is None:  # without noise, columns are measured exactly
         reason = f"columns are measured only by mechanisms that protect records, which {mechanism.name!r} does not"
     elif record_rate_of(mechanism) != 1 or config.clients.once:
         reason = "columns are measured over all records of all clients, and here not all take part"
     else:
         return True
+    # Columns of classes need no bounds.
     unbounded = [column.name for column in unscaled if column.bounds is None and not column.classes]
     if unbounded:
         raise ConfigError(f"{', '.join(unbounded[:5])} has no data.bounds, and {reason}: give data.bounds for each column of numbers")

@@ -403,7 +403,10 @@ def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
 
 
 def total_records(config: RunConfig, federation: Federation) -> int | None:
-    """Return the number of records, or persons, of all clients. For nodes' own tables the config states it; None if it does not."""
+    """Return the number of records, or persons, of all clients.
+
+    For nodes' own tables it follows from ``mechanism.records``, the stated mean number of a client; it is None if the config states none.
+    """
     if not config.data.at_nodes:
         return int(federation.samples.sizes.sum())
     return round(getattr(config.mechanism, "records", 0) * config.clients.count) or None

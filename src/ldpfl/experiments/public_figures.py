@@ -46,9 +46,10 @@ def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
 
 
 def without_private_figures(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``result``, the content of a run's ``result.json``, with None or an empty value for each figure that may not be published.
+    """Return ``result``, the content of a run's ``result.json``, with None or an empty value for figures that may not be published.
 
-    Scores on private rows are removed. Scores that clients measured under noise stay.
+    Scores on private rows are removed. Scores that clients measured under noise stay. So do ``stopped_after``, ``seconds_per_round`` and
+    ``data_fingerprint``, which are private too: public pages and trackers must not show these three of a user's own data.
     """
     layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
     replacements: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}

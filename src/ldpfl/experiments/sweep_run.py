@@ -239,7 +239,7 @@ def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, d
 
 
 def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
-    """Raise a :class:`ConfigError` if the finished run in ``folder`` was made by other ``versions`` of ldpfl or PyTorch than these."""
+    """Raise a :class:`ConfigError` if the ``versions`` that made the finished run in ``folder`` are not those of this ldpfl and PyTorch."""
     for name, current in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
         if versions.get(name) != current:
             raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {current}: choose another folder")

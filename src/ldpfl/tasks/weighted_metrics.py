@@ -116,7 +116,7 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
     counted_classes, slope = (predicted + observed).any(axis=0), _factor_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n)."""
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
         *by_class, brier = (counts @ row_terms).T
         right, predicted_counts, observed_counts = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
@@ -138,7 +138,7 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
     auroc, counted_labels = _mean_auroc_figure(logits, observed), _columns_with_both_values(observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n)."""
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
         *by_label, right = (counts @ row_terms).T
         found_counts, predicted_counts, observed_counts = np.split(np.array(by_label), 3)
         rows = counts.sum(axis=1)
@@ -160,7 +160,8 @@ def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
     row_terms = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n)."""
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        # ``squares`` and ``sizes`` are of the errors. ``first`` and ``second`` are of the centered targets and their squares.
         rows, squares, sizes, first, second, predicted, observed = (counts @ row_terms).T
         around_mean = second - first**2 / rows if varies else np.full_like(rows, np.nan)
         errors = {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
@@ -227,7 +228,7 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
     all_pairs, all_right = pairs.sum() / 2, right.sum() / 2  # each pair is counted at both of its rows
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n)."""
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
         rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 

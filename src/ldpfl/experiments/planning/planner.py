@@ -292,8 +292,8 @@ class Solution:
 def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Solution:
     """Find the number of clients, or the epsilon of a report, at which the run's central epsilon is at most ``target``.
 
-    Central means behind an ideal shuffler; inputs may depend on earlier releases, as in training. Each of the two searches takes a few
-    seconds on one core.
+    ``clients`` and ``epsilon`` say which of the two to find. Central means behind an ideal shuffler. The clients' inputs may depend on
+    earlier releases, as in training. Each of the two searches takes a few seconds on one core.
 
     Raises:
         ConfigError: the target is not positive, the mechanism does not send bits, or no epsilon behind a shuffler is known.
@@ -323,6 +323,7 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
         raise ConfigError(
             "the target is set, but epsilon and clients are both missing: give epsilon to find the clients, or clients to find the epsilon"
         )
+    # A missing value is replaced by any valid one, since a setting is checked when it is made.
     setting = Setting(1.0 if epsilon is None else epsilon, MOST_CLIENTS if clients is None else clients, **others)
     if clients is None:
         # The search varies the cohort, and needs a valid setting: the smallest one with an honest client in a round.

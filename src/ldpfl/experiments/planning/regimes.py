@@ -265,7 +265,15 @@ class _Request:
         if self.is_summed or self.protects_records:
             channel = "secure-sum" if self.is_summed else "direct"
         times, sampling = (1, "once") if self.reports_once else (self.rounds, "everyone")
-        return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
+        return RoundGroup(
+            release=release,
+            cohort=self.honest,
+            population=self.honest,
+            rounds=times,
+            sampling=sampling,  # type: ignore[arg-type]
+            channel=channel,
+            linked=self.linked,
+        )
 
     def groups_at(self, strength: float) -> list[RoundGroup]:
         """Return all rounds that a client would be charged for: training, and the measurement of the model at clients."""
