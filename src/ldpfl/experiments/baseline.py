@@ -42,7 +42,7 @@ class Baseline:
 
     @property
     def has_user_code(self) -> bool:
-        """Whether the model is a user's code, which may have changed since a result was cached."""
+        """Whether the model is a user's code or pretrained, and so may have changed since a result was cached."""
         return ":" in self.config.model.name
 
     def cached_result(self) -> dict[str, Any] | None:

@@ -366,7 +366,7 @@ def _initial_model(config: RunConfig, data: Description, caller_module: nn.Modul
 
 
 def check_texts(module: nn.Module, data: Dataset) -> None:
-    """Raise if samples of ``data`` are texts, and their tokens do not fit a pretrained ``module``.
+    """Raise if samples of ``data`` are texts, and their tokens do not fit a pretrained ``module``. Other models and samples pass.
 
     Raises:
         ConfigError: the texts are too long, or the tokenizer belongs to another model.

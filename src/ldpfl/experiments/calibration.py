@@ -140,7 +140,7 @@ def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Ca
     ledger, (weights, ranges) = planned_ledger(config, caller_objects), initial_weights_and_ranges(config, caller_objects)
 
     def epsilon_of(strength: float) -> float:
-        """Return the epsilon of the run, or raise :class:`_OutOfRange`."""
+        """Return the epsilon of the run if its mechanism has this ``strength``; raise :class:`_OutOfRange` if it does not accept it."""
         changed_config = config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
         try:
             mechanism = mechanism_of(changed_config, ranges)

@@ -147,7 +147,7 @@ class ModelFile(BaseModel):
         try:
             check_regular(weights)
             stored_shapes = _stored_shapes(weights)
-            if isinstance(caller_model, str | None) and not is_code(model.name):  # a built-in or pretrained model
+            if isinstance(caller_model, str | None) and not is_code(model.name):  # a built-in model
                 with torch.device("meta"):  # which allocates no memory
                     _check_shapes(self._make_module(model), stored_shapes)
             module = self._make_module(model, caller_model if isinstance(caller_model, nn.Module) else None)
@@ -203,6 +203,7 @@ class ModelFile(BaseModel):
             raise ConfigError(
                 f"the model of this run is the code {self.name}, and loading runs it: if you trust it, confirm with --model {self.name}"
             )
+        # From here on, the caller names the code, or the model is built in and needs no name from the caller.
         name = caller_model if caller_model is not None and is_code(caller_model) else self.name
         return ModelConfig(name=name, options=self.options, mend=self.mend)
 

@@ -257,7 +257,10 @@ def _base_rate_outputs(targets: Targets, shares: Sequence[float]) -> list[float]
 
 
 def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
-    """Return the base-rate probability of each output that is a logit, from the ``shares`` of labels, ordered classes or hazards."""
+    """Return the base-rate probability of each output that is a logit, from the ``shares`` of labels, ordered classes or hazards.
+
+    For ordered classes it is the probability of being above each threshold. The result is an empty list for other targets.
+    """
     if targets == "ordered":
         return [float(share) for share in 1 - np.cumsum(shares)[:-1] / sum(shares)]
     return list(shares) if targets in ("classes", "survival") else []

@@ -124,7 +124,7 @@ def extend_log(path: Path, old_extent: Extent | None, history: Sequence[RoundMet
 
 
 def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledger]:
-    """Return the metrics and the ledger in the lines of ``extent`` of the log at ``path``, which may be an untrusted file.
+    """Return the metrics and the ledger from the log at ``path``, which may be an untrusted file. Lines after ``extent`` are not read.
 
     Raises:
         OSError, ValueError, TypeError, DataError: the lines are not those of the extent, or damaged.
