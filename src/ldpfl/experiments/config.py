@@ -421,7 +421,7 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
     """Read a TOML file and apply ``key=value`` overrides.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value does not fit; one line, naming the key.
+        ConfigError: the file cannot be read, a key is unknown, or a value does not fit. The message is one line and names the key.
     """
     try:
         text = read_text(path)

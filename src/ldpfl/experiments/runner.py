@@ -303,7 +303,7 @@ class Runner:
             if finished is not None:
                 return finished
             with folder.locked(wait=True):
-                if baseline.has_user_code or folder.is_damaged():
+                if baseline.has_user_code or folder.is_damaged():  # code may have changed since the last run
                     folder.clear()
                 result = folder.result()
                 if result is None:

@@ -228,7 +228,7 @@ def _metric_names(results: Sequence[Result]) -> list[str]:
 
 
 def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a statement with the largest value of each figure over the seeds.
+    """Return a statement with the largest value of each figure over the ``statements``, one for each seed. "infinity" is a figure too.
 
     Its texts are those of the statement with the largest epsilon. Lists are left out, since entries of different seeds do not correspond.
     """
