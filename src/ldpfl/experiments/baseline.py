@@ -24,7 +24,15 @@ Build = Callable[[RunConfig, Dataset], tuple[Federation, Checkpoint]]
 
 @dataclass(frozen=True)
 class Baseline:
-    """The same training without noise on ``data``, its state ``start`` before the first round, and its folder in the cache."""
+    """A run without noise.
+
+    Attributes:
+        config: the run's config, with the noise removed.
+        data: data that the config is trained on.
+        federation: the simulation.
+        start: state before the first round.
+        folder: folder of the run in the cache, where a result of an earlier run may lie.
+    """
 
     config: RunConfig
     data: Dataset
@@ -34,7 +42,7 @@ class Baseline:
 
     @property
     def has_user_code(self) -> bool:
-        """Whether the model is a user's code, which may have changed since a result was cached."""
+        """Whether the model is a user's code or pretrained, and so may have changed since a result was cached."""
         return ":" in self.config.model.name
 
     def cached_result(self) -> dict[str, Any] | None:
@@ -55,7 +63,7 @@ _DEFAULT_SERVER = {key: TrainingConfig.model_fields[key].default for key in _SER
 
 
 def config_with_clipping_only(config: RunConfig) -> RunConfig:
-    """Return ``config`` without noise, but with clipping to its ranges."""
+    """Return ``config`` without noise, but with clipping to its ranges. Its score shows how much clipping alone costs."""
     mechanism = IdentitySettings(perturbed=config.mechanism.perturbed, clamp=True)
     evaluation = config.evaluation.model_copy(update={"epsilon": "off"})
     unprotected = {"shuffling": ShufflingConfig(), "privacy": PrivacyConfig(), "evaluation": evaluation}
@@ -63,12 +71,15 @@ def config_with_clipping_only(config: RunConfig) -> RunConfig:
 
 
 def config_without_noise(config: RunConfig) -> RunConfig:
-    """Return ``config`` without noise. Settings that then have no effect get their defaults, so that recipes share one baseline."""
+    """Return ``config`` without noise. Settings that then have no effect get their defaults, so that recipes share one baseline.
+
+    A mechanism that transforms values (``nearly_noise_free``) is kept with negligible noise, since its transformation affects the model.
+    """
     training, perturbed = config.training, config.mechanism.perturbed
     if perturbed == "weights":
         training = training.model_copy(update=_DEFAULT_SERVER)
     elif perturbed == "update" and all(getattr(training, name) == value for name, value in _DEFAULT_SERVER.items()):
-        # Without noise, the old vector plus the mean update is the mean of trained weights.
+        # Without noise, the broadcast weights plus the mean update are the mean of the trained weights, so both kinds share one baseline.
         perturbed = "weights"
     return config.model_copy(
         update={
@@ -86,14 +97,15 @@ def config_without_noise(config: RunConfig) -> RunConfig:
 
 
 def baseline_of(config: RunConfig, data: Dataset, build: Build) -> Baseline:
-    """Return the baseline of ``config`` with its folder in the cache.
+    """Return the baseline of ``config`` on ``data``, with its folder in the cache. ``build`` is :func:`ldpfl.experiments.build.build`.
 
     The folder's name is a hash of the config, the data, the device, the versions, the generator of random words, and the initial model. It
     does not cover the code of a model that is named by import path, so such a baseline is run again each time.
     """
     baseline = config_without_noise(config)
     federation, start = build(baseline, data)
-    initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()  # the frozen base is in origin
+    # Covers the trained weights. The origin names the data, the device, and the frozen weights of a pretrained model.
+    initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
     key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)
     folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(key_parts).encode()).hexdigest()[:16])
     return Baseline(baseline, data, federation, start, folder)

@@ -95,16 +95,16 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 _THREADED_PROCESSES: set[int] = set()
-"""Ids of processes in which PyTorch may have started several threads: this one, or those that it was forked from."""
+"""Ids of processes in which PyTorch may have started several threads. A forked process inherits the ids of those it was forked from."""
 
 
 @contextmanager
 def with_torch_defaults() -> Iterator[None]:
     """Enable gradients, and make float32 and the CPU PyTorch's defaults, whatever the caller has set.
 
-    The default type belongs to the whole process. If several threads with another default use this, the last one to end may leave
-    float32 behind. A process that was forked from one that has trained uses one thread: PyTorch's threads do not survive the fork, and
-    it would wait for them forever.
+    PyTorch's default type belongs to the whole process. If several threads use this context at once, float32 may remain the default.
+    A process that was forked from one that has trained uses one thread: PyTorch's threads do not survive the fork, and the process would
+    wait for them forever.
     """
     dtype_before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -159,7 +159,8 @@ def build(
     # The records, or persons, of each client: those to train on, and those that are held back for evaluation.
     persons = persons_of(config, data)
     division = divide_over_clients(config, data, persons)
-    if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:  # the mechanism protects clients, not persons
+    # A mechanism that clips no record gradients protects whole clients. Persons do not matter then: each client gets its persons' rows.
+    if persons is not None and record_clip_of(mechanism_of(config, ranges)) is None:
         division, persons = Division.of([persons.all_rows_of(part)[0] for part in division]), None
     solver = least_squares_solver(config, Description.of(data))
     division, held_back = (division, None) if config.evaluation.share == 0 else split_for_evaluation(config, division, persons, data)
@@ -179,16 +180,17 @@ def build(
     for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
-        module.to(device),
-        layout,
-        data.train.to(device),
-        data.mean,
-        data.std,
-        config.training.make_client_optimiser(),
-        None if config.training.clip_norm == "off" else config.training.clip_norm,
-        tasks.create(config.task.name, data.outputs, scale=data.unit, emphasis=emphasis),
-        config.training.precision,
+        module=module.to(device),
+        layout=layout,
+        data=data.train.to(device),
+        mean=data.mean,
+        std=data.std,
+        optimiser=config.training.make_client_optimiser(),
+        clip_norm=None if config.training.clip_norm == "off" else config.training.clip_norm,
+        task=tasks.create(config.task.name, data.outputs, scale=data.unit, emphasis=emphasis),
+        precision=config.training.precision,
     )
+    # Clients train all layers, also the personal ones, which they never send.
     all_layers_task, all_weights = task_of_all_layers(local, weights, personal)
     noise_seed = secret_seed(config, data, secret)
     federation = Federation(
@@ -209,13 +211,13 @@ def build(
         rule=range_rule_of(config),
         optimiser=config.training.make_server_optimiser(count_measured_weights(config, layout), weights),
         participation=Participation(
-            config.clients.fraction,
-            lowest_join_probability(config),
-            config.training.rounds if config.clients.once else None,
-            config.shuffling.channel,
-            config.shuffling.colluding,
+            fraction=config.clients.fraction,
+            self_sampling=lowest_join_probability(config),
+            once_over=config.training.rounds if config.clients.once else None,
+            channel=config.shuffling.channel,
+            colluding=config.shuffling.colluding,
         ),
-        work=LocalWork(config.training.epochs, config.training.batch_size, _records_for_full_weight(config, mechanism)),
+        work=LocalWork(config.training.epochs, config.training.batch_size, full_weight=_records_for_full_weight(config, mechanism)),
         measured=len(ledger.events),
         notes=(*data.notes, *leak_note(data.leaks, data.encoder)),
         encoder=data.encoder,
@@ -238,8 +240,8 @@ def _with_unclipped_targets(data: Dataset, held_back: Division, persons: Persons
     """
     if data.unclipped is None:
         return data
-    units = np.unique(np.concatenate(list(held_back)))
-    rows = torch.from_numpy(units if persons is None else persons.all_rows_of(units)[0])
+    numbers = np.unique(np.concatenate(list(held_back)))  # of rows, or of persons
+    rows = torch.from_numpy(numbers if persons is None else persons.all_rows_of(numbers)[0])
     targets = data.train.targets.clone()
     targets[rows] = data.unclipped[rows]
     return replace(data, train=replace(data.train, targets=targets), unclipped=None)
@@ -249,7 +251,8 @@ def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, de
     """Return the samples that models are evaluated on: the test samples, or the records ``held_back`` by the clients.
 
     Raises:
-        ConfigError: clients hold no records back; or persons, whose rows could be on both sides.
+        ConfigError: models are to be evaluated at clients, but clients hold back no records; or the config names persons, whose rows
+            could be both held back and trained on.
     """
     threshold = _flagging_threshold(config, data)
     if config.data.evaluate_on != "clients":
@@ -268,31 +271,35 @@ def _evaluation(config: RunConfig, data: Dataset, held_back: Division | None, de
 def _client_evaluation(config: RunConfig, data: Dataset, units: Division, persons: Persons | None) -> ClientEvaluation:
     """Return the evaluation at clients, on the ``units``: the records, or persons, that each client holds back.
 
-    With a mechanism for whole clients, each client sends one noisy vector of figures. With ``dp-sgd``, it sends a noisy sum over records.
+    With a mechanism for whole clients, each client sends one noisy vector of figures. With ``dp-sgd``, it sends the noisy sum of one such
+    vector for each record.
     """
     vectors = evaluation_vector_layout(config, data.outputs)
     if isinstance(vectors, ClientScores):
-        if not config.data.at_nodes and not units.sizes.all():  # a node without such records sends noise
+        if not config.data.at_nodes and not units.sizes.all():  # a node on Flower without such records sends noise alone
             raise ConfigError(
                 f"evaluation.share is {config.evaluation.share:g}, by which some client holds back no record, but figures that protect "
                 "whole clients need a record of each client: set a larger share, or fewer clients"
             )
         mechanism = mechanism_of(config_for_evaluation(config), vectors.ranges)
         return WholeClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every)
-    mechanism = require_dp_sgd(
-        mechanism_of(config_for_evaluation(config, records=config.evaluation.records), vectors.ranges, np.maximum(units.sizes, 1).tolist())
-    )
+    sizes = np.maximum(units.sizes, 1).tolist()  # a mechanism is for at least one record, and some client may hold back none
+    evaluation_config = config_for_evaluation(config, records=config.evaluation.records)
+    mechanism = require_dp_sgd(mechanism_of(evaluation_config, vectors.ranges, sizes))
     return ClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every, persons)
 
 
 def _fastest_trainer(config: RunConfig, federation: Federation, weights: Tensor, data: Dataset, warn: Warn) -> Trainer:
     """Return the fastest trainer for the federation's clients: its own trainer, or the compiled form of it."""
+    # Share of the rounds in which a client takes part.
     rounds_share = 1 / config.training.rounds if federation.participation.once_over is not None else federation.participation.fraction
     sizes, batch_size, epochs = federation.samples.sizes, federation.batch_width, config.training.epochs
     # All samples in all local steps of the run, counted with repetition.
     samples = int(config.training.rounds * rounds_share * epochs * record_rate_of(federation.mechanism) * int(sizes.sum()))
     fewest_steps, most_steps = (max(1, ceil(int(size) / batch_size) * epochs) for size in (sizes.min(), sizes.max()))
-    return compiled_if_worthwhile(config, federation.trainer, weights, data, RunSize(samples, batch_size, (fewest_steps, most_steps)), warn)
+    return compiled_if_worthwhile(
+        config, federation.trainer, weights, data, RunSize(samples, width=batch_size, steps=(fewest_steps, most_steps)), warn
+    )
 
 
 def _flagging_threshold(config: RunConfig, data: Dataset) -> float | None:
@@ -326,7 +333,10 @@ def _division_digest(data: Dataset) -> str:
 
 
 def _range_warning(config: RunConfig, layout: ParameterLayout, weights: Tensor, ranges: LayerRanges) -> str:
-    """Return a warning on layers whose public initial weights lie outside their ranges; "" if there are none, or if no weights are sent."""
+    """Return a warning on layers many of whose public initial ``weights`` (d,) lie outside their ranges; "" if there are none.
+
+    It is "" too if clients send updates or gradients, or if the mechanism clips to no ranges or adds no noise.
+    """
     if config.mechanism.perturbed != "weights" or not (config.mechanism.uses_ranges and config.mechanism.protects):
         return ""
     center, radius = ranges.expand()
@@ -341,7 +351,7 @@ def _range_warning(config: RunConfig, layout: ParameterLayout, weights: Tensor, 
 
 @with_torch_defaults()
 def model_of(config: RunConfig, data: Description, caller_module: nn.Module | None = None) -> nn.Module:
-    """Return the initial model of ``config`` for data that fit the description ``data``. ``caller_module`` is a model that a caller passes.
+    """Return the initial model of ``config`` for data with the description ``data``. ``caller_module`` is a model that a caller passes.
 
     Raises:
         ConfigError: the model is unknown, or does not fit the data.
@@ -356,7 +366,7 @@ def _initial_model(config: RunConfig, data: Description, caller_module: nn.Modul
 
 
 def check_texts(module: nn.Module, data: Dataset) -> None:
-    """Raise if samples of ``data`` are texts, and their tokens do not fit a pretrained ``module``.
+    """Raise if samples of ``data`` are texts, and their tokens do not fit a pretrained ``module``. Other models and samples pass.
 
     Raises:
         ConfigError: the texts are too long, or the tokenizer belongs to another model.
@@ -371,10 +381,10 @@ def check_texts(module: nn.Module, data: Dataset) -> None:
 def make_module(
     model: ModelConfig, data: Description, targets: Targets, *, seed: int = 0, caller_module: nn.Module | None = None
 ) -> nn.Module:
-    """Return the initial module that ``model`` names, for data that fit the description ``data``.
+    """Return the initial module that ``model`` names, for data with the description ``data``.
 
-    ``seed`` determines the weights, and has at most 64 bits. For targets with parallel outputs (ordered classes, survival), the module has
-    one score and an offset for each output.
+    ``seed`` determines the weights, and has at most 64 bits. For ordered classes and survival, the outputs of a built-in model are one
+    score plus an offset for each output (proportional odds). ``caller_module`` is a model that a caller passes.
 
     Raises:
         ConfigError: there is no such model, or its frozen weights are not those that ``model.base`` names.
@@ -438,7 +448,7 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
     if data.clients is not None:
         if settings.by_label or settings.partition != "iid":
             raise ConfigError("data.client already assigns each row to a client: leave data.partition and data.private_label out")
-        client_of_sample = data.clients if persons is None else data.clients[persons.rows[persons.first]]
+        client_of_sample = data.clients if persons is None else data.clients[persons.rows[persons.first]]  # of each person's first row
         clients = int(client_of_sample.max()) + 1
         division = Division.by_owner(client_of_sample, clients)
         if clients != config.clients.count:
@@ -516,7 +526,14 @@ def _scale_columns(
     persons: Persons | None,
     measured: Encoder | None,
 ) -> tuple[Dataset, Ledger]:
-    """Return ``data`` with all its columns scaled, and the ledger of the histograms that were released to measure the columns."""
+    """Return ``data`` with all columns of its table scaled, and the ledger of the noisy histograms that were released for that.
+
+    Args:
+        division: rows of each client, or its persons if ``persons`` is given.
+        mechanism: mechanism of the training rounds.
+        secret: seed of the noise if ``config.secret_noise`` is set.
+        measured: encoding of a run that has measured the columns; None measures them here.
+    """
     if data.is_scaled:
         return data, Ledger()
     if config.data.at_nodes:  # nodes measure in separate rounds, which the server charges; until then bounds scale the columns
@@ -538,6 +555,8 @@ def _scale_columns(
 def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence[int] = (1,)) -> Mechanism:
     """Return the mechanism for the histograms of columns: ``mechanism`` with the noise that gives them their share of the run's budget.
 
+    ``sizes`` are the numbers of records of the clients, or of persons if persons are protected.
+
     Let the run have T rounds and M histograms, all with Gaussian noise, and let f be the factor on the histograms' noise. Rounds that are
     mu-GDP (Gaussian differential privacy) and histograms that are (mu / f)-GDP are sqrt(T + M / f^2) mu-GDP together.
     """
@@ -546,7 +565,7 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
 
 
 def config_for_measuring(config: RunConfig) -> RunConfig:
-    """Return ``config`` with the mechanism for one stage of histograms; ``config`` itself if histograms have the noise of a round."""
+    """Return ``config`` with the mechanism for one of the ``STAGES`` histograms; ``config`` itself if their noise is that of a round."""
     # Notation of measuring_mechanism. M histograms have the share s of the squared mu if M / f^2 = s / (1 - s) T. Solved for f, this is
     # f = sqrt(M (1 - s) / (T s)).
     share, rounds = config.privacy.measuring_share, config.training.rounds - config.training.extended
@@ -560,7 +579,7 @@ def secret_seed(config: RunConfig, data: Dataset, secret: int | None) -> int | N
     It is None if the config says that a secret determines the noise, and ``secret`` is None.
 
     With a user's own data, the seed depends on the data and on all settings that affect training. So two different runs never share
-    random numbers: if the same records took part in both, their joint privacy cost would exceed the sum of their guarantees. A run with
+    random numbers. If two runs on the same records did, their joint privacy cost could exceed the sum of their guarantees. A run with
     added rounds counts as the same run.
     """
     if not config.data.brought:
@@ -612,12 +631,13 @@ def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism:
         return False
     if config.data.scaling == "bounds":
         reason = "data.scaling is 'bounds'"
-    elif config.mechanism.protects and record_clip_of(mechanism) is None:
+    elif config.mechanism.protects and record_clip_of(mechanism) is None:  # without noise, columns are measured exactly
         reason = f"columns are measured only by mechanisms that protect records, which {mechanism.name!r} does not"
     elif record_rate_of(mechanism) != 1 or config.clients.once:
         reason = "columns are measured over all records of all clients, and here not all take part"
     else:
         return True
+    # Columns of classes need no bounds.
     unbounded = [column.name for column in unscaled if column.bounds is None and not column.classes]
     if unbounded:
         raise ConfigError(f"{', '.join(unbounded[:5])} has no data.bounds, and {reason}: give data.bounds for each column of numbers")
@@ -641,12 +661,15 @@ def lowest_join_probability(config: RunConfig) -> float | None:
 
 
 def count_measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
-    """Return how many weights, at the start of the vector, are measured as a mean in the first round instead of being trained."""
+    """Return how many weights, at the start of the vector, are measured as a mean in the first round instead of being trained.
+
+    These are the first layer of the model ``CENTERED``, and 0 for other models.
+    """
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 
 
 def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = (1,)) -> Mechanism:
-    """Return the mechanism that ``config`` names.
+    """Return the mechanism that ``config`` names, for values with these clipping ``ranges``.
 
     ``sizes`` are the numbers of records of the clients, or of persons if persons are protected.
 
@@ -663,7 +686,17 @@ def mechanism_of(config: RunConfig, ranges: LayerRanges, sizes: Sequence[int] = 
     protected_unit: Part = "person" if config.data.person else "record"
     is_summed, max_clients = config.shuffling.channel == "secure-sum", _max_summed_clients(config)
     is_adaptive = config.clipping.is_adaptive
-    facts = Facts(ranges, training.rounds, min(sizes), local, sum(sizes) / len(sizes), is_summed, protected_unit, max_clients, is_adaptive)
+    facts = Facts(
+        ranges=ranges,
+        rounds=training.rounds,
+        smallest=min(sizes),
+        training=local,
+        records=sum(sizes) / len(sizes),
+        summed=is_summed,
+        part=protected_unit,
+        clients=max_clients,
+        adaptive=is_adaptive,
+    )
     mechanism = built(settings, facts)
     if record_clip_of(mechanism) is not None and config.data.by_label:
         raise ConfigError(
@@ -708,7 +741,7 @@ def _first_clip_norm(config: RunConfig) -> float:
     """Return the clipping norm of the first round.
 
     Raises:
-        ConfigError: the mechanism has no clipping norm, or it is still "auto".
+        ConfigError: the mechanism has no clipping norm that can be adapted, or the norm is still "auto".
     """
     _check_adaptive_clipping(config)
     norm = getattr(config.mechanism, "clip_norm", "auto")
@@ -718,7 +751,7 @@ def _first_clip_norm(config: RunConfig) -> float:
 
 
 def _max_summed_clients(config: RunConfig) -> int:
-    """Return the maximum number of clients whose reports are summed in a round, for which a mechanism for sums is built.
+    """Return the maximum number of clients whose reports a secure sum adds up in a round. A mechanism for sums is built for it.
 
     Raises:
         ConfigError: ``shuffling.max_clients`` is below the number of clients, or all clients are assumed to collude.
@@ -737,7 +770,10 @@ def _max_summed_clients(config: RunConfig) -> int:
 
 
 def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Samples | None]:
-    """Return ``data`` with its final test samples, and the samples that decide on early stopping, if any."""
+    """Return ``data`` with its final test samples, and the samples that decide on early stopping; None if the config sets none aside.
+
+    With ``data.evaluate_on = "holdout"``, a tenth of the training samples replaces the test samples.
+    """
     if (config.data.validation > 0) != (config.training.patience > 0):
         raise ConfigError(
             "only one of training.patience and data.validation is set, but patience watches the loss there: set both, or neither"

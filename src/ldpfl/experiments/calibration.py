@@ -52,7 +52,7 @@ def resolve_settings(config: RunConfig, caller_objects: CallerObjects = NO_CALLE
     if config.data.brought and (clients := describe_data(config, caller_objects).clients) is not None:
         config = config.model_copy(update={"clients": config.clients.model_copy(update={"count": clients})})
     if getattr(config.mechanism, "clip_norm", None) == "auto":
-        # Noise is a multiple of the clipping norm, so it is found first, with any norm.
+        # Noise is a multiple of the clipping norm, so epsilon does not depend on the norm. The multiple is found first, with norm 1.
         return _with_automatic_clip_norm(resolve_settings(_with_clip_norm(config, 1.0), caller_objects), caller_objects)
     if config.privacy.target_epsilon == "off":
         return config
@@ -82,7 +82,10 @@ def _cached_strength(toml: str) -> float:
 
 
 def _find_strength(config: RunConfig, caller_objects: CallerObjects) -> float:
-    """Return the largest strength of the mechanism, rounded down, with which a run of ``config`` keeps its target epsilon."""
+    """Return the largest strength of the mechanism, rounded down, with which a run of ``config`` keeps its target epsilon.
+
+    A larger strength means less noise. The search varies 1 / strength, because it needs a decreasing function.
+    """
     target = config.privacy.target_epsilon
     assert target != "off"  # noqa: S101  # for mypy
     epsilon_of = _epsilon_by_strength(config, caller_objects)
@@ -101,7 +104,10 @@ class _OutOfRange(ConfigError):
 
 
 def _unreachable_message(config: RunConfig, epsilon_of: Callable[[float], float], reason: str) -> str:
-    """Return the message that no noise keeps the target, with the range that can be reached and the mechanism's reason ``reason``."""
+    """Return the message that no noise keeps the target, with the range of epsilon that can be reached.
+
+    ``epsilon_of`` is the run's epsilon as a function of the mechanism's strength. ``reason`` is the mechanism's own error; "" without one.
+    """
     target, mechanism = config.privacy.target_epsilon, config.mechanism.name
     epsilons = [epsilon_of(strength) for strength in _extreme_strengths(epsilon_of)]
     reachable = [epsilon for epsilon in epsilons if epsilon < inf]
@@ -111,7 +117,10 @@ def _unreachable_message(config: RunConfig, epsilon_of: Callable[[float], float]
 
 
 def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
-    """Return the smallest and the largest power of ten that the mechanism accepts as its strength."""
+    """Return the smallest and the largest power of ten that the mechanism accepts as its strength; an empty list if it accepts none.
+
+    ``epsilon_of`` raises :class:`_OutOfRange` for a strength that the mechanism does not accept.
+    """
     powers = [10.0**power for power in range(round(log10(_MIN_STRENGTH)), round(log10(_MAX_STRENGTH)) + 1)]
     accepted = []
     for order in (powers, powers[::-1]):
@@ -124,14 +133,14 @@ def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
 
 
 def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Callable[[float], float]:
-    """Return a function from the mechanism's strength to the run's epsilon.
+    """Return a function from the mechanism's strength (a larger one means less noise) to the run's epsilon.
 
-    Planning a ledger takes long, so it is planned once. The function replaces the mechanism in each of its events.
+    Planning a ledger takes long, so it is planned once. The function replaces the mechanism in each event of the ledger.
     """
     ledger, (weights, ranges) = planned_ledger(config, caller_objects), initial_weights_and_ranges(config, caller_objects)
 
     def epsilon_of(strength: float) -> float:
-        """Return the epsilon of the run, or raise :class:`_OutOfRange`."""
+        """Return the epsilon of the run if its mechanism has this ``strength``; raise :class:`_OutOfRange` if it does not accept it."""
         changed_config = config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
         try:
             mechanism = mechanism_of(changed_config, ranges)
@@ -142,7 +151,8 @@ def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Ca
         for event in ledger.events:
             if event.histograms:
                 histograms_so_far += 1
-                # The noise of an evaluation at clients is set by its own epsilon.
+                # The first ``ledger.measured`` events are histograms that measure columns. Later ones are evaluations at clients, whose
+                # noise is set by ``evaluation.epsilon`` and stays as it is.
                 release = event.release if event.round > ledger.measured else histogram
             else:
                 training_round = event.round - histograms_so_far
@@ -154,9 +164,9 @@ def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Ca
 
 
 def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: float) -> float:
-    """Return a first guess of the strength for ``target``.
+    """Return a first guess of the strength at which the run's epsilon is ``target``, within the range of the search.
 
-    It assumes that mu, the parameter of Gaussian differential privacy, is proportional to the strength.
+    The guess assumes that mu, the parameter of Gaussian differential privacy, is proportional to the strength. It takes two steps.
     """
     strength = 0.1
     for _ in range(2):
@@ -167,6 +177,6 @@ def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: 
 
 
 def _rounded_down(value: float) -> float:
-    """Return ``value`` rounded down to ``_DIGITS`` digits. The added 1e-9 keeps a value that has no more digits."""
+    """Return ``value`` rounded down to ``_DIGITS`` digits. The added 1e-9 is for rounding errors of a value with no more digits."""
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
     return float(f"{floor(value / step + 1e-9) * step:.{_DIGITS}g}")

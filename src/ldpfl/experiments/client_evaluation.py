@@ -16,9 +16,10 @@ from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 def client_evaluation_entries(federation: Federation, history: tuple[RoundMetrics, ...]) -> list[dict[str, Any]]:
     """Return an entry of ``result.json`` for each round after which clients measured the model.
 
-    An entry has each figure's value, deviations and 95 % interval.
+    An entry has each figure's value, deviations and 95 % interval. For numeric targets it also has the target's spread, since the model
+    predicts in units of the spread.
     """
-    if federation.judged is None:
+    if federation.judged is None:  # the run has no evaluation at clients
         return []
     vectors, encoder = federation.judged.vectors, federation.encoder
     entries = [client_evaluation_entry(vectors, metrics.round, metrics.at_clients) for metrics in history if metrics.at_clients is not None]
@@ -32,19 +33,23 @@ def lost_evaluations(config: RunConfig, checkpoint: Checkpoint) -> list[int]:
     # The first histograms in a ledger measured the columns; each later one is an evaluation.
     charged = sum(event.histograms for event in checkpoint.ledger.events) - checkpoint.ledger.measured
     with_figures = {metrics.round for metrics in checkpoint.history if metrics.at_clients is not None}
+    # Evaluations are charged in the order of their rounds, so the first ones were charged.
     return [number for number in rounds_evaluated_at_clients(config)[:charged] if number not in with_figures] if charged else []
 
 
 def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of ``result.json`` for what the clients ``measured`` after round ``number``; its sums have the layout ``scores``.
+    """Return the entry of ``result.json`` for what the clients ``measured`` after round ``number``.
 
-    If the number of records was stated by the terms of the round (``stated``), the entry also has the number that the clients counted, with
-    noise.
+    Args:
+        scores: layout of the noisy sums in ``measured``.
+        measured: ``RoundMetrics.at_clients``: the sums, their noise, the number of records, and ``stated``. If that is True, the number
+            of records was agreed on before the round, and the entry also has the number that the clients counted under noise.
     """
     client_figures = ClientFigures.of(scores, measured)
     entries = {}
     for name, figure in client_figures.all().items():
         low, high = figure.interval
+        # ``noise`` and ``sampling`` are the standard deviations by the added noise, and by the choice of records.
         entries[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.records, "low": low, "high": high}
     result = {"round": number, "records": client_figures.records, "figures": entries, "calibration": client_figures.calibration()}
     if (ties := client_figures.too_many_ties()) is not None:
@@ -63,7 +68,9 @@ def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[st
 
 
 def add_figures_of_clients(entries: dict[str, Any], measured: list[dict[str, Any]]) -> None:
-    """Add the figures that clients ``measured`` last to the scores and intervals in ``entries``, in place.
+    """Add the figures of the last evaluation at clients to the scores and intervals in ``entries``, in place.
+
+    ``measured`` are the entries of :func:`client_evaluation_entries`.
 
     Their names end with :data:`~ldpfl.tasks.weighted_metrics.MEASURED_AT_CLIENTS`, since other scores are of the test rows.
     """

@@ -39,6 +39,7 @@ from ldpfl.util.user_code import GIVEN, is_code, public_name
 
 
 def _refuse_control_characters(text: str) -> str:
+    """Return ``text`` unchanged, or raise a ``ValueError`` if it has characters that are not printable."""
     if printable(text) != text:
         raise ValueError("has characters that are not printable, such as line breaks: remove them")
     return text
@@ -209,6 +210,7 @@ class TrainingConfig(_Section):
 
     @model_validator(mode="after")
     def _check_one_round(self) -> Self:
+        """Refuse several rounds of ``least-squares``, which solves for the head in one."""
         if self.method == "least-squares" and self.rounds != 1:
             raise ValueError(f"method 'least-squares' takes one round, and rounds is {self.rounds}: set training.rounds to 1")
         return self
@@ -278,6 +280,7 @@ class EvaluationConfig(_Section):
 
     @model_validator(mode="after")
     def _check_share(self) -> Self:
+        """Refuse an ``epsilon`` without records to evaluate on."""
         if self.epsilon != "off" and self.share == 0:
             raise ValueError(
                 "evaluation.epsilon needs records that are held back, but evaluation.share is 0: set evaluation.share, such as 0.1"
@@ -330,6 +333,7 @@ class ShufflingConfig(_Section):
 
     @model_validator(mode="after")
     def _check_settings_of_secure_sum(self) -> Self:
+        """Refuse settings that have no effect, because the channel is not a secure sum."""
         if self.channel != "secure-sum" and (self.max_clients or self.colluding):
             raise ValueError("max_clients and colluding are for the channel 'secure-sum': set shuffling.channel to it, or leave them out")
         return self
@@ -382,7 +386,10 @@ class RunConfig(_Section):
 
     @property
     def users_code(self) -> tuple[str, ...]:
-        """The model, task and features that are not ldpfl's code, such as ``model net.py:Net``. An object has no name: ``model``."""
+        """The model, task and features that are not ldpfl's code, such as "model net.py:Net".
+
+        An object that was passed from Python has no name, so a model is then named "model" alone.
+        """
         names = {"model": self.model.name, "task": self.task.name, "features": self.data.features}
         return tuple(
             f"{what} {public_name(name)}".removesuffix(f" {GIVEN}") for what, name in names.items() if name == GIVEN or is_code(name)
@@ -397,7 +404,7 @@ class RunConfig(_Section):
         return _by_dotted_key(self.model_dump())
 
     def differences(self, other: RunConfig) -> list[str]:
-        """Return a line ``key: ours -> theirs`` for each setting in which ``other`` differs."""
+        """Return a line ``key: ours -> theirs`` for each setting in which ``other`` differs. A secret seed is not shown."""
         ours, theirs = self.by_key(), other.by_key()
         hidden = {"seed"} if self.hides_seed or other.hides_seed else set()
         return [
@@ -414,7 +421,7 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
     """Read a TOML file and apply ``key=value`` overrides.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value does not fit; one line, naming the key.
+        ConfigError: the file cannot be read, a key is unknown, or a value does not fit. The message is one line and names the key.
     """
     try:
         text = read_text(path)
@@ -426,9 +433,9 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
 def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig:
     """Turn TOML ``text`` and lists of ``key=value`` overrides into a config. Messages call the text ``origin``.
 
-    If a list sets ``mechanism.name``, earlier settings that the new mechanism does not have are dropped. The settings of that list itself
-    are checked against the new mechanism. A description that no list sets is dropped if a list changes more than the seed, because it may
-    state an epsilon or a size that does not hold any more.
+    Later lists override earlier ones. If a list sets ``mechanism.name``, earlier settings that the new mechanism does not have are dropped.
+    The settings of that list itself are checked against the new mechanism. The text's description is dropped if a list changes more than
+    the seed and the name, because it may state an epsilon or a size that no longer holds.
     """
     try:
         tree = from_toml(text)
@@ -436,7 +443,7 @@ def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig
         raise ConfigError(f"{origin} is not valid TOML: {error}{_HINT_ON_QUOTES if 'Invalid value' in str(error) else ''}") from error
     groups = [[single for override in group for single in split_by_key(override)] for group in overrides]
     if {override.partition("=")[0].strip() for group in groups for override in group} - {"seed", "name"}:
-        tree["description"] = ""
+        tree["description"] = ""  # an override of the description itself is applied below
     for group in groups:
         for override in sorted(group, key=lambda text: not _sets_mechanism_name(text)):  # the mechanism's name comes first
             _apply_override(tree, override)
@@ -459,10 +466,13 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
     if config.privacy.target_epsilon == "off" or not overrides:
         return
     try:
-        strong, weak = (config.mechanism.at_strength(strength) for strength in (2.0, 0.5))
+        little_noise, much_noise = (config.mechanism.at_strength(strength) for strength in (2.0, 0.5))
     except ConfigError:  # the mechanism has no adjustable noise, and setting the target is refused elsewhere
         return
-    noise_keys = {f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(strong, name) != getattr(weak, name)}
+    # The settings that set the noise are those that differ between two amounts of noise.
+    noise_keys = {
+        f"mechanism.{name}" for name in type(config.mechanism).model_fields if getattr(little_noise, name) != getattr(much_noise, name)
+    }
     for key in (override.partition("=")[0].strip() for override in overrides):
         if key in noise_keys:
             target = config.privacy.target_epsilon
@@ -473,7 +483,7 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
 
 
 def split_by_key(override: str) -> list[str]:
-    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Return others unchanged."""
+    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Another override is unchanged."""
     section, _, text = override.partition("=")
     if section.strip() not in _SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
         return [override]
@@ -533,12 +543,13 @@ def toml_value(value: Any) -> str:
         return "{" + ", ".join(f"{_quoted(str(key))} = {toml_value(part)}" for key, part in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before whole numbers, since a bool is one
         return str(value).lower()
     if isinstance(value, Integral):
         return str(int(value))
     if isinstance(value, Real):
         return repr(float(value))
+    # A data frame or another container.
     if hasattr(value, "shape") or (hasattr(value, "__getitem__") and not isinstance(value, str)):
         raise ConfigError(f"a setting is {shown(value)}, expected a number, a text, or a list of these; give data with the argument data")
     return _quoted(str(value))
@@ -553,7 +564,7 @@ def setting_value(text: str) -> Any:
     """Parse ``text`` as a TOML value. If it is not valid TOML, it is a plain string.
 
     Raises:
-        ConfigError: something follows the value, most likely another setting, and would be lost; or ``text`` begins like a list or a
+        ConfigError: after the value, ``text`` goes on with another setting, which would be lost; or ``text`` begins like a list or a
             table, and is not valid.
     """
     try:
@@ -577,7 +588,7 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
-    """Return the dotted keys of all settings of a config with this ``mechanism``."""
+    """Return the dotted keys of all settings of a config with this ``mechanism``; for an unknown one, those that all mechanisms have."""
     others = [key for key in _by_dotted_key(RunConfig().model_dump()) if not key.startswith("mechanism.")]
     try:
         settings = settings_of(mechanism).model_fields
@@ -590,7 +601,7 @@ def _by_dotted_key(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a nested ``tree`` by dotted key, each after ``prefix``."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value:  # an empty table is the value of a setting
             flat.update(_by_dotted_key(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value

@@ -26,11 +26,11 @@ def validation_message(error: ValidationError, origin: str, known: Sequence[str]
     """
     errors = error.errors()
     first = errors[0]
-    # Pydantic's location of an error also names the alternatives of a type; only parts of keys are kept.
+    # Pydantic's location of an error consists of the parts of the key, and of names of the alternatives of a type, which are dropped.
     parts = {part for key in known for part in key.split(".")}
     key = ".".join(str(part) for part in first["loc"] if str(part) in parts)
     if first["type"] == "extra_forbidden":
-        key = ".".join(str(part) for part in first["loc"])[:_MAX_SHOWN]
+        key = ".".join(str(part) for part in first["loc"])[:_MAX_SHOWN]  # an unknown key has parts that no known key has
         if key.startswith("mechanism."):
             settings = [name.removeprefix("mechanism.") for name in known if name.startswith("mechanism.")]
             return f"unknown setting {key!r} in {origin}: {_unknown_mechanism_setting(mechanism, key.removeprefix('mechanism.'), settings)}"

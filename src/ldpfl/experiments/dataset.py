@@ -30,14 +30,17 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class CallerObjects:
-    """Data and a model that a caller passes from Python. A config cannot name them."""
+    """Data and a model that a caller passes from Python, since a config cannot name them. None where the caller passes none."""
 
     data: object = None
     module: nn.Module | None = None
     _loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
     def read(self, config: DataConfig, targets: tasks.Targets) -> Dataset:
-        """Return a user's own data. They are read once, since a caller's code might return other rows the next time."""
+        """Return a user's own data: those that the caller passed, or those that ``config`` names.
+
+        They are read once for each config, since a caller's code might return other rows the next time.
+        """
         key = f"{targets} {config.model_dump_json()}"
         if key not in self._loaded:
             self._loaded[key] = load_user_data(config, targets, self.data)
@@ -89,7 +92,7 @@ class Description:
 
 
 def _count_records(data: Dataset) -> int:
-    """Return the number of training samples, or of persons: a person at two clients counts twice, since each client's number is public."""
+    """Return the number of training samples, or of persons if the data name them. The same name at two clients counts as two persons."""
     if data.persons is None:
         return len(data.train)
     clients = [0] * len(data.persons) if data.clients is None else data.clients.tolist()
@@ -111,6 +114,9 @@ def load_dataset(
     Features of built-in data are computed once and then cached. Features of a user's or a node's own data are never stored.
 
     Args:
+        data_dir: folder of built-in data; None for the default.
+        warn, progress: functions that are called with warnings, and with the progress of computing features.
+        caller_objects: data that a caller passes from Python.
         table: file of a node's own table, if ``config`` says that the data are at nodes. None returns the server's stand-in for it.
         write_cache: whether new features may be written to the cache. Features that are in it are read in any case.
 

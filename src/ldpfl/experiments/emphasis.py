@@ -17,7 +17,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
         shares: measured share of each class, which ``data.class_shares`` overrides; empty if none was measured.
 
     Raises:
-        ConfigError: the task is another one, the number of weights is wrong, or balanced weights have no shares to balance.
+        ConfigError: the task is no classification by gradients, the number of weights is wrong, or no shares are known to balance.
     """
     task = config.task
     if task.class_weights == "off" and not task.focusing:
@@ -36,6 +36,7 @@ def emphasis_of(config: RunConfig, outputs: int, shares: Sequence[float]) -> Emp
                 "task.class_weights = 'balanced' needs the share of each class, which nothing measures here: state data.class_shares = "
                 "[0.9, 0.1], in the order of the classes, or give the weights themselves"
             )
+        # The rarest class has weight 1, and a class that is twice as common has weight 1/2.
         return Emphasis(tuple(min(known_shares) / share for share in known_shares), task.focusing)
     weights = task.class_weights
     if len(weights) != outputs:
@@ -48,6 +49,7 @@ def weighted_shares(shares: Sequence[float], emphasis: Emphasis) -> tuple[list[f
 
     Args:
         shares: share of each class among the samples.
+        emphasis: class weights. Without them, each sample has the weight 1.
     """
     if not emphasis.class_weights:
         return list(shares), 1.0

@@ -52,7 +52,10 @@ def figures_layout(config: RunConfig, outputs: int) -> ClientScores:
 
 
 def evaluation_mechanism_settings(config: RunConfig, evaluations: int) -> MechanismSettings:
-    """Return the settings of the mechanism for one of the run's ``evaluations``, which share ``evaluation.epsilon``."""
+    """Return the settings of the mechanism for one evaluation at clients.
+
+    The run has this number of ``evaluations``. All of them together have ``evaluation.epsilon``.
+    """
     epsilon, shuffling = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
@@ -60,8 +63,8 @@ def evaluation_mechanism_settings(config: RunConfig, evaluations: int) -> Mechan
     if evaluates_by_sums(config):
         changed = {"noise_multiplier": noise_multiplier_for_sum(epsilon, config.privacy.delta, honest, evaluations), "clip_norm": 1.0}
         return config.mechanism.model_copy(update=changed)
-    entries = figures_layout(config, outputs=2).ranges.dimension  # does not depend on the number of outputs
+    entries = figures_layout(config, outputs=2).ranges.dimension  # the same for any number of outputs
     bit_epsilon = epsilon_of_bit(epsilon, config.privacy.delta, shuffling.channel, honest, entries, evaluations)
     if server_sees_senders(shuffling.channel):
-        return HarmonySettings(epsilon=bit_epsilon)
-    return DuchiSettings(epsilon=bit_epsilon)
+        return HarmonySettings(epsilon=bit_epsilon)  # one bit about one entry
+    return DuchiSettings(epsilon=bit_epsilon)  # a bit about each entry

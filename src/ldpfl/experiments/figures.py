@@ -44,8 +44,8 @@ def summarise(
     """Return the content of ``result.json`` for a run whose last checkpoint is ``final``. Figures that are not finite become None.
 
     Args:
-        baseline: scores of the noise-free baseline, if there is one.
-        clamped: score of the same training with clipping and without noise, if it was computed.
+        baseline: scores of the noise-free baseline; None if it was not run.
+        clamped: score of the same training with clipping and without noise; None if it was not computed.
     """
     history, privacy = final.history, _privacy_entries(config, federation, final)
     entries: dict[str, Any] = {"scores": {}}
@@ -163,7 +163,7 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
     caveats += _common_event_caveats(entries, config)
     off = entries.pop("off", "")
     if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):  # else the two differ by nothing that matters
-        if OBSERVED not in entries["scores"]:  # of numbers, a mean that is off may be the reason why R2 shows nothing learnt
+        if OBSERVED not in entries["scores"]:  # numbers or counts: a mean that is off may be the reason why R2 shows nothing learnt
             caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config)}")
         elif has_learnt:
             caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
@@ -191,7 +191,11 @@ def _remedy_for_constant_outputs(config: RunConfig, federation: Federation) -> s
 
 
 def _more_data(config: RunConfig, federation: Federation) -> str:
-    """Return which data would help training against the noise. It depends on whether each client adds all the noise of its records."""
+    """Return which further data would help against the noise, as the start of a sentence.
+
+    If the server sees each client's report, and records are protected, each client alone adds all the noise that its records need. Then
+    more clients bring more noise.
+    """
     if record_clip_of(federation.mechanism) is None or not server_sees_senders(config.shuffling.channel):
         return "More clients or rows"
     return "More rows at each client (of rows that you deal out: fewer clients, because each adds noise of its own)"
@@ -214,7 +218,7 @@ def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list
 
 
 def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:
-    """Return why the mean predicted risk may be far from the observed share, and what to do about it."""
+    """Return why the mean predicted risk may be far from the observed share of events, and what to do about it."""
     if emphasis := _emphasis_settings(config):
         return (
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
@@ -278,10 +282,12 @@ def _personal_caveats(federation: Federation) -> list[str]:
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     """Return the name of a task's main metric if it is known before the data are read, else "score".
 
-    For a user's own data it depends on the number of classes. A user's own ServerApp may measure anything.
+    The main metric of a classification depends on the number of classes, which a user's own data may not state before they are read.
+    A user's own ServerApp may measure anything.
     """
     if kind is Kind.OWN_APP or config.task.name != RunConfig().task.name or (config.data.brought and not config.data.classes):
         return "score"
+    # Built-in data have more than two classes, so their main metric is the accuracy.
     return tasks.create(config.task.name, len(config.data.classes)).metric if config.data.classes else tasks.ACCURACY
 
 
@@ -326,7 +332,10 @@ STOPPED = "training stopped after round"
 
 
 def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -> int | None:
-    """Return the last round in which clients trained, if the validation loss ended training early; None otherwise."""
+    """Return the last round in which clients trained, if the validation loss ended training early; None otherwise.
+
+    Rounds after that have no validation loss.
+    """
     trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
     return trained_rounds[-1] if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round else None
 
@@ -343,7 +352,7 @@ def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Che
 
 
 def assumption_caveats(config: RunConfig) -> list[str]:
-    """Return a caveat for each assumption of the guarantee that follows from ``config``: on code that is not ldpfl's, on added rounds."""
+    """Return a caveat for each assumption of the guarantee that ``config`` shows: on code that is not ldpfl's, and on added rounds."""
     return [*_code_caveats(config), *_extension_caveats(config)]
 
 
@@ -373,7 +382,10 @@ def _extension_caveats(config: RunConfig) -> list[str]:
 
 
 def _target_caveats(config: RunConfig, statement: Statement) -> list[str]:
-    """Return the caveat that a run had a target epsilon before rounds were added; an empty list if it had none."""
+    """Return the caveat that a run had a target epsilon before rounds were added, with the epsilon that it has now.
+
+    The result is an empty list if there was no target, or if no rounds were added.
+    """
     target = config.privacy.original_target
     if target == "off":
         return []
@@ -391,7 +403,10 @@ def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
 
 
 def total_records(config: RunConfig, federation: Federation) -> int | None:
-    """Return the number of records, or persons, of all clients. For nodes' own tables the config states it; None if it does not."""
+    """Return the number of records, or persons, of all clients.
+
+    For nodes' own tables it follows from ``mechanism.records``, the stated mean number of a client; it is None if the config states none.
+    """
     if not config.data.at_nodes:
         return int(federation.samples.sizes.sum())
     return round(getattr(config.mechanism, "records", 0) * config.clients.count) or None
@@ -420,7 +435,7 @@ def fewest_and_most_clients(checkpoint: Checkpoint) -> list[int]:
 
 
 def _privacy_entries(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the privacy entries of ``result.json``: epsilon of one unit of one round, and the guarantee from the ledger's events."""
+    """Return the privacy entries of ``result.json``: the guarantee of the run, the epsilon of one unit of a report, and the caveats."""
     statement = account(checkpoint.ledger, config.privacy.delta)
     caveats = [
         *_stopping_caveats(config, federation, checkpoint),
@@ -442,9 +457,10 @@ def _privacy_entries(config: RunConfig, federation: Federation, checkpoint: Chec
 
 
 def unit_epsilon_entries(ledger: Ledger, delta: float) -> dict[str, Any]:
-    """Return the epsilon of one unit of the last round. It is pure if the mechanism is, else it holds at the run's ``delta``.
+    """Return the name and the epsilon of one unit, such as a weight, of a report in the last round.
 
-    It is None if nothing is protected, and infinite if it cannot be computed.
+    The epsilon is pure if the mechanism's guarantee is, else it holds at ``delta``. It is None if nothing is protected, and infinite if it
+    cannot be computed.
     """
     if not ledger.events:
         return {"epsilon_per_unit": None, "unit": "weight"}
@@ -457,7 +473,7 @@ def unit_epsilon_entries(ledger: Ledger, delta: float) -> dict[str, Any]:
 
 
 def _noise_entry(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the figures of a noise schedule over the whole run; an empty dict for other mechanisms.
+    """Return the figures of a noise schedule (LaDP-FL) over the whole run; an empty dict for other mechanisms.
 
     ``norm`` is LaDP-FL's "noise scale", and ``paper_epsilon`` the claim of its equations (17) to (19) for the mean client: the sum of
     q * epsilon over the rounds that it takes part in, with q = batch size / data set size. The proved guarantee is in the ledger.
@@ -480,7 +496,7 @@ def _noise_entry(config: RunConfig, federation: Federation, checkpoint: Checkpoi
 
 
 def _clipped_records(federation: Federation, checkpoint: Checkpoint) -> list[float | None] | None:
-    """Return the share of clipped records in each round, None for rounds in which only clients know it.
+    """Return the share of clipped records in each round; None in the list for a round in which only clients know it.
 
     The result is None if the mechanism does not clip records.
     """

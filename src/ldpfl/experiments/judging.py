@@ -60,12 +60,15 @@ def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Ten
     task, rows = federation.task.task, federation.evaluation.samples
     if not len(rows):
         return EvaluatedModel(measured(federation.task, weights, rows, every=True))
-    if task.name not in _METRICS_INPUTS:
+    if task.name not in _METRICS_INPUTS:  # no weighted metrics are known for the task, so it has only its own
         has_unusable: list[bool] = []
         equality = _EqualOutputs()
 
         def watched_batches() -> Iterator[tuple[Tensor, Tensor]]:
-            """Yield outputs and targets, and note properties of the outputs. All outputs for texts at once may not fit into memory."""
+            """Yield outputs and targets, and note properties of the outputs.
+
+            Batches are not collected, because the outputs for all texts together may not fit into memory.
+            """
             for outputs, targets in federation.outputs(weights, personal):
                 has_unusable.append(bool(unusable(outputs, task.targets).any()))
                 if outputs.dim() <= 2:  # scores of all tokens at all places are too many to compare
@@ -80,7 +83,10 @@ def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Ten
 
 
 def evaluate_outputs(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> EvaluatedModel:
-    """Return the metrics of ``outputs`` for the test rows, in the target's units, with the task's own metrics ``scores``."""
+    """Return the metrics of a model from its ``outputs`` (N, ...) for the test rows, and from their ``targets`` (N, ...).
+
+    ``scores`` are the task's own metrics, which are added. If an output is not finite, they are all that is returned.
+    """
     if not bool(outputs.isfinite().all()):
         return EvaluatedModel(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
     name = federation.task.task.name
@@ -157,8 +163,8 @@ def _input_for_numbers(outputs: Tensor, targets: Tensor, federation: Federation)
 
 
 def _input_for_times(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for times, with its arguments: chance (n, k) to survive each interval, and times with events (n, 2)."""
-    cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # as times are
+    """Return the metrics function for times, with its arguments: survival probabilities (n, k), and observed times with events (n, 2)."""
+    cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # rounded as times are
     times, events = appended_times(targets, outputs.shape[1])
     return (
         partial(weighted_metrics.survival_figures, cuts=cuts.astype(np.float64)),

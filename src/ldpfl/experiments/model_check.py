@@ -51,11 +51,14 @@ class Checked:
 
 @with_torch_defaults()
 def check(config: RunConfig, data_dir: Path | None, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> Checked:
-    """Check whether the model of ``config`` can be trained on its data. No real sample goes through the model.
+    """Check whether the model of ``config`` can be trained on its data, and if not, whether a fixed copy can.
+
+    No real sample goes through the model.
 
     Raises:
         LdpflError: the data cannot be read, or the model cannot be built.
     """
+    # Without a target epsilon, no noise has to be found, which takes long and does not matter here.
     config = resolve_settings(
         config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), caller_objects
     )

@@ -79,6 +79,7 @@ class ModelFile(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistent(self) -> Self:
+        """Refuse a file whose fields contradict each other."""
         if self.classes and len(self.classes) != self.outputs:
             raise ValueError(f"{len(self.classes)} classes and {self.outputs} outputs: expected one output for each class")
         if len(self.mean) != len(self.std) or 0.0 in self.std:
@@ -98,7 +99,10 @@ class ModelFile(BaseModel):
         *,
         has_encoding: bool = False,
     ) -> ModelFile:
-        """Return the description of a trained ``model`` for ``data``. ``base`` is the digest of its frozen weights, if it has any."""
+        """Return the description of a trained ``model`` for ``data``. ``base`` is the digest of its frozen weights, if it has any.
+
+        For the other arguments, see the attributes of the class.
+        """
         name = public_name(model.name) if lies_in_file(model.name) else model.name
         return cls(
             name=name,
@@ -143,13 +147,13 @@ class ModelFile(BaseModel):
         try:
             check_regular(weights)
             stored_shapes = _stored_shapes(weights)
-            if isinstance(caller_model, str | None) and not is_code(model.name):
-                with torch.device("meta"):
+            if isinstance(caller_model, str | None) and not is_code(model.name):  # a built-in model
+                with torch.device("meta"):  # which allocates no memory
                     _check_shapes(self._make_module(model), stored_shapes)
             module = self._make_module(model, caller_model if isinstance(caller_model, nn.Module) else None)
             check_base(module, self.base)
             _check_shapes(module, stored_shapes)
-            module.load_state_dict(load_file(weights), strict=not self.base)
+            module.load_state_dict(load_file(weights), strict=not self.base)  # the file lacks the frozen weights of a base
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
         return module
@@ -177,7 +181,8 @@ class ModelFile(BaseModel):
     def _model_to_make(self, caller_model: str | nn.Module | None) -> ModelConfig:
         """Return the settings of the model to make.
 
-        Code, and pretrained models from the hub, are used only if the caller names them, since the file may be somebody else's.
+        Code, and pretrained models from the hub, are used only if the caller names them (``caller_model``), since the file may be somebody
+        else's.
 
         Raises:
             ConfigError: the model is code, was passed from Python, or has a base that is not here, and the caller does not name it.
@@ -198,6 +203,7 @@ class ModelFile(BaseModel):
             raise ConfigError(
                 f"the model of this run is the code {self.name}, and loading runs it: if you trust it, confirm with --model {self.name}"
             )
+        # From here on, the caller names the code, or the model is built in and needs no name from the caller.
         name = caller_model if caller_model is not None and is_code(caller_model) else self.name
         return ModelConfig(name=name, options=self.options, mend=self.mend)
 
@@ -212,12 +218,13 @@ class ModelFile(BaseModel):
 
 
 def check_present(path: Path) -> None:
-    """Raise if the file ``path`` of a finished run or an export is missing.
+    """Raise if the file ``path`` in the folder of a finished run or an export is missing.
 
     Raises:
         DataError: there is no such file. If the folder is a simulation's, the message says how to write the file again.
     """
     if not path.exists():
+        # A simulation's folder has no kind.txt.
         can_resume = (path.parent / "config.toml").exists() and not (path.parent / "kind.txt").exists()
         remedy = f", or let ldpfl run --resume --out {path.parent} write it again" if can_resume else ""
         raise DataError(f"{path} is missing: restore the file{remedy}")
@@ -263,7 +270,8 @@ def read_description(path: Path, kind: type[BaseModel]) -> Any:
     """
     try:
         text = read_text(path, MAX_BYTES)
-        # Pydantic keeps an error for each wrong field, and a copy of the whole input with each error for a missing field.
+        # Pydantic keeps an error for each wrong field, and a copy of the whole input with each error for a missing field. So the numbers of
+        # fields (about one for each colon) and of entries (commas) are limited before it parses the text.
         if text.count(":") > _MAX_FIELDS or text.count(",") > _MAX_ENTRIES:
             raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields or {_MAX_ENTRIES:,} entries")
         return kind.model_validate_json(text)

@@ -17,10 +17,10 @@ _MAX_STEPS = 4
 def untrainable_parameters(trial: LocalTask, weights: Tensor) -> list[str]:
     """Return the names of trained parameters that no training from ``weights`` (d,) can change.
 
-    A parameter can be changed if its gradient is not 0. Such parameters are moved at random, and the gradients of the others are computed
-    again. For example, if the second factor of an adapter is 0 at the start, the first factor gets a gradient only after the second has
-    moved. If both are 0, neither ever gets one. Gradients are those of a randomly weighted sum of the outputs, since the loss may be 0 on
-    made-up targets.
+    ``trial`` has made-up samples. A parameter can be changed if its gradient for them is not 0. Such parameters are moved at random, and
+    the gradients of the others are computed again. For example, if the second factor of an adapter is 0 at the start, the first factor
+    gets a gradient only after the second has moved. If both are 0, neither ever gets one. Gradients are those of a randomly weighted sum
+    of the outputs, since the loss may be 0 on made-up targets.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = {name: value.clone() for name, value in trial.layout.unflatten(weights.to(trial.data.device)).items()}
@@ -49,7 +49,7 @@ def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Ten
         total = (outputs * direction).sum()
     else:
         total = trial.losses(trial.outputs(dict(variables), trial.normalised(batch.inputs)), batch.targets).sum()
-    if not total.requires_grad:
+    if not total.requires_grad:  # no output depends on a trained parameter
         return {name: torch.zeros_like(value) for name, value in variables.items()}
     gradients = torch.autograd.grad(total, list(variables.values()), materialize_grads=True)
     return dict(zip(variables, gradients, strict=True))

@@ -36,17 +36,17 @@ def longest_total_step(module: nn.Module, inputs: Inputs, direction: Tensor, noi
         max_change: maximum root mean square of the change of an output by noise.
         max_length: maximum sum of the steps' lengths, that is, of learning rates.
     """
-
     rows = map_tensors(lambda part: part[:_ROWS], inputs)
     with torch.no_grad():
         initial = _outputs_along(module, {}, rows, direction)
 
     def is_within(length: float) -> bool:
-        """Return whether noise moves the outputs by at most ``most`` if the steps have this ``length`` together."""
+        """Return whether noise moves the outputs by at most ``max_change`` if the steps have this ``length`` together."""
         return _output_change(module, rows, direction, initial, noise * length) <= max_change
 
     if is_within(max_length):
         return max_length
+    # Halve the length until it is short enough. The longest one then lies between ``low`` and twice ``low``.
     low = max_length / 2
     for _ in range(_MAX_HALVINGS):
         if is_within(low):
@@ -62,7 +62,7 @@ def longest_total_step(module: nn.Module, inputs: Inputs, direction: Tensor, noi
 def _output_change(module: nn.Module, inputs: Inputs, direction: Tensor, initial: Tensor, spread: float) -> float:
     """Return the root mean square change of the ``initial`` outputs (N,) by normal noise with this ``spread`` in each trained weight.
 
-    It is infinity if an output becomes NaN.
+    ``direction`` is as in :func:`longest_total_step`. The result is infinity if an output becomes NaN.
     """
     generator, mean_square = torch.Generator().manual_seed(_SEED), 0.0
     trained = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -74,7 +74,7 @@ def _output_change(module: nn.Module, inputs: Inputs, direction: Tensor, initial
 
 
 def _outputs_along(module: nn.Module, weights: dict[str, Tensor], inputs: Inputs, direction: Tensor) -> Tensor:
-    """Return the outputs (N,) along ``direction`` of ``module`` with these ``weights``.
+    """Return the outputs (N,) along ``direction`` (K,) of ``module`` with these ``weights``: the scalar product of each output with it.
 
     Inputs go through the model one by one, as they do for gradients of records.
     """
@@ -83,7 +83,7 @@ def _outputs_along(module: nn.Module, weights: dict[str, Tensor], inputs: Inputs
 
 
 def outputs_of(module: nn.Module, weights: dict[str, Tensor], inputs: Inputs) -> Tensor:
-    """Return the outputs of ``module`` for ``inputs``, with ``weights`` in the place of those of its own that have the same names."""
+    """Return the outputs of ``module`` for ``inputs``. ``weights`` replace the module's own weights of the same names."""
     arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
     outputs: Tensor = called_with(module, weights, arguments, named)
     return outputs

@@ -66,7 +66,9 @@ def weights_of_layers(module: nn.Module, layout: ParameterLayout) -> Tensor:
 
 
 def with_personal_layers(trainer: Trainer, shared: ParameterLayout, personal: ParameterLayout, module: nn.Module) -> Trainer:
-    """Return the trainer of models whose layers in ``personal`` stay at the clients. Without such layers, ``trainer`` is unchanged.
+    """Return the trainer of models whose layers in ``personal`` stay at the clients. Without such layers, return ``trainer`` unchanged.
+
+    ``trainer`` trains all layers of ``module``. Clients send only those in ``shared``.
 
     Raises:
         ConfigError: the model cannot be trained for many clients at once.
@@ -79,7 +81,10 @@ def with_personal_layers(trainer: Trainer, shared: ParameterLayout, personal: Pa
 
 
 def task_of_all_layers(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
-    """Return the task of training all layers, and their initial weights (d + p,). ``weights`` (d,) are those of the shared layers."""
+    """Return the task of training all layers, and their initial weights (d + p,).
+
+    ``weights`` (d,) are the initial weights of the layers that clients send. The personal layers begin with the weights of the module.
+    """
     if not personal.names:
         return shared, weights
     layout = ParameterLayout.from_module(shared.module)

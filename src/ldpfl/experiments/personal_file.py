@@ -21,7 +21,7 @@ def save_personal(values: Tensor, path: Path) -> None:
 
 
 def load_personal(path: Path, like: Tensor) -> Tensor:
-    """Return the personal layers in a file that :func:`save_personal` wrote, of the shape and type of ``like``.
+    """Return the personal layers in a file that :func:`save_personal` wrote. They must be float32, and have the shape of ``like``.
 
     Raises:
         DataError: the file is missing or damaged.

@@ -31,8 +31,8 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
     The seed decides who takes part in which round, so the ledger is exact.
 
     Raises:
-        ConfigError: the data set or the model is unknown, or does not fit; or the ledger cannot be foreseen. It cannot if it depends on
-            training, or on random check-in on a user's own data, which depends on the data.
+        ConfigError: the data set or the model is unknown, or does not fit; or the ledger cannot be foreseen, because it depends on
+            training, or because random check-in on a user's own data depends on these data.
     """
     weights, ranges = initial_weights_and_ranges(config, caller_objects)
     mechanism = mechanism_of(config, ranges)
@@ -69,6 +69,7 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
             cohort = round_cohort(config.seed, round_number, clients, config.clients.fraction, self_sampling)
         events_joined[cohort] += 1
         event_number += 1
+        # A round without clients is charged only with random check-in: nobody may learn who joined, nor that nobody did.
         if cohort.size or self_sampling is not None:
             mechanism_in_round = in_round(mechanism, PublicState(round_number, weights, None, ranges.sizes))
             release = released(mechanism_in_round, ranges, mechanism)
@@ -81,7 +82,7 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
 
 
 def evaluation_release(config: RunConfig) -> Release:
-    """Return the release of one evaluation at clients. It does not depend on the data, so any number of outputs will do."""
+    """Return the release of one evaluation at clients. It is the same for any number of outputs, so two are assumed."""
     ranges = evaluation_vector_layout(config, outputs=2).ranges
     return without_claim(released(mechanism_of(config_for_evaluation(config), ranges), ranges))
 
@@ -92,6 +93,7 @@ def check_settings_fit_together(config: RunConfig, caller_objects: CallerObjects
     Raises:
         ConfigError, PrivacyError: they do not fit together.
     """
+    # Each of these calls raises if something does not fit. Their results are not needed.
     check_persons_named(config.data)
     lowest_join_probability(config)
     _, ranges = initial_weights_and_ranges(config, caller_objects)

@@ -27,7 +27,7 @@ _MAX_STEPS = 300
 
 
 def pooled_scores(federation: Federation) -> dict[str, float] | None:
-    """Return the figures of the pooled regression on the test rows.
+    """Return the figures of the pooled regression on the test rows, by name.
 
     None if the task has no such regression, if the data are texts, too many or not a table, if there are no test rows, or if the model is
     evaluated on records of clients, which this regression is fitted to.
@@ -62,8 +62,8 @@ def _with_constant(samples: Samples) -> Floats:
 
 
 def _fit_number(rows: Floats, targets: Tensor, outputs: int) -> Floats:
-    """Return the weights (F, 1) of least squares. ``outputs`` is not used, as in :func:`_fit_count`."""
-    # The squared weights are a penalty. As least squares, they are further rows: the weight itself is to be 0. The offset has no such row.
+    """Return the weights (F, 1) of least squares. ``outputs`` is not used: all functions in ``_FITS`` have the same arguments."""
+    # The penalty on squared weights is written as further rows, one for each weight, with the target 0. The offset has no such row.
     penalty = np.eye(rows.shape[1])[:-1]
     right_side = np.concatenate([targets.double().numpy().reshape(-1), np.zeros(len(penalty))])
     weights: Floats = np.linalg.lstsq(np.vstack([rows, penalty]), right_side[:, None], rcond=None)[0]
@@ -74,7 +74,8 @@ def _fit_count(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return the weights (F, 1) of a Poisson regression. ``outputs`` is not used: all functions in ``_FITS`` have the same arguments."""
     counts = targets.double().numpy().reshape(-1)
 
-    def loss(weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
+    def loss(weights: Floats) -> tuple[float, Floats]:
+        """Return the mean loss over the rows, and its gradient (F,), for ``weights`` (F,)."""
         # An expected count is exp(output), continued above LINEAR_FROM by the tangent there, so that no count explodes.
         outputs_of_rows = rows @ weights
         value = float(count_losses(torch.from_numpy(outputs_of_rows), torch.from_numpy(counts)).sum()) / len(rows)
@@ -93,7 +94,8 @@ def _fit_classes(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     """Return weights (F, outputs) of a logistic regression of several classes. Those of the first class are 0."""
     one_hot = np.eye(outputs)[targets.numpy()]
 
-    def loss(free_weights: Floats) -> tuple[float, Floats]:  # the loss and its gradient
+    def loss(free_weights: Floats) -> tuple[float, Floats]:
+        """Return the mean loss over the rows, and its gradient, for the weights (F * (outputs - 1),) of all classes but the first."""
         log_probabilities = log_softmax(rows @ _with_zero_column(free_weights, outputs), axis=1)
         gradient = rows.T @ (np.exp(log_probabilities) - one_hot)[:, 1:] / len(rows)
         return float(-(log_probabilities * one_hot).sum() / len(rows)), gradient.ravel()
@@ -115,13 +117,15 @@ def _fit_parallel(rows: Floats, targets: Tensor, outputs: int) -> Floats:
     columns, values = rows[:, :-1], targets.double().numpy()
     is_known, events = ~np.isnan(values), np.nan_to_num(values)
 
-    def loss(slopes_and_offsets: Floats) -> tuple[float, Floats]:  # the loss and its gradient
+    def loss(slopes_and_offsets: Floats) -> tuple[float, Floats]:
+        """Return the mean loss over the rows, and its gradient, for F - 1 slopes followed by an offset for each output."""
         logits = (columns @ slopes_and_offsets[:-outputs])[:, None] + slopes_and_offsets[-outputs:]
         residuals = is_known * (expit(logits) - events)
         gradient = np.concatenate([residuals.sum(axis=1) @ columns, residuals.sum(axis=0)])
         return float((is_known * (np.logaddexp(0, logits) - events * logits)).sum()) / len(rows), gradient / len(rows)
 
     best = _minimise(loss, columns.shape[1] + outputs, outputs, len(rows))
+    # Each output gets a copy of the common slopes, and its own offset below them.
     return np.vstack([np.repeat(best[:-outputs, None], outputs, axis=1), best[-outputs:]])
 
 
@@ -137,17 +141,17 @@ _FITS: Mapping[str, Callable[[Floats, Tensor, int], Floats]] = {
 
 
 def _minimise(loss: Callable[[Floats], tuple[float, Floats]], size: int, offsets: int, rows: int) -> Floats:
-    """Return the minimiser of ``loss`` plus half the squared weights over the number of ``rows``.
+    """Return the weights and offsets (``size``,) that minimise ``loss`` plus half the squared weights, divided by the number of ``rows``.
 
     Args:
-        loss: returns the mean over the rows, and its gradient.
+        loss: function from weights and offsets to the mean loss over the rows, and its gradient.
         size: number of weights and offsets.
         offsets: number of offsets. They are last, and add no penalty.
         rows: number of rows.
     """
 
     def penalised(weights: Floats) -> tuple[float, Floats]:
-        """Return the loss with its penalty, and the gradient of both."""
+        """Return the loss plus its penalty, and the gradient of this sum, for the weights and offsets (``size``,)."""
         value, gradient = loss(weights)
         penalty = np.concatenate([weights[: size - offsets], np.zeros(offsets)]) / rows
         return value + float(penalty @ weights) / 2, gradient + penalty

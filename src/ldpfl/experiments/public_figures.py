@@ -32,9 +32,9 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return the caveats that may be published: not those about private rows, nor the round at which such rows stopped the run.
+    """Return the ``caveats`` that may be published: not those about private rows, nor the round after which such rows stopped the run.
 
-    The file with the secret of the noise stays with the run's owner, so readers are not told about it.
+    The file with the secret of the noise stays with the run's owner, so the note on that file is shortened to the note on simulations.
     """
     caveats = [SIMULATION if caveat == SECRET_SEED_NOTE else caveat for caveat in caveats]
     if not scores_are_public(config):
@@ -46,7 +46,11 @@ def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
 
 
 def without_private_figures(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures ``result`` of a run, with None or an empty value for each figure that may not be published."""
+    """Return ``result``, the content of a run's ``result.json``, with None or an empty value for figures that may not be published.
+
+    Scores on private rows are removed. Scores that clients measured under noise stay. So do ``stopped_after``, ``seconds_per_round`` and
+    ``data_fingerprint``, which are private too: public pages and trackers must not show these three of a user's own data.
+    """
     layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
     replacements: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}
     replacements |= {"noise_free_scores": {}, "pooled_scores": {}, "clipped_records_per_round": None}

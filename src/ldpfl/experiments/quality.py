@@ -117,7 +117,8 @@ def quality_entries(
 def _extreme_slope_text(scores: Scores, intervals: Intervals) -> str:
     """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else "".
 
-    If the interval of the slope reaches 0, nothing is returned: then higher predictions may not mean more events, which is another fault.
+    The result is also "" if the interval of the slope reaches 0. Then higher predictions may not even mean more events, which is another
+    fault.
     """
     slope, (low, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
     return _slope_text(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < 1 else ""
@@ -130,7 +131,7 @@ def _narrow_slope_text(scores: Scores, intervals: Intervals) -> str:
 
 
 def _slope_text(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope and its interval as text."""
+    """Return the calibration slope and its interval, which must exist, as text."""
     low, high = intervals[weighted_metrics.SLOPE]
     return f"{weighted_metrics.SLOPE} {scores[weighted_metrics.SLOPE]:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
 
@@ -154,9 +155,9 @@ def _threshold_for_share(risks: Floats, share: float) -> str:
     distinct_risks, rows_at = np.unique(risks, return_counts=True)
     if len(distinct_risks) < 2:
         return ""
-    flagged_from = rows_at[::-1].cumsum()[::-1][1:]  # rows at or above each value but the smallest
+    flagged_from = rows_at[::-1].cumsum()[::-1][1:]  # number of rows at or above each distinct risk but the smallest
     nearest = np.abs(flagged_from - share * len(risks)).argmin()
-    # Take the fewest digits that flag the same rows, up to a tenth of the smaller group.
+    # Take the fewest digits that flag about the same rows. They may differ by a tenth of the smaller group, flagged or not flagged.
     tolerance = min(flagged_from[nearest], len(risks) - flagged_from[nearest]) / 10
     texts = (f"{distinct_risks[1:][nearest]:.{digits}g}" for digits in range(2, 17))
     return next((text for text in texts if abs((risks >= float(text)).sum() - flagged_from[nearest]) <= tolerance), "")
@@ -168,7 +169,7 @@ def _all_equal(classes: NDArray[Any]) -> bool:
 
 
 def _no_better_than_chance(metric: str, evaluated: EvaluatedModel, intervals: Intervals) -> str:
-    """Return the main ``metric`` as text if its interval does not lie above chance; "" if it does, or if it has no interval.
+    """Return the main ``metric`` as text if its 95 % interval does not lie above chance; "" if it does, or if it has no interval.
 
     Chance for the accuracy is the share of the commonest class. The result is "" for two kinds of models that may have learnt something:
     a model whose AUROC lies above chance, and a model of ordered classes that predicts one class for all rows. The metric of the latter
@@ -237,7 +238,7 @@ def _site_entry(federation: Federation, evaluated: EvaluatedModel, client: int, 
     elif evaluated.is_of_times:
         entry["events"] = int(observed[:, 1].sum())
     persons = _person_numbers(federation, rows)
-    unit_count = rows.size if persons is None else int(persons.max()) + 1
+    unit_count = rows.size if persons is None else int(persons.max()) + 1  # rows, or persons if the data name them
     if evaluated.is_of_two_classes:  # both shares are given for any number of rows
         entry["scores"] = {weighted_metrics.PREDICTED: float(expit(predicted).mean()), weighted_metrics.OBSERVED: float(observed.mean())}
         entry["intervals"] = {weighted_metrics.OBSERVED: weighted_metrics.share_interval(observed, unit_count)}
@@ -257,7 +258,9 @@ def _site_entry(federation: Federation, evaluated: EvaluatedModel, client: int, 
 
 
 def _unreliable_metrics(evaluated: EvaluatedModel, targets: NDArray[Any], persons: NDArray[np.int64] | None) -> tuple[frozenset[str], str]:
-    """Return the metrics that are unreliable for rows with these ``targets``, and the reason: too few events make intervals too narrow.
+    """Return the metrics that are unreliable for rows with these ``targets``, and the reason as text; nothing and "" if all are reliable.
+
+    Intervals are too narrow if the rows have too few events.
 
     Events are counted separately for each class or label that some row has. If ``persons`` (n,) numbers the person of each row, persons
     are counted instead of rows.
@@ -265,7 +268,8 @@ def _unreliable_metrics(evaluated: EvaluatedModel, targets: NDArray[Any], person
     outcome = _rare_outcome(evaluated, targets)
     if outcome is None:
         return frozenset(), ""
-    units = np.arange(len(targets)) if persons is None else persons
+    units = np.arange(len(targets)) if persons is None else persons  # each row counts on its own, or with the rows of its person
+    # Masks (n, K) of the rows with each outcome, and without it.
     sides = (outcome.has_outcome, ~outcome.has_outcome) if outcome.needs_rows_without else (outcome.has_outcome,)
     fewest = min((np.unique(units[has_outcome]).size for side in sides for has_outcome in side.T), default=0)
     if fewest >= MIN_EVENTS:
@@ -294,7 +298,7 @@ class _Outcome(NamedTuple):
 
 
 def _rare_outcome(evaluated: EvaluatedModel, targets: NDArray[Any]) -> _Outcome | None:
-    """Return the outcome that may be rare among rows with these ``targets``; None if no metric needs a number of rows with it."""
+    """Return the outcome that may be rare among rows with these ``targets``; None if no metric of the model needs many rows of a kind."""
     if evaluated.is_of_two_classes:
         return _Outcome(targets[:, None] > 0, "the event", frozenset(evaluated.scores))
     if evaluated.is_of_times:

@@ -51,7 +51,17 @@ def least_squares_solver(config: RunConfig, data: Description) -> LeastSquares |
         raise ConfigError("training.patience stops training early, but least squares has only one round: leave training.patience out")
     is_class, bias = targets == "class", config.model.name == WITH_BIAS
     norm, bound, share = settings.feature_norm, settings.target_bound, settings.target_share
-    return LeastSquares(prod(data.shape), data.outputs, is_class, bias, norm, bound, share, settings.eigenvalue_floor, settings.ridge)
+    return LeastSquares(
+        inputs=prod(data.shape),
+        outputs=data.outputs,
+        classes=is_class,
+        bias=bias,
+        norm=norm,
+        bound=bound,
+        target_share=share,
+        floor=settings.eigenvalue_floor,
+        ridge=settings.ridge,
+    )
 
 
 def _require_records(config: RunConfig, purpose: str) -> DpSgdSettings:
@@ -119,6 +129,7 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     epsilon, shuffling = config.evaluation.epsilon, config.shuffling
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
+    # In a secure sum, the noise of all honest clients adds up. Otherwise a client's own noise has to be enough.
     honest = config.clients.count - shuffling.colluding if shuffling.channel == "secure-sum" else 1
     noise = noise_multiplier_for_sum(epsilon, config.privacy.delta, honest, len(rounds_evaluated_at_clients(config)))
     settings = _require_records(config, "evaluation.epsilon")
@@ -127,11 +138,15 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
 
 
 def evaluation_vector_layout(config: RunConfig, outputs: int) -> RecordScores:
-    """Return the layout of the vector that each held-back record contributes."""
+    """Return the layout of the vector of figures that each held-back record, or each client if clients are protected, contributes.
+
+    ``outputs`` is the model's number of outputs.
+    """
     if isinstance(config.mechanism, DpSgdSettings):
         layout = RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
     else:
         layout = figures_layout(config, outputs)
+    # A user's own model or task might mix the records of a batch, so it sees them one by one.
     return replace(layout, one_by_one=config.model.name not in models.names() or config.task.name not in tasks.names())
 
 
@@ -139,8 +154,8 @@ def split_for_evaluation(config: RunConfig, division: Division, persons: Persons
     """Split each client's records, or ``persons``, into records that are trained on and records that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
-    their positions would reveal classes. Otherwise positions decide. A node splits its own table once, since there all clients
-    share it. A client with too few records holds none back.
+    their positions would reveal classes. Otherwise positions decide. On a node, all clients share its table, so it is split once. A client
+    with too few records holds none back.
 
     Raises:
         ConfigError: no client holds any record back, or some client has none left to train on.

@@ -146,7 +146,7 @@ class ReproducedRow:
 
     @property
     def best_guarantee(self) -> tuple[float, str] | None:
-        """Return the smallest proved epsilon of everything that is sent in a run, and its trust model; None if no run is finished."""
+        """Smallest proved epsilon of everything that is sent in a run, and its trust model; None if no run is finished."""
         if self.row is None or not self.row.privacy:
             return None
         return best_figure(self.row.privacy)
@@ -164,12 +164,13 @@ def reproduced_rows(
         ConfigError: a setting does not fit.
         DataError: a run's files are damaged.
     """
-    planned = cells(sweep, overrides)
+    planned = cells(sweep, overrides)  # a cell is a run of the sweep: a variant and a seed at a point of the axes
     finished_cells = [(cell, result) for cell in planned if (result := finished_result(cell, out)) is not None]
     rows_by_key = {(row.variant, row.point): row for row in rows(finished_cells)}
     finished_by_key = group_results(finished_cells)
     distances_by_folder = {cell.folder_name: tuple(distances(cell.folder(out))) for cell, _ in finished_cells}
     results = []
+    # A key is a variant and a point. All seeds of a key make one row.
     for key, runs in group_results([(cell, {}) for cell in planned]).items():
         finished_runs = finished_by_key.get(key, {})
         row_distances = tuple(distance for name in finished_runs for distance in distances_by_folder[name])

@@ -60,6 +60,7 @@ class _Risks(_Strict):
 
     @model_validator(mode="after")
     def _check_edges(self) -> Self:
+        """Refuse a histogram that does not have one edge more than bars."""
         if len(self.edges) != len(self.rows) + 1:
             raise ValueError(f"expected {len(self.rows) + 1:,} edges around {len(self.rows):,} numbers of rows, got {len(self.edges):,}")
         return self
@@ -149,6 +150,7 @@ class Figures(_Strict):
 
     @model_validator(mode="after")
     def _check_needed_together(self) -> Self:
+        """Refuse a result that lacks a figure with which another one is shown."""
         if COMMONEST in self.scores and ACCURACY not in self.scores:
             raise ValueError(f"scores has {COMMONEST!r}, but {ACCURACY!r} is missing")
         if self.event is not None and "test_rows" not in self.model_fields_set:
@@ -157,6 +159,7 @@ class Figures(_Strict):
 
     @model_validator(mode="after")
     def _check_rounds(self) -> Self:
+        """Refuse a list of scores that does not have one score for each round, and more rounds than a run can have."""
         score_lists = (self.score_per_round, self.noise_free_score_per_round)
         if any(scores is not None and len(scores) != self.rounds for scores in score_lists) or self.rounds > MAX_ROUNDS:
             raise ValueError(f"expected a score for each of {self.rounds:.6g} rounds, and no more than {MAX_ROUNDS:,} rounds")
@@ -167,7 +170,7 @@ def problem_in_result(figures: Any) -> str:
     """Return what is wrong with the ``figures`` of a result file, or "" if they are valid."""
     try:
         Figures.model_validate(figures)
-    except (ValidationError, RecursionError) as error:
+    except (ValidationError, RecursionError) as error:  # the file may be untrusted
         if isinstance(error, RecursionError):
             return "it is nested too deeply"
         first = error.errors(include_input=False, include_url=False)[0]

@@ -67,7 +67,7 @@ def _is_written_before_config(name: str) -> bool:
 
 
 def _settings_of_own_app(config: RunConfig) -> dict[str, Any]:
-    """Return the settings of a user's own app, without those that it did not set and that ``LdpStrategy`` does not use."""
+    """Return the settings of a user's own app as nested dicts, without those that ``LdpStrategy`` ignores and that the app did not set."""
     tree = config.model_dump()
     for name, keys in _UNUSED_ON_FLOWER.items():
         section = getattr(config, name)
@@ -243,6 +243,7 @@ class RunFolder:
             raise ConfigError(f"output folder {self.path} has a name that is not valid UTF-8: choose another folder") from None
         if resume and self.config_path.exists():
             recorded = self.kind()
+            # A folder without a recorded kind counts as a simulation, so a run on Flower may resume it as long as it has no checkpoint.
             if kind is not None and kind.on_flower != recorded.on_flower and (recorded.on_flower or self.checkpoint_path.exists()):
                 raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a {kind} cannot resume it: choose another folder")
             differences = self.config().differences(config)
@@ -254,7 +255,7 @@ class RunFolder:
                     f"{'; '.join(differences)}"
                 )
             return
-        if not self.is_vacant:
+        if not self.is_vacant:  # something else is here, or a run that is not to be resumed
             advice = "resume the run in it, or choose another folder" if self.config_path.exists() else "choose another folder"
             raise ConfigError(f"output folder {self.path} is not empty: {advice}")
 
@@ -273,7 +274,7 @@ class RunFolder:
             except Timeout:
                 raise ConfigError(f"another process is working in {self.path}: wait until it ends, or choose another folder") from None
         try:
-            # Leftovers are removed in a run's folder only, or in one that is empty except for hidden files.
+            # Temporary files of a killed process are removed only in a run's folder, or in one that is empty except for hidden files.
             if self.config_path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
                 with writing(self.path):
                     remove_leftovers(self.path)
@@ -305,8 +306,8 @@ class RunFolder:
     def kind(self) -> Kind:
         """Return the kind of the run.
 
-        A folder without ``kind.txt`` was made by the simulator, or on Flower by a version that did not record the kind. A run on Flower
-        has ``participation.json``; a run of the ready app also has a result, or a checkpoint with an origin that only this app writes.
+        A folder without ``kind.txt`` was made by the simulator, or on Flower by a version that did not record the kind. Any run on Flower
+        has ``participation.json``. A run of the ready app has a result too, or a checkpoint with an origin that only this app writes.
 
         Raises:
             DataError: ``kind.txt`` or the checkpoint is damaged.
@@ -384,7 +385,7 @@ class RunFolder:
             if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events):
                 check_present(self.ledger_path)
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
-        reported_rounds = (self.result() or {}).get("rounds", 0)
+        reported_rounds = (self.result() or {}).get("rounds", 0)  # 0 before the end of the run
         ledger = Ledger.load(self.ledger_path)
         checkpointed = ledger if checkpoint is None else checkpoint.ledger
         shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
@@ -478,7 +479,7 @@ class RunFolder:
         """
         if not self.stopped_path.exists():
             return None
-        if self.stopped_path.is_symlink():  # of a stranger's folder, it would show a file of this user's
+        if self.stopped_path.is_symlink():  # a link in a stranger's folder could point to a file of this user, which would be shown
             raise DataError(f"{self.stopped_path} is a link, expected a file: remove it, and start the sweep again")
         try:
             return printable(read_text(self.stopped_path).rstrip("\n"))
@@ -515,14 +516,15 @@ class RunFolder:
                 f"{self.path} was begun by a version of ldpfl that drew random numbers in another way, so the run can be read but not "
                 "resumed: begin another run in another folder"
             )
+        # Checkpoints do not hold personal layers, which lie in a file of their own after the first round.
         if start.personal is None or checkpoint.state.round == start.state.round:
             return checkpoint
         return replace(checkpoint, personal=load_personal(self.personal_path(checkpoint.state.round), start.personal))
 
     def is_damaged(self) -> bool:
-        """Return whether the run's config, checkpoint or result cannot be read."""
+        """Return whether the run's config, checkpoint or result cannot be read. A folder without a config is not damaged."""
         try:
-            if self.config_path.exists():
+            if self.config_path.exists():  # each of the three calls raises if its file cannot be read
                 self.config(), self.checkpoint(), self.result()
         except LdpflError:
             return True
@@ -549,9 +551,9 @@ class RunFolder:
         checkpoint.ledger.save(self.ledger_path)
 
     def save_ledger(self, ledger: Ledger) -> None:
-        """Write the ledger, which must happen before the checkpoint with the same charges is written. Remove the file of an empty ledger.
+        """Write the ledger, or remove its file if ``ledger`` is empty. Call this before the checkpoint with the same charges is written.
 
-        A crash between both then leaves a charge without its round, and not a round without its charge.
+        A crash between the two then leaves a charge without its round, and not a round without its charge.
         """
         if ledger.events:
             ledger.save(self.ledger_path)
@@ -561,7 +563,15 @@ class RunFolder:
     def save_result(
         self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None
     ) -> None:
-        """Write the files of a finished run. ``result.json`` is written last, so its presence shows that all others are complete."""
+        """Write the files of a finished run. ``result.json`` is written last, so its presence shows that all others are complete.
+
+        Args:
+            checkpoint: the last checkpoint.
+            task: the task with the module that the weights belong to.
+            result: the content of ``result.json``.
+            described: the content of ``model.json``.
+            encoder: encoder of a table's rows; None for other data.
+        """
         self.save_model(checkpoint, task, result, described, encoder)
         write_text(self.result_path, to_json(result, indent=2) + "\n")
 
@@ -573,7 +583,7 @@ class RunFolder:
     def save_model(
         self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None
     ) -> None:
-        """Write the files of a finished run except ``result.json``."""
+        """Write the files of a finished run except ``result.json``. Arguments are as for :meth:`save_result`."""
         self._save_metrics(checkpoint)
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # All tensors of the module are cloned, since a shared parameter appears under several names and safetensors refuses shared memory.

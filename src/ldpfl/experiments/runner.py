@@ -121,6 +121,7 @@ class Runner:
             baseline_left_out = earlier_result is not None and earlier_result["noise_free_score"] is None and config.data.brought
             wants_baseline = baseline_chosen and config.mechanism.protects and not baseline_left_out
             figures = None if more_rounds else earlier_result
+            # The run is finished, and no baseline has to be added.
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
                     self._draw_learning_curve(folder, figures)
@@ -153,7 +154,9 @@ class Runner:
         """Return the figures of a run that has finished its rounds. If the baseline fails, it is left out with a warning.
 
         Args:
+            final: the run's last checkpoint.
             scorer: function that returns the scores of the noise-free baseline; None if no baseline is wanted.
+            secret: secret seed of the run's noise; None if the noise follows from the config's seed.
         """
         reference = clamped = None
         if scorer is not None and config.mechanism.protects:
@@ -178,7 +181,10 @@ class Runner:
     def _run_rounds(
         self, federation: Federation, start: Checkpoint, rounds: int, save: Callable[[Checkpoint], None], label: str
     ) -> Checkpoint:
-        """Run the rounds from ``start`` to ``rounds``, call ``save`` after each, and return the last checkpoint."""
+        """Run the rounds from ``start`` up to round number ``rounds``, call ``save`` after each, and return the last checkpoint.
+
+        ``label`` tells the observer which training this is.
+        """
         self.observer.started(label, rounds, start.history, federation.task.task.metric)
         checkpoint, has_warned = start, False
         with workers(self.workers, self.device, self.observer.warn) as pool:
@@ -234,6 +240,7 @@ class Runner:
         if not (config.secret_noise and resume and folder.config_path.exists()):
             return new_secret(config)
         secret = folder.secret()
+        # A finished run to which no rounds are added.
         draws_no_more_noise = folder.result_path.exists() and config.training.rounds == folder.config().training.rounds
         return secret if draws_no_more_noise else require_secret(secret)
 
@@ -254,7 +261,7 @@ class Runner:
     def _baseline_scores(self, config: RunConfig, data: Dataset, secret: int | None) -> Reference:
         """Return the scores of the noise-free baseline, from the cache if it may be stored there."""
         baseline = baseline_of(config, data, partial(self._build, secret=secret))
-        if not baseline.config.data.brought:  # a model of the user's own data without noise is never stored
+        if not baseline.config.data.brought:  # a model that was trained without noise on a user's own data is never stored
             try:
                 result = self._cached_result(baseline)
                 return Reference(list(result["score_per_round"]), result["scores"])
@@ -296,7 +303,7 @@ class Runner:
             if finished is not None:
                 return finished
             with folder.locked(wait=True):
-                if baseline.has_user_code or folder.is_damaged():
+                if baseline.has_user_code or folder.is_damaged():  # code may have changed since the last run
                     folder.clear()
                 result = folder.result()
                 if result is None:
@@ -315,7 +322,8 @@ def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> M
     """Return the content of ``model.json``, which describes the weights of a finished run."""
     task = federation.task
     digest, model = base_digest(task.module), config.model
-    classes = data.classes if task.task.targets == "class" else ()  # of ordered classes there is an output less
+    # Ordered classes have one output less than there are classes, so their names do not fit the outputs.
+    classes = data.classes if task.task.targets == "class" else ()
     if is_pretrained(model.name):
         model = model.model_copy(update={"licence": licence_of(model.name, model.licence)})
     has_encoding = federation.encoder is not None
@@ -323,7 +331,10 @@ def model_file_of(config: RunConfig, federation: Federation, data: Dataset) -> M
 
 
 def _clipping_warning(metrics: RoundMetrics) -> str:
-    """Return a warning on layers of which a large share was clipped in this round, or "". Only a simulation knows these shares."""
+    """Return a warning on layers in which a large share of values was clipped in this round; "" if there are none.
+
+    Only a simulation knows these shares.
+    """
     clipped = {name: share for name, share in metrics.clipped_fraction.items() if share > MUCH_CLAMPED}
     if not clipped:
         return ""
@@ -367,7 +378,7 @@ def _label(config: RunConfig) -> str:
 def _save_added_round(folder: RunFolder, config: RunConfig, first: int, checkpoint: Checkpoint) -> None:
     """Record a round that was added to the finished run in ``folder``.
 
-    Before the ``first`` added round, the run becomes an unfinished run of ``config``.
+    ``first`` is the number of the first added round. Before that one is stored, the run becomes an unfinished run of ``config``.
     """
     if checkpoint.state.round == first:
         folder.reopen(config)

@@ -29,12 +29,13 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
     """Return whether the output of the model with ``weights`` (d,) for a sample depends on the other samples of its batch.
 
     Outputs for batches of several sizes are compared with the outputs for single samples, in training mode and in evaluation mode. Only
-    differences beyond rounding count. All is done twice, the second time with one sample that is far larger than the others: where all are
-    of similar size, a scale that a whole batch shares (as in quantisation) is nearly that of each sample.
+    differences beyond rounding count. ``trial`` has made-up samples. All is done twice, the second time with one sample that is far larger
+    than the others: a scale that a whole batch shares, as in quantisation, would hardly differ from the scale of each of similar samples.
     """
     parameters = _without_zero_layers(trial.layout.unflatten(weights.to(trial.data.device)))
     inputs_with_outlier = map_tensors(_with_outlier, trial.data.inputs)
-    with OutsideState.of(trial.module).restored():  # else an outlier that the class keeps could hide the changes that records make
+    with OutsideState.of(trial.module).restored():
+        # What the model's code keeps in classes is put back afterwards: a kept outlier could hide what real records change.
         if _mixes(trial, parameters):
             return True
         with suppress(Exception):  # a model may refuse numbers as large as the outlier's
@@ -43,7 +44,7 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
 
 
 def _mixes(trial: LocalTask, parameters: dict[str, Tensor]) -> bool:
-    """Return whether outputs for batches of the ``trial``'s samples differ from those for single samples."""
+    """Return whether outputs for batches of the made-up samples in ``trial`` differ from the outputs for single samples."""
     for mode in (nullcontext(), _in_evaluation_mode(trial.module)):
         with mode, torch.no_grad():
             alone = [_outputs(trial, parameters, slice(place, place + 1)) for place in range(MADE_UP)]
@@ -53,8 +54,10 @@ def _mixes(trial: LocalTask, parameters: dict[str, Tensor]) -> bool:
 
 
 def _with_outlier(values: Tensor) -> Tensor:
-    """Return ``values`` (B, ...) with a first sample that is far larger than the others. Whole numbers other than bytes may be tokens: they
-    are returned unchanged."""
+    """Return ``values`` (B, ...) with a first sample that is far larger than the others.
+
+    Whole numbers other than bytes may be tokens, so they are returned unchanged.
+    """
     is_first = torch.arange(len(values), device=values.device).view(-1, *[1] * (values.dim() - 1)) == 0
     if values.is_floating_point():
         return torch.where(is_first, values * _OUTLIER_FACTOR, values)
@@ -81,9 +84,9 @@ def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> list[Tensor]:
-    """Return the outputs (B, ...) for the made-up samples at ``places``. Tensors without a row for each sample are left out."""
+    """Return the tensors (B, ...) among the outputs for the made-up samples at ``places``, if they have a row for each sample."""
     rows = trial.data.take(places)
-    copies = {name: value.clone() for name, value in parameters.items()}
+    copies = {name: value.clone() for name, value in parameters.items()}  # a model might change its parameters or inputs in place
     result: object = trial.outputs(copies, trial.normalised(map_tensors(torch.clone, rows.inputs)))
     values = list(result.values()) if isinstance(result, Mapping) else list(result) if isinstance(result, tuple | list) else [result]
     return [value for value in values if isinstance(value, Tensor) and value.shape[:1] == (len(rows),)]

@@ -25,7 +25,7 @@ def new_secret(config: RunConfig) -> int | None:
 
 
 def shared_seed_warnings(configs: Iterable[RunConfig]) -> tuple[str, ...]:
-    """Return a warning if two runs of the ``configs`` share secret randomness, because they have the same seed; else nothing."""
+    """Return a warning if two runs of the ``configs`` share secret randomness, because they have the same seed; else an empty tuple."""
     seeds = [seed for config in configs if (seed := _shared_seed(config)) is not None]
     warning = "two of these runs are simulations with one seed, and so with the same noise: together they hide less than this table says"
     return (warning,) if len(set(seeds)) < len(seeds) else ()
@@ -34,7 +34,8 @@ def shared_seed_warnings(configs: Iterable[RunConfig]) -> tuple[str, ...]:
 def _shared_seed(config: RunConfig) -> int | None:
     """Return the seed of a run's noise or secret sampling; None if other runs with that seed do not share its randomness.
 
-    On a user's own data, noise depends on all settings as well as the seed. Who takes part, or which records do, may be shared.
+    On a user's own data, the noise depends on all settings as well as the seed, so no two runs share it. They may still share the choice of
+    the clients or records that take part.
     """
     samples_in_secret = config.clients.once or config.clients.self_sampling != "off" or getattr(config.mechanism, "sample_rate", 1.0) != 1.0
     shares_randomness = samples_in_secret or not config.data.brought

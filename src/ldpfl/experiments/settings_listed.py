@@ -74,7 +74,7 @@ def _listed_fields(prefix: str, model: type[BaseModel], names: Sequence[str] | N
 
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring below each field of ``model`` and of the classes that it extends.
+    """Return the docstring below each field of ``model`` and of the classes that it extends, by name, from their source code.
 
     Pydantic could read them with ``use_attribute_docstrings``. But it would do so whenever the class is created, in every process.
     """
@@ -86,7 +86,7 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
                 match field, next_node:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                         docstrings[name] = text
-                    case ast.AnnAssign(target=ast.Name(id=name)), _:
+                    case ast.AnnAssign(target=ast.Name(id=name)), _:  # a field without a docstring does not inherit one
                         docstrings.pop(name, None)
     return docstrings
 

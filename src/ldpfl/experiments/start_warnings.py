@@ -39,7 +39,7 @@ def start_warnings(config: RunConfig, data: Dataset, division: Division) -> Iter
 
 
 def _made_up_clients_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
-    """Warn if a user's own data name no clients, and ``clients.count`` has its default. Then the number of clients means nothing.
+    """Yield a warning if a user's own data name no clients, and ``clients.count`` has its default. Then that number means nothing.
 
     The saved config of a run does not tell whether the user gave the default. So the default counts as not given.
     """
@@ -59,7 +59,10 @@ def _made_up_clients_warnings(config: RunConfig, data: Dataset, division: Divisi
 
 
 def _stated_records_warnings(config: RunConfig, division: Division) -> Iterator[str]:
-    """Warn if the stated mean number of records of a client is far from the true one. Each mean gradient is off by their ratio."""
+    """Yield a warning if ``mechanism.records``, the stated mean number of records of a client, is far from the true one.
+
+    Sums of gradients are divided by the stated number, so each mean gradient is off by the ratio of the two.
+    """
     stated = config.mechanism.records if isinstance(config.mechanism, DpSgdSettings) else 0
     true = float(division.sizes.mean())
     if stated and not 1 / _MAX_RECORDS_RATIO <= true / stated <= _MAX_RECORDS_RATIO:
@@ -73,7 +76,7 @@ def _stated_records_warnings(config: RunConfig, division: Division) -> Iterator[
 
 
 def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
-    """Warn if a user's own data have too few test rows for metrics with intervals."""
+    """Yield a warning if a user's own data have too few test rows for metrics with intervals."""
     rows = len(data.test)
     if config.data.brought and rows < MIN_SITE_ROWS:
         rows_or_file = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
@@ -85,7 +88,10 @@ def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
 
 
 def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
-    """Warn if a user's own images or arrays are not on the scale that models, clipping and ``auto`` expect."""
+    """Yield a warning if a user's own images or arrays are not on the scale that models, clipping and "auto" settings expect.
+
+    Inputs in bytes are rescaled before training, so only bytes of 0 and 1 are a problem.
+    """
     inputs = data.train.inputs
     if not config.data.brought or data.encoder is not None or not isinstance(inputs, Tensor):
         return

@@ -180,7 +180,10 @@ def sweep_of(
 
 
 def _default_name(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> str:
-    """Return a folder name from the data and the keys of the ``axes``, such as ``patients-target_epsilon``."""
+    """Return a name from the data in ``settings`` (or the recipe) and the keys of the ``axes``, such as ``patients-target_epsilon``.
+
+    It is the name of a folder too, so it has only letters, digits, "_", "-" and ".".
+    """
     values = {key.strip(): setting_value(text.strip()) for key, _, text in (setting.partition("=") for setting in settings)}
     data = Path(str(values.get("data.path", values.get("data.name", "")))).stem.partition(":")[0]
     words = [data if data and data != GIVEN else recipe, *map(short_key, axes)]
@@ -202,6 +205,7 @@ def parse_axis(text: str, option: str = "--axis") -> tuple[str, list[Any]]:
 
 def _split_at_commas(text: str) -> Iterator[str]:
     """Yield the parts of ``text`` between commas. Commas within brackets or quotes do not separate."""
+    # ``quote`` is the quotation mark that is open, or "". In double quotes, TOML escapes a character by a backslash.
     start, open_brackets, quote, escaped = 0, 0, "", False
     for place, char in enumerate(text):
         if quote:
@@ -233,6 +237,9 @@ def cells(
         caller_objects: data or a model that a caller passes from Python.
         load: function that returns the config of ``sweep.recipe``. The default knows shipped recipes only and opens no file of a user,
             since a stored sweep may be somebody else's.
+
+    Raises:
+        ConfigError: there are too many runs, or a setting does not fit.
     """
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MAX_CELLS:
@@ -258,7 +265,10 @@ def _config_of_cell(
     overrides: Sequence[str],
     load: Callable[..., RunConfig],
 ) -> RunConfig:
-    """Return the config of one cell: the recipe with the sweep's settings, the ``point``, the variant's ``settings`` and ``overrides``."""
+    """Return the config of one cell: the recipe with the sweep's settings, the ``point``, the variant's ``settings`` and ``overrides``.
+
+    Later settings replace earlier ones. ``load`` is as for :func:`cells`.
+    """
     # The variant's settings come after the point's: a variant that fixes the setting of an axis keeps its value at all points.
     point_settings = [f"{key}={toml_value(value)}" for key, value in point]
     cell_settings = [f"seed={seed}", 'description=""', f"name={toml_value(sweep.name)}"]
@@ -273,10 +283,10 @@ def define_same_runs(first: SweepConfig, first_overrides: Sequence[str], second:
 
 
 def check_cells(cells: Sequence[Cell], caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> None:
-    """Raise before any training if the model, data set and mechanism of a run do not fit together.
+    """Raise before any training if the model, data set and mechanism of one of the runs ``cells`` do not fit together.
 
     Raises:
-        ConfigError: a run does not fit. The message names the run. Or the runs protect different persons.
+        ConfigError: a run does not fit, and the message names it; or the runs protect different persons.
     """
     check_same_persons(cell.config for cell in cells)
     checked: set[str] = set()
@@ -298,9 +308,9 @@ def check_same_persons(configs: Iterable[RunConfig]) -> None:
     A guarantee of such runs together would hold for the persons of none of them: a run that protects each doctor counts a patient with
     several doctors as several persons.
     """
-    units = dict.fromkeys((config.data.person, config.data.client) for config in configs if config.data.person)
-    if len(units) > 1:
-        known = "; ".join(f"{person!r}" + (f" at {client!r}" if client else "") for person, client in units)
+    columns = dict.fromkeys((config.data.person, config.data.client) for config in configs if config.data.person)
+    if len(columns) > 1:
+        known = "; ".join(f"{person!r}" + (f" at {client!r}" if client else "") for person, client in columns)
         raise ConfigError(
             f"the runs protect different persons, by the columns data.person and data.client: {known}. So they have no joint guarantee: "
             "set both columns to the same names in all runs"

@@ -27,7 +27,7 @@ OnRounds = Callable[[int, int, int, int], None]
 
 
 def rounds_done(cell: Cell, out: Path) -> int:
-    """Return the number of finished rounds of ``cell`` in the sweep's folder ``out``. If its run is over, these are all rounds."""
+    """Return the number of finished rounds of ``cell`` in the sweep's folder ``out``. A run that was stopped early counts as finished."""
     folder, rounds = cell.folder(out), cell.config.training.rounds
     if folder.is_over:
         return rounds
@@ -43,11 +43,12 @@ class _Task:
 
 
 def run_in_parallel(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int, on_rounds: OnRounds) -> None:
-    """Run the unfinished runs of ``cells`` in ``out``, ``jobs`` at once. Errors of a run are not raised here.
+    """Run the unfinished runs of ``cells`` in the sweep's folder ``out``, ``jobs`` at once. Errors of a run are not raised here.
 
     The caller runs all cells one by one afterwards. It finds them finished, or meets the error that stopped them. If this function is
     interrupted, it ends its processes, and finished rounds are kept.
     """
+    # Cells with equal configs share a folder, so their run is made once.
     tasks = list({cell.folder_name: _Task(cell, cell.folder(out)) for cell in cells}.values())
     waiting = [task for task in tasks if not task.folder.is_over]
     running: list[subprocess.Popen[bytes]] = []

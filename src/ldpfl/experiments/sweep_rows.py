@@ -75,7 +75,7 @@ class Row:
 
     @property
     def budget(self) -> float:
-        """Local epsilon of a client's whole run at the run's delta; infinite if nothing is protected."""
+        """Local epsilon of a client's whole run at the run's delta; 0 if nobody took part, and infinite if nothing is protected."""
         epsilon = self.privacy.get("local")
         if epsilon is None:
             return 0.0  # nobody took part
@@ -152,7 +152,7 @@ def curves(results: Sequence[tuple[Cell, Result]], out: Path) -> list[Curve]:
 
 
 def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Point], dict[str, Result]]:
-    """Return, for each variant and point, the results by the name of the run's folder."""
+    """Return, for each variant and point, the results of the runs with all seeds, by the name of the run's folder."""
     folders_by_variant: dict[str, dict[Point, set[str]]] = {}
     for cell, _ in results:
         folders_by_variant.setdefault(cell.variant, {}).setdefault(cell.point, set()).add(cell.folder_name)
@@ -166,7 +166,7 @@ def group_results(results: Sequence[tuple[Cell, Result]]) -> dict[tuple[str, Poi
 
 
 def _curve_of(row: Row, results: dict[str, Result], runs: Path) -> Curve:
-    """Return the curve of ``row`` from its results by folder name, with the folders in ``runs``."""
+    """Return the curve of ``row`` from its ``results`` by folder name. ``runs`` is the folder that holds the runs' folders."""
     finished = {name: result for name, result in results.items() if _is_finished(result)}
     noise_by_run = [_noise_by_round(RunFolder(runs / name), result) for name, result in finished.items() if "noise" in result]
     norm, paper_epsilon = zip(*noise_by_run, strict=True) if noise_by_run else ((), ())
@@ -197,18 +197,18 @@ def _row_of(variant: str, point: Point, results: Sequence[Result]) -> Row:
     with_privacy = [result for result in results if "privacy" in result]  # also stopped runs with finished rounds
     with_figures = finished or with_privacy
     return Row(
-        variant,
-        point,
-        tuple(_nan_if_none(result["score"]) for result in finished),
-        int(with_figures[0]["uplink_bytes_per_client_round"]) if with_figures else 0,
-        _largest_figures([result["privacy"] for result in with_privacy]) if with_privacy else {},
-        statistics.fmean(result["seconds"] for result in with_figures) if with_figures else 0.0,
-        tuple(result["stopped"] for result in results if "stopped" in result),
-        _mean_noise(finished),
-        str(with_figures[0].get("metric", ACCURACY)) if with_figures else ACCURACY,
-        {name: tuple(result["scores"].get(name) for result in finished) for name in _metric_names(finished)},
-        any(result.get("lower_is_better", False) for result in with_figures),
-        tuple(result["failed"] for result in results if "failed" in result),
+        variant=variant,
+        point=point,
+        score=tuple(_nan_if_none(result["score"]) for result in finished),
+        bytes_per_client=int(with_figures[0]["uplink_bytes_per_client_round"]) if with_figures else 0,
+        privacy=_largest_figures([result["privacy"] for result in with_privacy]) if with_privacy else {},
+        seconds=statistics.fmean(result["seconds"] for result in with_figures) if with_figures else 0.0,
+        stopped=tuple(result["stopped"] for result in results if "stopped" in result),
+        noise=_mean_noise(finished),
+        metric=str(with_figures[0].get("metric", ACCURACY)) if with_figures else ACCURACY,
+        scores={name: tuple(result["scores"].get(name) for result in finished) for name in _metric_names(finished)},
+        lower_is_better=any(result.get("lower_is_better", False) for result in with_figures),
+        failed=tuple(result["failed"] for result in results if "failed" in result),
     )
 
 
@@ -218,7 +218,7 @@ def _is_finished(result: Result) -> bool:
 
 
 def metric_of(rows: Sequence[Row]) -> str:
-    """Return the name of the metric of ``rows``. A row without a finished round does not know it."""
+    """Return the name of the metric of ``rows``. A row without a finished round has only the default, so it is skipped."""
     return next((row.metric for row in rows if row.privacy), ACCURACY)
 
 
@@ -228,7 +228,7 @@ def _metric_names(results: Sequence[Result]) -> list[str]:
 
 
 def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a statement with the largest value of each figure over the seeds.
+    """Return a statement with the largest value of each figure over the ``statements``, one for each seed. "infinity" is a figure too.
 
     Its texts are those of the statement with the largest epsilon. Lists are left out, since entries of different seeds do not correspond.
     """
@@ -264,9 +264,11 @@ def _standard_deviation(values: Sequence[float]) -> float:
 def frontier(rows: Sequence[Row]) -> list[Row]:
     """Return the rows on the Pareto frontier of accuracy, bytes and privacy budget.
 
-    The costs are bytes and budget. A row is left out if another row costs less in one and no more in the other, and is as accurate, up to
-    two standard errors of the difference over their seeds; or if another row costs the same and is more accurate; or if a run was stopped
-    or failed.
+    The costs are bytes and budget. A row is left out in three cases:
+
+    - Another row costs less in one and no more in the other, and is as accurate, up to two standard errors of their difference over seeds.
+    - Another row costs the same and is more accurate.
+    - A run of the row was stopped or failed.
     """
     finished = [row for row in rows if row.score and not row.stopped and not row.failed]
     return [row for row in finished if not any(_dominates(other, row) for other in finished)]

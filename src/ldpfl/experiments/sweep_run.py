@@ -59,8 +59,9 @@ def run_sweep(
     check_cells(planned, runner.caller_objects)
     open_folder(sweep, overrides, out, secret=any(cell.config.data.brought for cell in planned))
     write_text(out / _RUNS, to_json([cell.folder_name for cell in planned]))
-    for cell in planned:  # files that are damaged, or of another version or run, concern the whole folder
+    for cell in planned:  # files that are damaged, or of another version or run, end the whole sweep, before any run starts
         _check_if_over(cell, cell.folder(out))
+    # Folders of runs that an earlier call began.
     begun = {cell.folder_name for cell in planned if cell.folder(out).config_path.exists()}
     ahead(planned, out)
     results: list[tuple[Cell, dict[str, Any]]] = []
@@ -70,7 +71,7 @@ def run_sweep(
         try:
             results.append((cell, run_cell(cell, runner, out)))
         except LdpflError as error:
-            # A full disk, or rows that have changed since a run began, concern the other runs, too.
+            # Other errors concern one run. A full disk, or rows that have changed since a run began, concern the other runs too.
             if isinstance(error, WriteError) or (isinstance(error, ConfigError) and cell.folder_name in begun):
                 raise
             errors.append(error)
@@ -94,7 +95,7 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     """
     folder = cell.folder(out)
     _check_if_over(cell, folder)
-    # A user's own rows may have changed since the run was finished. The runner checks that.
+    # A user's own rows may have changed since the run was finished. Only the runner can check that, so it gets the finished run too.
     if not cell.config.data.brought or folder.stopped() is not None:
         result = _finished_result_in(folder, cell)
         if result is not None:
@@ -128,8 +129,9 @@ def _check_if_over(cell: Cell, folder: RunFolder) -> None:
 
 def _check_config_if_over(cell: Cell, folder: RunFolder) -> None:
     """Raise a :class:`ConfigError` if the run in ``folder`` is over, but its config is not that of ``cell``."""
+    # A run may be stopped before its config is written. Then there is nothing to compare.
     if folder.result_path.exists() or (folder.stopped_path.exists() and folder.config_path.exists()):
-        folder.check(cell.config, resume=True)  # a run may also be stopped before its config is written
+        folder.check(cell.config, resume=True)
 
 
 def _finished_result_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
@@ -193,6 +195,7 @@ def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | 
     runs_on_user_data = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.ledger_path.exists()}
     if not runs_on_user_data:
         return None
+    # The largest delta, because a statement has one delta for all runs.
     delta = max(cell.config.privacy.delta for cell, _ in runs_on_user_data.values())
     statement = account_together([folder.ledger() for _, folder in runs_on_user_data.values()], delta)
     warnings = shared_seed_warnings(cell.config for cell, _ in runs_on_user_data.values())
@@ -236,7 +239,7 @@ def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, d
 
 
 def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
-    """Raise a :class:`ConfigError` if the finished run in ``folder`` was made by other ``versions`` of ldpfl or PyTorch than these."""
+    """Raise a :class:`ConfigError` if the ``versions`` that made the finished run in ``folder`` are not those of this ldpfl and PyTorch."""
     for name, current in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
         if versions.get(name) != current:
             raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {current}: choose another folder")

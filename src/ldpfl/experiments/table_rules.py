@@ -4,11 +4,10 @@ Everything here follows from public facts (columns, number of rows, noise), from
 the classes. So it costs no privacy beyond the measuring. Synthetic pixels, and numbers in an array, have mean 0 and variance 1, as real
 pixels have approximately.
 
-- **Clipping norm**: a record's gradient is the residual r of the outputs times the Jacobian J of the model. The norm is that of J v for a
-  unit vector v, over drawn rows, times the largest residual, times :data:`_CLIP_FACTOR`, or, where there is little noise,
-  :data:`_CLIP_FACTOR_LITTLE_NOISE`. A smaller norm would clip the gradients of the rare class, whose residuals are large, and so bias
-  every risk downwards. A larger
-  one means more noise.
+- **Clipping norm**: a record's gradient is J^T r, with r the residual of the outputs and J their Jacobian by the weights. The norm is the
+  root mean square of |J^T v| for a unit vector v, over drawn rows, times the largest residual, times :data:`_CLIP_FACTOR`, or, where there
+  is little noise, :data:`_CLIP_FACTOR_LITTLE_NOISE`. A smaller norm would clip the gradients of the rare class, whose residuals are large,
+  and so bias every risk downwards. A larger one means more noise.
 - **Pull** back to the initial model (ridge): a mean gradient has noise of variance n^2 a coordinate, if all rounds are taken together.
   Weights of variance v, seen through a curvature h, are estimated with the least squared error by a ridge of n^2 / (v h). With much
   noise the model stays near its start, which is the measured base rate; with little it is free. v is :data:`_WEIGHT_VARIANCE`. Images and
@@ -102,7 +101,7 @@ class ChosenStart:
 
 
 def clip_norm_for(config: RunConfig, data: Description, module: nn.Module) -> float:
-    """Return the clipping norm for ``module`` on ``data``.
+    """Return the clipping norm for ``module`` on ``data``, rounded to three digits. The rule is at the top of this file.
 
     If persons are protected, one mean gradient over all rows of a person is clipped. A person may have one row or the largest number of
     rows that counts, m. Gradients of m rows that point in unrelated directions have a mean that is 1 / sqrt(m) as long. The norm for one
@@ -126,9 +125,9 @@ def _largest_class_weight(config: RunConfig) -> float:
 
 
 def _noise_share(config: RunConfig, data: Description) -> float:
-    """Return the noise of all rounds together in a coordinate of the mean gradient, as a share of the clipping norm.
+    """Return the noise in a coordinate of the mean gradient, averaged over all rounds, as a share of the clipping norm.
 
-    It is infinity for mechanisms other than ``dp-sgd``, whose noise is not known here.
+    Each client adds its own noise. The result is infinity for mechanisms other than ``dp-sgd``, whose noise is not known here.
     """
     mechanism, clients = config.mechanism, config.clients.count
     if not isinstance(mechanism, DpSgdSettings):
@@ -148,12 +147,16 @@ def choose_automatic_settings(
     shares: Sequence[float],
     emphasis: Emphasis = NO_EMPHASIS,
 ) -> ChosenStart:
-    """Choose the initial weights, and those of the server's learning rate and weight decay that are ``auto``. Without any, nothing changes.
+    """Choose the server's learning rate and weight decay if they are "auto", and initial weights that suit them.
+
+    If neither is "auto", nothing changes.
 
     The rules and their reasons are at the top of this file, where the weight decay is called "pull".
 
     Args:
+        layout: layout of the d weights.
         weights: (d,) initial weights of ``module``.
+        mechanism: mechanism of the training rounds, whose noise decides.
         clients: number of clients.
         shares: measured shares of the classes, or empty; ``data.class_shares`` overrides them. See :class:`ldpfl.data.encoder.Encoder`.
         emphasis: how much the classes count in the loss.
@@ -165,6 +168,7 @@ def choose_automatic_settings(
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return ChosenStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
+        # With momentum b, each update moves the model 1 / (1 - b) times as far.
         return ChosenStart(weights, _with_chosen_settings(config, 1 - training.server_momentum, 0.0))
     initial = _with_cancelling_pairs(config, data, module)
     rows = _synthetic_rows(config, data)
@@ -178,10 +182,11 @@ def choose_automatic_settings(
     record_clip = record_clip_of(mechanism)
     clip_norm = 1.0 if record_clip is None else record_clip.norm
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
-    # Noise of all rounds together in a coordinate of the mean gradient.
+    # Noise in a coordinate of the mean gradient, averaged over all rounds.
     noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(training.rounds)
     if data.encoder is None or data.encoder.data.text:
         weight_decay, rate = 0.0, _rate_without_table(config, data, initial, rows, mean_square * _largest_class_weight(config), noise)
+        # The fallback is a rate for gradients in units of the clipping norm, so it is divided by that norm, which the last line multiplies.
         rate = max(rate, _FALLBACK_RATE / clip_norm) if _clips_to_fixed_norm(data, module) else rate
     else:
         weight_decay = noise**2 / (_WEIGHT_VARIANCE * curvature)
@@ -193,19 +198,25 @@ def choose_automatic_settings(
 
 
 def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:
-    """Return whether gradients are clipped to the fallback norm, as for texts and for pretrained models."""
+    """Return whether gradients are clipped to ``_FALLBACK_CLIP_NORM``, as for texts and for pretrained models."""
     return (data.encoder is not None and bool(data.encoder.data.text)) or is_of_transformers(module)
 
 
 def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Inputs, mean_square: float, noise: float) -> float:
-    """Return the server's learning rate for images, arrays and texts, see the top of this file.
+    """Return the server's learning rate for images, arrays and texts.
+
+    It is the largest rate at which training is stable and at which the noise of all rounds moves the outputs little.
 
     Args:
+        module: the model with its initial weights.
+        rows: synthetic samples.
         mean_square: mean squared length of the gradient of an output over ``rows``.
         noise: standard deviation of the noise in a coordinate of the mean gradient, all rounds taken together.
     """
     training, targets = config.training, target_kind_of(config)
+    # The curvature of a cross-entropy is at most 0.5, whatever the classes' shares.
     curvature = 0.5 if targets == "class" else _output_curvature(targets, _default_shares(targets, data.outputs))
+    # Heavy ball with momentum b is stable up to a rate of 2 (1 + b) / L, with L the largest eigenvalue of the curvature.
     max_stable_rate = 2 * (1 + training.server_momentum) / (_MAX_MEAN_SQUARE * mean_square * curvature)
     rounds = training.rounds / (1 - training.server_momentum)  # momentum lets each gradient move the model 1 / (1 - momentum) times as far
     max_change = _MAX_NUMBER_CHANGE if targets == "number" else _MAX_LOGIT_CHANGE
@@ -221,7 +232,10 @@ def _with_chosen_settings(config: RunConfig, rate: float, decay: float) -> RunCo
 
 
 def _initial_weights(config: RunConfig, layout: ParameterLayout, weights: Tensor, targets: Targets, shares: Sequence[float]) -> Tensor:
-    """Return the initial weights: 0 for a convex model, and with biases that give the measured base rate."""
+    """Return the initial weights (d,): 0 for a convex model, else ``weights``, with biases that give the base rate in ``shares``.
+
+    Only a model with a bias in its outputs gets the base rate.
+    """
     name, initial = config.model.name, weights.clone()
     if name in _CONVEX:
         initial.zero_()
@@ -234,25 +248,29 @@ def _initial_weights(config: RunConfig, layout: ParameterLayout, weights: Tensor
 
 
 def _base_rate_outputs(targets: Targets, shares: Sequence[float]) -> list[float]:
-    """Return the outputs of a model that predicts the measured base rate for every row."""
+    """Return the outputs of a model that predicts the base rate in ``shares`` for every row; an empty list for numbers and tokens."""
     if targets == "class":
         return [log(share) for share in shares]
     if targets == "count":
-        return [log(shares[0])]
+        return [log(shares[0])]  # the share is the mean count, and the output the logarithm of the expected count
     return [log(share / (1 - share)) for share in _probabilities(targets, shares)]
 
 
 def _probabilities(targets: Targets, shares: Sequence[float]) -> list[float]:
-    """Return the base-rate probability of each output that is a logit, from the ``shares`` of labels, ordered classes or hazards."""
+    """Return the base-rate probability of each output that is a logit, from the ``shares`` of labels, ordered classes or hazards.
+
+    For ordered classes it is the probability of being above each threshold. The result is an empty list for other targets.
+    """
     if targets == "ordered":
         return [float(share) for share in 1 - np.cumsum(shares)[:-1] / sum(shares)]
     return list(shares) if targets in ("classes", "survival") else []
 
 
 def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Module) -> nn.Module:
-    """Return ``module``, or for an MLP of one hidden layer a copy whose hidden units come in pairs that cancel; see the top of this file.
+    """Return ``module``, or for an MLP of one hidden layer on a table a copy whose hidden units come in pairs that cancel.
 
-    A deeper MLP is returned unchanged, since cancelling pairs would leave the layers before them without a gradient.
+    So the outputs begin at their biases, for which the base rate is taken later. The hidden weights are large beside the noise. A deeper
+    MLP is returned unchanged, since cancelling pairs would leave the layers before them without a gradient.
     """
     if config.model.name != _MLP or data.encoder is None or data.encoder.data.text:
         return module
@@ -263,6 +281,7 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
         return module
     (output_layer,) = later_layers
     rows = draw_synthetic_inputs(data.encoder.data, _SYNTHETIC_ROWS, torch.Generator().manual_seed(0))
+    # The inputs of the hidden units have a variance of about 1.
     weights = torch.randn(pairs, hidden.in_features, generator=generator) / rows.square().sum(dim=1).mean().sqrt()
     biases, linear_pairs = torch.randn(pairs, generator=generator) / 2, int(_LINEAR_SHARE * pairs)
     # A linear unit begins with no weights and a positive bias, far from its kink.
@@ -278,7 +297,7 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
 
 
 def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[float]:
-    """Return the shares in ``data.class_shares``, or else the default shares."""
+    """Return the shares in ``data.class_shares``, or else the default shares. Raise a :class:`ConfigError` if their number is wrong."""
     stated, default_shares = list(config.data.class_shares), _default_shares(targets, outputs)
     if stated and len(stated) != len(default_shares):
         raise ConfigError(
@@ -291,8 +310,8 @@ def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[fl
 def _default_shares(targets: Targets, outputs: int) -> list[float]:
     """Return the shares to assume if nothing was measured.
 
-    Classes are equally frequent, a label and an event have half of the rows, and the mean of a count is one spread. For survival, the
-    shares are the hazards of the intervals, half of what they are if events are equally frequent in all intervals and after the last.
+    Classes are equally frequent, half of the rows have a label, and the mean of a count is one spread. For survival, the shares are the
+    hazards of the intervals. They are half of what they would be if equally many events fell into each interval and after the last.
     """
     if targets in ("class", "ordered"):
         classes = outputs + (targets == "ordered")
@@ -313,10 +332,10 @@ def _largest_residual(targets: Targets, outputs: int) -> float:
 
 
 def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
-    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, at outputs that predict the base rate.
+    """Return the largest eigenvalue of the loss' Hessian with respect to the outputs, at outputs that predict the base rate in ``shares``.
 
-    Ordered classes and survival times have one score, to which each output adds a constant. Then it is the second derivative with respect
-    to that score.
+    Ordered classes and survival times have one score, to which each output adds a constant. For them the result is the second derivative
+    with respect to that score.
     """
     if targets == "class":
         probabilities = np.asarray(shares)
@@ -336,9 +355,9 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
 
 
 def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
-    """Return synthetic samples of the shape of ``data``: rows, arrays, or random tokens for a pretrained model.
+    """Return synthetic samples of the shape of ``data``: rows of a table, arrays, or random tokens for a pretrained model.
 
-    None for texts of other models, for other samples of several tensors, and for features.
+    None for texts of other models, for other samples of several tensors, and for features, whose distribution is not known.
     """
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:
@@ -355,9 +374,9 @@ def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
 
 
 def _mean_squared_gradient(module: nn.Module, data: Description, rows: Inputs | None) -> float | None:
-    """Return the mean of |J^T v|^2 over the ``rows``, with J the Jacobian of the outputs by the weights and v of :func:`_output_direction`.
+    """Return the mean of |J^T v|^2 over the ``rows``: J is the Jacobian of the outputs by the weights, v that of :func:`_output_direction`.
 
-    It is None if there are no rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
+    The result is None if there are no rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
     is used: the trial before the run, which refuses a forward that changes the model, needs it unchanged.
     """
     if rows is None:
@@ -375,9 +394,9 @@ def _mean_squared_gradient(module: nn.Module, data: Description, rows: Inputs | 
 
 
 def _output_direction(data: Description) -> Tensor:
-    """Return the unit vector (K,) along the difference of the first two outputs, or along the first of parallel outputs.
+    """Return the unit vector (K,) along the difference of the first two outputs, or along the first of a single or of parallel outputs.
 
-    Gradients and noise are measured along it: only differences of logits matter.
+    Gradients and noise are measured along it, because only differences of logits matter. Parallel outputs are one score plus offsets.
     """
     parallel = data.encoder is not None and data.encoder.targets in PARALLEL
     direction = torch.zeros(data.outputs)

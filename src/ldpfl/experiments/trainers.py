@@ -59,6 +59,7 @@ def trainer_of(
         if clip is not None:
             raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
         return VectorizedTrainer(local) if at_once else LoopTrainer(local)
+    # Only plain SGD without clipping of mini-batches is a single gradient.
     if local.optimiser != LocalOptimiser(local.optimiser.learning_rate, rounds=local.optimiser.rounds) or local.clip_norm is not None:
         raise ConfigError(
             "a gradient is taken once a round, at the broadcast weights: leave the client's optimiser and its clip_norm out "
@@ -81,7 +82,7 @@ def trainer_after_trial(
 ) -> Trainer:
     """Return the trainer of the run, after a trial with two clients on made-up samples. An unfit model is refused before the run.
 
-    - A model that cannot be trained for many clients at once, or has another gradient then, is trained client by client.
+    - A model that cannot be trained for many clients at once, or whose gradient differs then, is trained client by client.
     - A model that remembers samples, changes its own state, draws random numbers, or mixes the samples of a batch is refused, because one
       record would affect the gradients of others. Where persons are protected, the rows of one person may be mixed, with a warning.
 
@@ -90,6 +91,9 @@ def trainer_after_trial(
     sample.
 
     Args:
+        local: task with the real samples, whose shapes and types the made-up samples have.
+        weights: (d,) initial weights.
+        persons: which rows belong to which person, if persons are protected.
         quotes: whether warnings may quote exceptions of the model. They may not where the model is made of a node's private rows.
 
     Raises:
@@ -108,6 +112,7 @@ def trainer_after_trial(
     one_step = config.mechanism.perturbed == "gradient"
     by_record = record_clip_of(mechanism) is not None and persons is None
     made_up_persons = _made_up_persons(persons)
+    # The first two clients hold samples 0 and 1, and the other two hold samples 2 and 3.
     clients, other_clients = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _failures_as_config_errors(message_start):
         one_client = _first_sample_alone(clients) if by_record else clients.head(1)
@@ -122,7 +127,7 @@ def trainer_after_trial(
             "protects that; let forward be a function of one sample"
         )
         raise PrivacyError(f"model {model!r} {fault}", advice=f"it {fault}")
-    if model not in models.names():
+    if model not in models.names():  # built-in models do not mix samples
         with _failures_as_config_errors(message_start):
             mixes = mixes_samples(trial, weights)
         if mixes:
@@ -143,6 +148,8 @@ def trainer_after_trial(
 def _check_runs(model: str, message_start: str, trial: LocalTask, weights: Tensor, width: int) -> None:
     """Raise if the model or the loss fails on a batch of two samples, or on a batch of one. A message begins with ``message_start``.
 
+    ``width`` is the expected number of outputs.
+
     Raises:
         ConfigError: the model or the loss fails, or the outputs have another shape than expected.
     """
@@ -154,13 +161,14 @@ def _check_runs(model: str, message_start: str, trial: LocalTask, weights: Tenso
 
 
 def _check_all_parameters_trainable(model: str, message_start: str, trial: LocalTask, weights: Tensor) -> None:
-    """Raise if the outputs do not depend on some trainable parameter. Clients would send only noise for it.
+    """Raise if training cannot change some trainable parameter, for which clients would send only noise.
 
     Raises:
-        ConfigError: the outputs do not depend on some parameter.
+        ConfigError: training cannot change some parameter.
     """
     with _failures_as_config_errors(message_start):
-        measured_names = {"center"} if isinstance(trial.module, CenteredLinear) else set()  # set to the mean of samples, by no gradient
+        # The center is set to the mean of the samples, not trained.
+        measured_names = {"center"} if isinstance(trial.module, CenteredLinear) else set()
         untrainable_names = [name for name in untrainable_parameters(trial, weights) if name not in measured_names]
     if untrainable_names:
         and_others = f" and {len(untrainable_names) - 1} others" if len(untrainable_names) > 1 else ""
@@ -192,12 +200,13 @@ class RunSize:
 def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor, data: Dataset, size: RunSize, warn: Warn) -> Trainer:
     """Return the compiled form of ``trainer`` if ``config`` demands it or the run is long enough to pay for it; else ``trainer``.
 
-    The compiled form is tried on made-up samples: no private value decides whether a trainer is compiled or refused.
+    The compiled form is tried on made-up samples first. So no private value decides whether a trainer is compiled or refused.
 
     Raises:
         ConfigError: ``training.compile`` is "on", and the trainer cannot be compiled here.
     """
     compile_setting = config.training.compile
+    # "Eager" means not compiled, as in PyTorch.
     eager = _on_made_up_samples(trainer, data)
     compiled = None if compile_setting == "off" else _compiled_form(eager, weights, size)
     if compiled is None:
@@ -233,6 +242,7 @@ def _on_made_up_samples(trainer: Trainer, data: Dataset) -> Trainer:
 def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
     """Return the ``compiled`` form of ``trainer``, which was tried on made-up samples, for the samples of ``trainer``."""
     if isinstance(trainer, RecordGradientTrainer):
+        # ``compiled_before`` says that the trial has compiled the same code already.
         return replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip, compiled_before=True))
     if isinstance(trainer, VectorizedTrainer) and isinstance(compiled, CompiledTrainer):
         return replace(compiled, task=trainer.task, compiled_before=True)
@@ -240,7 +250,7 @@ def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
 
 
 def _made_up_persons(persons: Persons | None) -> Persons | None:
-    """Return made-up persons with one sample each, or None if ``persons`` is None: then records are protected."""
+    """Return made-up persons with one sample each. If ``persons`` is None, no persons are protected, and the result is None."""
     return None if persons is None else Persons.of(list(map(str, range(MADE_UP))), persons.most)
 
 
@@ -267,7 +277,10 @@ class _CompiledForm(NamedTuple):
 
 
 def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _CompiledForm | None:
-    """Return the compiled form of local steps of many clients, or of records' gradients, on a CPU; None for other trainers."""
+    """Return the compiled form of ``trainer``, to be tried on its samples.
+
+    Only local steps of many clients at once and gradients of records, on a CPU, have one. For other trainers the result is None.
+    """
     if isinstance(trainer, VectorizedTrainer) and trainer.task.data.device.type == "cpu":
         steps = CompiledTrainer(trainer.task, size.width)
         # A single step and several steps are compiled to different code. Two steps are enough to try the latter.
@@ -299,7 +312,10 @@ def _schedule_of_first_sample(clients: int, steps: int, width: int) -> BatchSche
 
 
 def _results_agree(compiled: Trainer, eager: Trainer, weights: Tensor, schedule: BatchSchedule, start: Tensor, rounding: float) -> bool:
-    """Return whether both trainers give the same result, up to ``rounding`` as a fraction of the learned change from ``start``."""
+    """Return whether both trainers give the same result, up to ``rounding`` as a fraction of the change by training.
+
+    ``start`` is the result of a client that learns nothing.
+    """
     expected = eager.train(weights, schedule).double()
     difference = (compiled.train(weights, schedule).double() - expected).norm()
     return bool(difference <= rounding * (expected - start).norm() + _TINY)
@@ -348,8 +364,8 @@ def _failures_as_config_errors(message_start: str) -> Iterator[None]:
 def _reason_to_train_separately(trial: LocalTask, weights: Tensor, clients: BatchSchedule, separate: Tensor) -> str:
     """Return why ``clients`` cannot be trained at once; "" if they can.
 
-    They can if their gradients equal ``separate``, the gradients of clients that were trained one after another. A hook on gradients, for
-    example, would see the gradients of all clients at once, and could carry values from one client to another.
+    They can if their gradients equal ``separate``, the gradients of the same clients trained one after another. An example of a model that
+    fails is one with a hook on gradients, which would see the gradients of all clients and could carry values from one to another.
     """
     try:
         together = GradientTrainer(trial).train(weights, clients)
@@ -360,10 +376,11 @@ def _reason_to_train_separately(trial: LocalTask, weights: Tensor, clients: Batc
 
 
 def _made_up_clients(first: int, one_step: bool) -> BatchSchedule:
-    """Return a schedule of two clients that hold the same two samples, at ``first`` and the next index.
+    """Return a schedule of two clients that hold the same two samples, at ``first`` and the next index, in opposite order.
 
     Each client's first step uses both samples. Unless ``one_step``, a second step uses one of them.
     """
+    # Both have the shape (clients, steps, samples). The mask is 0 where a step has no sample.
     index = torch.tensor([[[first, first + 1], [first, first]], [[first + 1, first], [first + 1, first + 1]]])
     mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]]).expand(2, -1, -1)
     return BatchSchedule(index, mask).head(1 if one_step else 2)
@@ -398,9 +415,9 @@ def _made_up_samples(samples: Samples, data: Dataset) -> Samples:
 
 
 def identifying_text(module: nn.Module) -> str:
-    """Return a text that identifies ``module``: its structure, tensors, attributes and source code.
+    """Return a text that identifies ``module``: its structure, hashes of its tensors, its attributes and source code.
 
-    Addresses in memory are left out, since they differ between processes.
+    Addresses in memory, and what PyTorch itself keeps in a module, are left out.
     """
     sources = []
     for name in sorted({type(part).__module__ for part in module.modules()}):
@@ -452,7 +469,7 @@ def _check_outputs(model: str, task: Task, output: object, targets: Tensor, widt
     count = len(targets)
     expected: tuple[int, ...] = (*targets.shape, width) if task.targets == "tokens" else (count, width)
     if task.targets == "tokens" and output.shape[:-1] == targets.shape and output.shape[-1] > width:
-        return  # the model's vocabulary may have tokens that the data lack
+        return  # a score for each token, also for tokens of the model's vocabulary that the data lack
     if tuple(output.shape) == expected or (task.targets == "number" and tuple(output.shape) == (count,)):
         return
     advice = "" if count > 1 else ": a batch may be of one sample, so tell squeeze() which dimension is meant"

@@ -143,13 +143,14 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         figures = run_cell(cell, runner, private)
         _check_charged(cell, cell.folder(private), guarantee)
         if "stopped" in figures or not figures["at_clients"]:
-            continue
+            continue  # training diverged, or no score was measured
         last_evaluation = figures["at_clients"][-1]
-        if best is None or _rank(last_evaluation) > best[0]:  # of equal scores the first one is taken, as the proof assumes
+        if best is None or _rank(last_evaluation) > best[0]:  # the first one of equal scores is taken, as the proof assumes
             best = _rank(last_evaluation), cell, last_evaluation
     if best is None:
         raise PrivacyError("no trial ended with a score, because every setting made training diverge: give settings with smaller steps")
     _, cell, last_evaluation = best
+    # The first figure of the comparison that the trial has.
     metric = next(
         name for name in (*_comparison_metrics(last_evaluation), *last_evaluation["figures"]) if name in last_evaluation["figures"]
     )
@@ -158,7 +159,7 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
 
 
 def setting_label(cell: Cell) -> str:
-    """Return the name of a cell's setting, without its seed."""
+    """Return the name of a cell's setting, without its seed: the variant, unless it is the only one, and the values of the axes."""
     point = [f"{key} = {value}" for key, value in cell.point]
     return ", ".join([cell.variant, *point] if cell.variant != "as it is" or not point else point)
 
@@ -170,26 +171,26 @@ def candidates(tuning: Tuning, caller_objects: CallerObjects = NO_CALLER_OBJECTS
         ConfigError: there is only one setting, or a setting does not fit a tuning.
     """
     space = tuning.space.model_copy(update={"seeds": [0]})
-    unsettled_cells = cells(space, tuning.overrides, resolve=False, load=recipe_or_file)
-    if len(unsettled_cells) < 2:
+    unresolved_cells = cells(space, tuning.overrides, resolve=False, load=recipe_or_file)
+    if len(unresolved_cells) < 2:
         raise ConfigError(
             f"{space.name} has only one setting, but a tuning needs several to choose from: give several values, such as --set KEY=1,2,4"
         )
     varied_keys = [*space.axes, *(text.partition("=")[0].strip() for settings in space.variants.values() for text in settings)]
     if forbidden := [key for key in varied_keys if key == "seed" or key.startswith(("privacy.", "evaluation."))]:
         raise ConfigError(f"{space.name} varies {forbidden[0]}, which must be the same in all trials: leave it out, or give it one value")
-    trial_epsilon, evaluation_epsilon = _trial_epsilons(tuning, unsettled_cells[0].config.privacy.delta)
+    trial_epsilon, evaluation_epsilon = _trial_epsilons(tuning, unresolved_cells[0].config.privacy.delta)
     # The noise is found last, since that takes long: first check that each setting fits a tuning.
     trial_settings = [f"privacy.target_epsilon={trial_epsilon!r}", f"evaluation.epsilon={evaluation_epsilon!r}"]
     for cell in cells(space, [*tuning.overrides, *trial_settings], resolve=False, load=recipe_or_file):
         _check_trial(cell.config)
-    settled_cells = cells(space, [*tuning.overrides, *trial_settings], caller_objects=caller_objects, load=recipe_or_file)
-    check_cells(settled_cells, caller_objects)
-    return settled_cells
+    resolved_cells = cells(space, [*tuning.overrides, *trial_settings], caller_objects=caller_objects, load=recipe_or_file)
+    check_cells(resolved_cells, caller_objects)
+    return resolved_cells
 
 
 def _trial_epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
-    """Return the epsilon of a trial, and the part of it that is for its score."""
+    """Return the epsilon of a trial with which the release keeps the tuning's target, and the part of it that is for the trial's score."""
     trial_epsilon = _round_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
     evaluation_epsilon = tuning.evaluation_epsilon
     if evaluation_epsilon is None:
@@ -241,6 +242,7 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
     """
     delta = settings_to_try[0].config.privacy.delta
     ledgers = list(dict.fromkeys(planned_ledger(cell.config, caller_objects).events for cell in settings_to_try))
+    # For each distinct ledger, the statement if the largest number of trials ran with these settings.
     statements = [account_together([Ledger(events)] * tuning.count.limit, delta) for events in ledgers]
     if len({statement.protected for statement in statements}) > 1 or {cell.config.privacy.delta for cell in settings_to_try} != {delta}:
         raise ConfigError(
@@ -252,6 +254,7 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
     if total > tuning.epsilon:
         raise PrivacyError(f"the release would have epsilon {total:.6g}, and {tuning.epsilon:g} was asked for: report this as a fault")
     rows = [row for statement in statements for row in statement.rows if _covers_whole_run(row, statement)]
+    # For each trust model the row with the largest epsilon, which is sorted last and so replaces the others.
     worst_rows = {row.trust_model: row for row in sorted(rows, key=lambda row: row.epsilon)}
     assumption = f"at most {tuning.count.limit} trials, which add up"
     trial_rows = [replace(row, lower=None, assumptions=(assumption, *row.assumptions)) for row in worst_rows.values()]
@@ -294,13 +297,14 @@ def _comparison_metrics(last_evaluation: dict[str, Any]) -> tuple[str, ...]:
     """Return the names of the figures by which trials are compared, from a trial's ``last_evaluation``. The first one counts most.
 
     For two classes the accuracy is left out: if there is no AUROC, one class is usually rare, and then all models are equally accurate.
+    An evaluation is of two classes if it has an AUROC, or one of the two notes (``rare_class``, ``binning``) on the AUROC.
     """
     is_of_two_classes = last_evaluation.get("rare_class", False) or "binning" in last_evaluation or AUROC in last_evaluation["figures"]
     return (AUROC, LOSS) if is_of_two_classes else (ACCURACY, LOSS)
 
 
 def _rank(last_evaluation: dict[str, Any]) -> tuple[float, ...]:
-    """Return the key by which trials are compared, from a trial's ``last_evaluation``. A larger key is better."""
+    """Return the tuple by which trials are compared, from a trial's ``last_evaluation``. A larger one is better."""
 
     def value(name: str) -> float:
         """Return the figure ``name`` such that larger is better: a loss is negated, and a figure without a value is -inf."""
@@ -311,7 +315,10 @@ def _rank(last_evaluation: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
-    """Prepare the private folders, or check that they hold the same ``tuning``. Return the seed from which everything in it is drawn."""
+    """Prepare the folder ``out`` and the folder ``private`` in it, or check that they hold the same ``tuning``.
+
+    Return the seed from which the number of trials, their settings and their seeds are drawn.
+    """
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():
         if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):
@@ -333,7 +340,10 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
 
 
 def _draw_trials(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -> list[Cell]:
-    """Return the trials: a random number of them, each with a setting and a seed drawn independently."""
+    """Return the trials: a random number of them, each with a setting and a seed drawn independently.
+
+    All draws follow from ``secret``, so that a tuning that is started again has the same trials.
+    """
 
     def random_integer(*key: int) -> int:
         """Return an integer of 256 bits, which is random and independent for each ``key``."""

@@ -57,11 +57,13 @@ class Checkpoint:
     def save(self, path: Path) -> None:
         """Write the checkpoint to ``path``. A crash leaves either this checkpoint or the one before, each with its lines of the log.
 
-        A checkpoint of another run is removed first. Then a crash leaves no checkpoint.
+        A checkpoint of another run is removed first, so in this case a crash may leave no checkpoint.
 
         Raises:
             WriteError: the system refuses it.
         """
+        # The log grows, so only lines after those of the old checkpoint are appended. Without a checkpoint that this one continues, the log
+        # is written anew.
         log, old_extent = log_path(path), _extent_at(path)
         if old_extent is not None and not continues_extent(old_extent, log, self.history, self.ledger):
             old_extent = None
@@ -101,6 +103,7 @@ class Checkpoint:
             with safe_open(path, framework="pt") as handle:
                 metadata = handle.metadata()
                 sizes = _parse_list(metadata, "sizes")
+                # Only headers are read until the shapes are checked.
                 slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict
                 _check_headers({name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}, sizes)
                 tensors = {name: handle.get_tensor(name) for name in slices}
@@ -115,7 +118,7 @@ class Checkpoint:
 
 
 def _extent_at(path: Path) -> Extent | None:
-    """Return which part of the log belongs to the checkpoint at ``path``; None if there is no valid checkpoint."""
+    """Return which part of the log belongs to the checkpoint at ``path``; None if the file is missing or damaged."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as handle:
@@ -161,7 +164,7 @@ def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence
     if missing:
         raise ValueError(f"it has no tensor {min(missing)!r}")
     for name, (dtype, shape) in headers.items():
-        if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:  # the strategy's own state; the strategy checks its shapes
+        if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:  # what clients remember; the code that uses it checks its shapes
             continue
         if (dtype, shape) != expected.get(name):
             expectation = "no tensor of this name" if name not in expected else "{} of shape {}".format(*expected[name])
@@ -172,6 +175,8 @@ def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "", l
     """Return the checkpoint before the first round.
 
     Args:
+        weights: (d,) initial weights.
+        ranges: clipping ranges of the first round.
         origin: name of the data and the device.
         ledger: events that were released before the first round, such as histograms.
     """

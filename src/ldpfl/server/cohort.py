@@ -15,7 +15,10 @@ from ldpfl.util.randomness import Purpose, SeededStreams, stream
 
 
 def round_cohort(seed: int, round_number: int, clients: int, fraction: float, self_sampling: float | None) -> NDArray[np.int64]:
-    """Return the clients of a round: a ``fraction`` that the server samples, or with ``self_sampling`` those that check in at random."""
+    """Return the clients of a round: a ``fraction`` that the server samples, or with ``self_sampling`` those that check in at random.
+
+    ``clients`` is the number of all clients. ``self_sampling`` is the lowest probability with which a client joins; None without check-in.
+    """
     if self_sampling is None:
         return sample_cohort(seed, round_number, clients, fraction)
     return self_sampled_cohort(seed, round_number, clients, self_sampling)
@@ -45,13 +48,16 @@ def self_sampled_cohort(seed: int, round_number: int, clients: int, self_samplin
 
     Source: Optimal LDP-FL, Algorithm 4, with ``self_sampling`` 0.5; the plain variant that it replaces has 0.
     """
+    # Each client has a random stream of its own, from which it takes four words of 32 bits.
     words = SeededStreams.of(range(clients), seed, Purpose.PARTICIPATION, round_number).block(range(clients), 4)
     draws = (words.view(np.uint64) >> np.uint64(11)) * 2.0**-53  # two numbers in [0, 1) for each client, of 53 random bits
     return np.flatnonzero(draws[:, 1] < self_sampling + (1 - self_sampling) * draws[:, 0])
 
 
 def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDArray[np.int64]:
-    """Return the clients whose only round this is, in ascending order. All clients are shuffled and cut into ``rounds`` equal parts.
+    """Return the clients whose only round this is, in ascending order.
+
+    All ``clients`` are shuffled in the same way for each round, and cut into ``rounds`` parts of about equal size.
 
     Raises:
         ConfigError: there are fewer clients than rounds.
@@ -81,14 +87,14 @@ def round_event(
 
     Args:
         cohort: number of clients whose reports arrived.
-        rounds_joined: (K,) number of rounds that each client has taken part in so far, this one included.
+        rounds_joined: (N,) number of rounds that each of all N clients has taken part in so far, this one included.
         channel: channel between clients and server.
         self_sampling: argument of :func:`self_sampled_cohort`, if it chose the cohort. Then participation is secret if the channel hides
             it. A cohort that the server samples is not secret.
         once: whether each client takes part in one round of the run. Then its round is secret if the channel hides it.
         colluding: number of clients in the cohort whose noise is not counted.
     """
-    most_joined = int(rounds_joined.max())
+    most_joined = int(rounds_joined.max())  # the guarantee is for the client that took part most often
     if once and channel == "ideal-shuffler":
         return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, "once", channel=channel)
     if self_sampling is not None and channel == "ideal-shuffler":

@@ -35,7 +35,10 @@ _BETA_2, _TINY = 0.99, 1e-3
 
 
 def scheduled_rate(rate: float, schedule: Schedule, round_number: int, rounds: int) -> float:
-    """Return the learning rate of the round ``round_number``, from 1, of a schedule that starts at ``rate``."""
+    """Return the learning rate of the round ``round_number``, counted from 1, of a schedule that starts at ``rate``.
+
+    A falling schedule would reach 0 in the round after the last of ``rounds``.
+    """
     elapsed = min(round_number - 1, rounds) / rounds
     if schedule == "constant":
         return rate
@@ -81,7 +84,8 @@ class ServerOptimiser:
 
         Momentum adds directions for the rule "sgd", and averages them for the other rules. The first round that trains has no momentum.
         """
-        if self.measured:  # round 1 sets only the first `measured` weights, from a statistic of the clients; later rounds only the others
+        # If some weights are measured, round 1 sets only these, to the mean of what clients measured. Later rounds train only the others.
+        if self.measured:
             mean = mean.clone()
             (mean[self.measured :] if round_number == 1 else mean[: self.measured]).zero_()
         if round_number <= (2 if self.measured else 1):
@@ -93,7 +97,7 @@ class ServerOptimiser:
     def size(self, previous: Tensor | None, mean: Tensor) -> Tensor | None:
         """Return the moving average (d,) of squared mean updates after this round's ``mean``; None for the rule "sgd".
 
-        ``previous`` is the average before. In the first round it is None, and the average starts at tau^2 (``_TINY``).
+        ``previous`` is the moving average after the round before. In the first round it is None, which counts as tau^2 (``_TINY``).
         """
         if self.rule == "sgd":
             return None
@@ -133,8 +137,8 @@ class ServerRules:
         perturbed: whether reports are of trained weights, of updates, or of gradients.
         rule: rule for the next ranges, or for the next clipping norm.
         optimiser: optimiser that turns a mean update or gradient into a step.
-        score: returns the main metric of global weights (d,).
-        validate: returns their loss on the rows for early stopping; None without early stopping.
+        score: function from global weights (d,) to the main metric.
+        validate: function from global weights (d,) to the loss on the rows for early stopping; None without early stopping.
     """
 
     names: tuple[str, ...]
@@ -208,7 +212,7 @@ def close_with(
 ) -> Checkpoint:
     """Return the checkpoint that follows ``before`` after reports of ``clients`` clients led to ``state``.
 
-    The other arguments are those of :func:`close_round`.
+    The other arguments are those of :func:`close_round`, which calls this function.
     """
     ranges = before.state.ranges
     state, validation = _with_best_model(rules, before, state)
@@ -261,7 +265,7 @@ def advance(
         weights = aggregate.mean
     else:
         weights = torch.add(state.weights, optimiser.step(velocity, size), alpha=optimiser.rate(state.round + 1))
-    if aggregate.reported is not None:
+    if aggregate.reported is not None:  # a mask (d,) of the weights that are in some report
         weights = torch.where(aggregate.reported, weights, state.weights)
     if not is_finite(weights):
         raise NotFiniteError(
@@ -284,7 +288,10 @@ def advance(
 
 
 def _next_norm(ranges: LayerRanges, pool: ReportPool | PartialPool, mechanism: Mechanism, rule: NormQuantile) -> LayerRanges:
-    """Return ranges whose radius is the next clipping norm, from the share of vectors that were not clipped."""
+    """Return ranges whose radius is the next clipping norm, from the share of vectors that were not clipped.
+
+    That share is estimated from the reports, each of which says under noise whether its vectors were clipped.
+    """
     if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):  # only these reports count clipped vectors
         raise TypeError(f"{mechanism.name} does not say how many vectors were clipped")
     return rule.ranges_after_round(ranges, mechanism.fraction_within([pool.reports], ranges))
@@ -298,7 +305,7 @@ def _next_ranges(ranges: LayerRanges, aggregate: Aggregate, rule: RangeRule) -> 
     """
     reported = aggregate.reported
     try:
-        if reported is None:  # all weights are
+        if reported is None:  # all weights were reported
             return rule.update(ranges, aggregate.mean, aggregate.variance)
         updated = rule.update(ranges.part(reported), aggregate.mean[reported], aggregate.variance[reported])
         return ranges.with_part(updated, reported)
@@ -324,7 +331,10 @@ def close_idle_round(rules: ServerRules, before: Checkpoint) -> Checkpoint:
 
 
 def _with_best_model(rules: ServerRules, before: Checkpoint, state: ServerState) -> tuple[ServerState, float | None]:
-    """Return ``state`` with the best model so far, and the validation loss of its current model; None without validation."""
+    """Return ``state`` with the model of the lowest validation loss so far, and the loss of the current model.
+
+    Without early stopping, the loss is None and ``state`` is unchanged.
+    """
     if rules.validate is None:
         return state, None
     loss = rules.validate(state.model)

@@ -87,7 +87,11 @@ def log_path(checkpoint: Path) -> Path:
 
 
 def continues_extent(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
-    """Return whether the log at ``path`` can be extended: it holds ``extent``, and ``history`` and ``ledger`` begin with these lines."""
+    """Return whether the log at ``path`` can be extended by the new lines of ``history`` and ``ledger``.
+
+    It can if the file is at least as long as ``extent``, and if ``history`` and ``ledger`` begin with the lines of ``extent``. Of these
+    lines, only the last one of each kind is compared.
+    """
     evaluated = _evaluated_rounds(history)
     if extent.metrics > len(history) or extent.measured > len(evaluated) or extent.events > len(ledger.events):
         return False
@@ -106,20 +110,21 @@ def extend_log(path: Path, old_extent: Extent | None, history: Sequence[RoundMet
     Raises:
         WriteError: the system refuses it.
     """
-    old, evaluated = old_extent or Extent(0, 0, 0, 0, "", ""), _evaluated_rounds(history)
+    no_lines = Extent(metrics=0, measured=0, events=0, size=0, digest="", last="")
+    old, evaluated = old_extent or no_lines, _evaluated_rounds(history)
     lines = [*map(_metrics_line, history[old.metrics :]), *map(_evaluation_line, evaluated[old.measured :]), *ledger.lines[old.events :]]
     text = "".join(f"{line}\n" for line in lines)
     if old_extent is None:
         write_text(path, text)
     elif text:
-        append_text(path, text, old_extent.size)
+        append_text(path, text, old_extent.size)  # cuts off what follows the old extent
     last = _last_lines_digest(history, evaluated, ledger.lines)
     size, digest = old.size + len(text), reduce(_chained_digest, lines, old.digest)
     return Extent(len(history), len(evaluated), len(ledger.events), size, digest, last)
 
 
 def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledger]:
-    """Return the metrics and the ledger in the lines of ``extent`` of the log at ``path``, which may be an untrusted file.
+    """Return the metrics and the ledger from the log at ``path``, which may be an untrusted file. Lines after ``extent`` are not read.
 
     Raises:
         OSError, ValueError, TypeError, DataError: the lines are not those of the extent, or damaged.
@@ -139,6 +144,7 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
             entry = from_json(line)
             if not isinstance(entry, dict):
                 raise ValueError("expected an object")
+            # A line is a privacy event, an evaluation at clients after an earlier round, or the metrics of a round.
             if "release" in entry:
                 events.append(line)
             elif _MEASURED_AFTER in entry:
@@ -163,7 +169,7 @@ _ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
 
 
 def _parse_metrics(line: str) -> RoundMetrics:
-    """Return the metrics in a ``line`` of the log, which may be untrusted. A ValueError names the first wrong figure."""
+    """Return the metrics in a ``line`` of the log, which may be untrusted; or raise a ``ValueError`` that names the first wrong figure."""
     try:
         metrics = _METRICS.validate_json(line, strict=True)
         if not all(0 <= count <= MAX_COUNT for count in (metrics.round, metrics.clients, metrics.uplink_bytes_per_client)):
@@ -179,10 +185,14 @@ def _parse_metrics(line: str) -> RoundMetrics:
 def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None:
     """Raise if a run of ``rounds`` rounds, of a model with these ``layers``, would write files that are too large to be read again.
 
+    ``release`` is what a client's report of a round releases; the ledger repeats it for each round.
+
     Raises:
         ConfigError: the files would be too large.
     """
-    round_bytes = _ROUND_BYTES + 3 * sum(len(json.dumps(name)) + _FIGURE_BYTES for name in layers)  # three figures are by layer
+    round_bytes = _ROUND_BYTES + 3 * sum(
+        len(json.dumps(name)) + _FIGURE_BYTES for name in layers
+    )  # RoundMetrics has three figures by layer
     event = RoundEvent(MAX_ROUNDS, release, 10**9, 10**9, MAX_ROUNDS)  # no real round needs more digits
     event_bytes = len(Ledger((event,)).to_json())
     if round_bytes > MAX_LINE_BYTES or len(layers) > MAX_NAMES:
@@ -204,7 +214,7 @@ def _metrics_line(metrics: RoundMetrics) -> str:
 
 
 def _evaluated_rounds(history: Sequence[RoundMetrics]) -> list[RoundMetrics]:
-    """Return the rounds with an evaluation at clients."""
+    """Return the metrics of the rounds after which clients evaluated the model."""
     return [metrics for metrics in history if metrics.at_clients is not None]
 
 

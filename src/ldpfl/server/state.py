@@ -102,12 +102,12 @@ class RoundMetrics:
 
 
 def has_stopped(history: Sequence[RoundMetrics], patience: int) -> bool:
-    """Return whether the validation loss in ``history`` has not fallen for ``patience`` rounds."""
+    """Return whether the validation loss in ``history`` has not fallen for ``patience`` rounds, at least 1."""
     losses = [metrics.validation for metrics in history if metrics.validation is not None]
     rounds_since_best = len(losses) - 1 - losses.index(min(losses, key=loss_for_comparison)) if losses else 0
     return rounds_since_best >= patience
 
 
 def loss_for_comparison(loss: float) -> float:
-    """Return ``loss`` for comparisons: NaN and -infinity become infinity, the worst loss."""
+    """Return ``loss`` for comparisons. A loss that is not finite, also -infinity, is a failure and becomes infinity, the worst loss."""
     return loss if isfinite(loss) else inf

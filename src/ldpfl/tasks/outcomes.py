@@ -1,6 +1,7 @@
 """Losses, predictions and metrics for counts, ordered classes, and times to an event.
 
-The gradient of each loss with respect to the outputs is bounded, so that a clipping norm clips few records.
+The gradient of each loss with respect to the outputs is bounded (by e^4 or the count, for a count), so that a clipping norm clips few
+records.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ LINEAR_FROM = 4.0
 """Output above which the expected count, in units of its spread, grows linearly instead of exponentially."""
 
 MIN_COUNT = 1e-12
-"""Expected count that a smaller one is taken for, since the deviance takes its logarithm."""
+"""Smallest expected count, in place of smaller ones, since the deviance takes its logarithm."""
 
 
 def expected_count(outputs: Tensor) -> Tensor:
-    """Return the expected count of each output: its exponential, and above an output of 4 the tangent, so that no count explodes."""
+    """Return the expected count of each output: its exponential, continued above an output of 4 by the tangent at 4.
+
+    So a large output does not give an astronomic count.
+    """
     below = outputs.clamp(max=LINEAR_FROM)
     return below.exp() * (1 + outputs - below)
 
 
 def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return half the Poisson deviance of counts (B,): the negative log-likelihood less its smallest value for any output, so at least 0.
+    """Return half the Poisson deviance (B,) of the counts ``targets`` (B,): the negative log-likelihood less that of a perfect prediction.
 
-    Outputs are logarithms of expected counts. The gradient is the expected count less the count, for outputs up to 4. Above 4,
+    ``outputs`` (B,) are logarithms of expected counts. For outputs up to 4, the gradient is the expected count less the count. Above 4,
     :func:`expected_count` grows more slowly than the exponential, which keeps gradients small.
     """
     smallest = targets - torch.xlogy(targets, targets)
@@ -51,15 +55,19 @@ def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:
 def class_probabilities(logits: Tensor) -> Tensor:
     """Return the probability (N, k) of each ordered class, from the log odds ``logits`` (N, k - 1) of being above each threshold.
 
-    To be above a threshold is at most as probable as to be above a lower one, so larger probabilities are cut to that.
+    To be above a threshold is at most as probable as to be above a lower one, so a larger probability is replaced by that of the lower one.
     """
     above = logits.sigmoid().cummin(dim=1).values
     one = above.new_ones(len(above), 1)
+    # Every class is above a threshold before the first (probability 1), and none is above a threshold after the last (0).
     return torch.cat([one, above], dim=1) - torch.cat([above, 1 - one], dim=1)
 
 
 def median_class(logits: Tensor) -> Tensor:
-    """Return the median class (N,), which has the least expected distance from the true one."""
+    """Return the median class (N,), from the log odds ``logits`` (N, k - 1) of being above each threshold.
+
+    It has the least expected distance from the true class, and is the number of thresholds that are exceeded with probability above 1/2.
+    """
     return (logits.cummin(dim=1).values > 0).sum(dim=1)
 
 
@@ -70,17 +78,21 @@ def hazard_losses(logits: Tensor, targets: Tensor) -> Tensor:
     Further columns of ``targets``, which :func:`with_times` appends, are ignored.
     """
     targets = targets[..., : logits.shape[-1]]
+    # NaN is replaced before the loss as well as after it, because the gradient of a NaN would be NaN.
     by_interval = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
     return torch.where(targets.isnan(), torch.zeros_like(by_interval), by_interval).sum(dim=-1)
 
 
 def survival_probabilities(logits: Tensor) -> Tensor:
-    """Return the probability (N, K) that there was no event by the end of each interval, from the log odds of the hazards."""
+    """Return the probability (N, K) that there was no event by the end of each interval, from the log odds ``logits`` (N, K) of hazards."""
+    # log(1 - hazard) = -softplus(log odds), and the probability is the product of 1 - hazard over the intervals so far.
     return (-F.softplus(logits).cumsum(dim=1)).exp()
 
 
 def interval_targets(times: Tensor, events: Tensor, cuts: Tensor) -> Tensor:
     """Return the targets (N, K) of :func:`hazard_losses`, for intervals that end at ``cuts`` (K,).
+
+    ``times`` (N,) are the times of the event, or until which a row was observed. ``events`` (N,) are above 0 for rows with an event.
 
     A target is 1 in the interval of the event, 0 in intervals before it, and NaN where it is unknown. A row that was observed until
     ``times`` without an event has 0 in the intervals of which it was observed for at least half.
@@ -101,7 +113,7 @@ def with_times(targets: Tensor, times: Tensor, events: Tensor) -> Tensor:
 
 
 def appended_times(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the times (N,) and the events (N,) that :func:`with_times` appended to targets of as many ``intervals``.
+    """Return the times (N,) and the events (N,) that :func:`with_times` appended to ``targets`` (N, ``intervals`` + 2).
 
     Raises:
         ConfigError: the targets have no such columns.
@@ -168,6 +180,8 @@ class Concordance(CollectingMetric):
     """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
 
     def compute(self) -> float:
+        """Return Harrell's C; NaN if no pair is comparable."""
         logits, targets = self.collected()
         times, events = appended_times(targets, logits.shape[1])
+        # The sum of the survival probabilities is the expected number of intervals without an event: a predicted time.
         return concordance(times, events, survival_probabilities(logits).sum(dim=1).numpy())

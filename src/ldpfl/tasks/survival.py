@@ -18,14 +18,18 @@ def count_comparable_pairs(times: Floats, events: NDArray[np.bool_], predicted_t
     an event; Harrell et al. 1982). It is right if the row with the earlier event has the smaller predicted time. Equal predicted times
     count a half.
     """
+    # Rows are sorted by time, so that the rows that are comparable with an event are all rows from some position on.
     order = np.lexsort((~events, times))  # at the same time, events come first: rows censored then count as later
     times, events, ranks = times[order], events[order], np.unique(predicted_times[order], return_inverse=True)[1]
     rows = len(times)
+    # Position of the first row that comes later than each row's time: events at the same time come first, and are not later.
     first_later = np.searchsorted(times, times) + _tied_events(times, events)
     with_event = np.flatnonzero(events)
     later_rows = (rows - first_later)[with_event]
     pairs, right = np.zeros(rows), np.zeros(rows)
+    # Pairs of each event with a later row. A later row with a smaller predicted time is wrong.
     pairs[with_event], right[with_event] = later_rows, later_rows - _count_ranked_below(ranks[::-1], later_rows, ranks[with_event])
+    # Pairs of each row with an earlier event.
     earlier_events = np.searchsorted(first_later[with_event], np.arange(rows), side="right")
     pairs += earlier_events
     right += _count_ranked_below(ranks[with_event], earlier_events, ranks)
@@ -57,6 +61,7 @@ def brier_errors(times: Floats, events: NDArray[np.bool_], survival: Floats, cut
     stay_before_own_time = stay_probability[np.searchsorted(distinct_times, times)]  # above 0: the row itself is not yet censored
     beyond = times[:, None] > cuts
     had_event = events[:, None] & ~beyond
+    # Rows that were censored before a cut have the error 0 there. The weights of the other rows make up for them.
     errors = np.where(beyond, (1 - survival) ** 2 / stay_at_cut, np.where(had_event, survival**2 / stay_before_own_time[:, None], 0.0))
     at_zero = np.zeros((len(times), 1))  # everybody is predicted to last longer than no time
     integrated: Floats = np.trapezoid(np.hstack([at_zero, errors]), np.concatenate([[0.0], cuts]), axis=1) / cuts[-1]
@@ -84,14 +89,15 @@ def _tied_events(times: Floats, events: NDArray[np.bool_]) -> _Places:
 def _count_ranked_below(ranks: NDArray[Any], prefix_lengths: _Places, limits: NDArray[Any]) -> Floats:
     """Count, for each of ``limits`` (m,), the ranks below it among the first ``prefix_lengths`` (m,) of ``ranks`` (n,); equal ones half.
 
-    The first 6 ranks, for example, are a block of 4 and a block of 2. All blocks of one width are sorted together, so that n log(n)^2
-    steps suffice.
+    A prefix is cut into blocks whose widths are powers of two, by the bits of its length. The first 6 ranks, for example, are a block of 4
+    and a block of 2. All blocks of one width are sorted together, so that n log(n)^2 steps suffice.
     """
     below, block_offset = np.zeros(len(limits)), int(max(ranks.max(initial=0), limits.max(initial=0))) + 1
     for bit in range(len(ranks).bit_length()):
-        blocks = np.arange(len(ranks)) >> bit
+        blocks = np.arange(len(ranks)) >> bit  # number of each rank's block of width 2^bit
+        # An offset for each block keeps the sorted ranks of different blocks apart.
         values = np.sort(blocks * block_offset + ranks)
-        rows = np.flatnonzero(prefix_lengths >> bit & 1)
+        rows = np.flatnonzero(prefix_lengths >> bit & 1)  # limits whose prefix has a block of this width
         block = (prefix_lengths[rows] >> bit) - 1
         wanted = block * block_offset + limits[rows]
         below[rows] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)

@@ -59,7 +59,7 @@ class Task:
     further figures and no figures by client, since these need weights of rows, which a :class:`Metric` does not take.
 
     Attributes:
-        name: name of the task, none of a built-in one for a task of your own.
+        name: name of the task. A task of your own must not have the name of a built-in one.
         targets: kind of the targets, and so how ``data.target`` is read and how many outputs the model has:
 
             - ``class``: number of a class (int64), one output for each class
@@ -98,7 +98,7 @@ class Task:
         chosen = {name: make() for name, make in self.metrics.items() if every or name == self.metric}
         undefined: set[str] = set()
         for outputs, targets in batches:
-            if bool(unusable(outputs, self.targets).any()):
+            if bool(unusable(outputs, self.targets).any()):  # these classes are the built-in metrics without the accuracy
                 undefined |= {name for name, metric in chosen.items() if isinstance(metric, _Transformed | outcomes.CollectingMetric)}
             for name, metric in chosen.items():
                 if name not in undefined:
@@ -108,12 +108,13 @@ class Task:
 
 def unusable(outputs: Tensor, targets: Targets) -> Tensor:
     """Return a mask (N,) of the rows of ``outputs`` (N, ...) with NaN or infinity. For classes, a logit of minus infinity is allowed."""
+    # A softmax turns minus infinity into probability 0, and keeps NaN.
     predicted = outputs.softmax(dim=-1) if targets in ("class", "tokens") and outputs.dim() > 1 else outputs
     return ~predicted.isfinite().reshape(len(predicted), -1).all(dim=1)
 
 
 def absent_targets(targets: Tensor) -> Tensor:
-    """Return a mask (N,) of the ``targets`` (N, ...) that are :data:`ABSENT`."""
+    """Return a mask (N,) of the ``targets`` (N, ...) that are :data:`ABSENT`. A target of several values is absent if all of them are."""
     absent = targets.isnan() if targets.is_floating_point() else targets == NO_TOKEN
     return absent.flatten(1).all(dim=1) if absent.dim() > 1 else absent
 
@@ -177,13 +178,13 @@ def _task_by_name(name: str, outputs: int, scale: float) -> Task:
 
 
 def _call_users_function(path: str, outputs: int) -> Task:
-    """Call the user's function at the import path ``path``, and return its task after checking it."""
+    """Call the user's function at the import path ``path``, and return its task. Raise a :class:`ConfigError` if it is not valid."""
     task = call_user_code("task", path, outputs)
     if not isinstance(task, Task):
         raise ConfigError(f"task {path!r} returned a {type(task).__name__}, expected an ldpfl.tasks.Task")
     if not task.metrics:
         raise ConfigError(f"task {path!r} returned a Task without metrics, expected at least one")
-    if task.name in _REGISTRY:  # its model would be judged by the metrics of the built-in task
+    if task.name in _REGISTRY:  # its model would be evaluated by the metrics of the built-in task
         raise ConfigError(f"task {path!r} returned a Task named {task.name!r}, as a built-in one is: give it another name")
     if unknown := [name for name in task.lower_is_better if name not in task.metrics]:
         raise ConfigError(f"task {path!r}: lower_is_better names {unknown[0]!r}, but the metrics are {', '.join(task.metrics)}")
@@ -191,7 +192,10 @@ def _call_users_function(path: str, outputs: int) -> Task:
 
 
 class _Accuracy:
-    """Exact share of samples that are predicted right: by the largest output, or by the mask (N,) that ``right`` returns."""
+    """Exact share of samples that are predicted right: by the largest output, or by the mask (N,) that ``is_right`` returns.
+
+    Samples whose outputs are :func:`unusable` for the ``kind`` of targets count as wrong.
+    """
 
     def __init__(
         self,
@@ -239,7 +243,9 @@ class _MeanOverPresentClasses(_Transformed):
         self._classes, self._class_counts, self._samples = classes, torch.zeros(classes), 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch of ``outputs`` (B, ...), and of ``targets``: classes (B,) or labels (B, classes)."""
         super().update(outputs, targets)
+        # (B, classes): 1 if a sample has the class or label, else 0.
         is_multilabel = targets.dim() > 1
         has_class = targets.detach().cpu() if is_multilabel else F.one_hot(targets.detach().cpu(), self._classes)
         self._class_counts, self._samples = self._class_counts + has_class.sum(dim=0), self._samples + len(has_class)
@@ -280,6 +286,7 @@ def _classification(outputs: int, scale: float) -> Task:
         """Return the classes' probabilities and the targets, in the form of torchmetrics."""
         if outputs != 2:
             return logits.double().softmax(dim=1), targets
+        # Not the probability of the second class, but on the same side of 1/2 and in the same order, which decide F1 and AUROC.
         second = _to_unit_interval(logits[:, 1] - logits[:, 0])
         return torch.stack([1 - second, second], dim=1), targets
 
@@ -303,6 +310,7 @@ def _multilabel(outputs: int, scale: float) -> Task:
     """Return the task of predicting each of ``outputs`` labels, which a sample has or has not."""
 
     def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scores (B, L) in (0, 1) and labels (B, L), in the form of torchmetrics."""
         return _to_unit_interval(logits), targets.long()
 
     def f1() -> Metric:
@@ -316,6 +324,7 @@ def _multilabel(outputs: int, scale: float) -> Task:
         return _MeanOverPresentClasses(MultilabelAUROC(num_labels=outputs, average=None), convert, outputs)
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy (B,) over the labels, for ``logits`` (B, L) and ``targets`` (B, L) of 0, 1 or NaN (unknown)."""
         by_label = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
         return _zero_where_absent(by_label, targets).mean(dim=-1)
 
@@ -330,6 +339,8 @@ def _regression(_outputs: int, scale: float) -> Task:
     """Return the task of predicting a number; ``scale`` converts errors to its original unit."""
 
     def metric(kind: str, factor: float = 1.0) -> Callable[[], Metric]:
+        """Return a function that creates the metric called ``kind`` in torchmetrics, times ``factor``."""
+
         def make() -> Metric:
             import torchmetrics
 
@@ -338,6 +349,7 @@ def _regression(_outputs: int, scale: float) -> Task:
         return make
 
     def losses(predictions: Tensor, targets: Tensor) -> Tensor:
+        """Return the squared errors (B,) of ``predictions`` (B, 1) or (B,); 0 where ``targets`` (B,) are NaN."""
         return _zero_where_absent(F.mse_loss(predictions.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
 
     return Task("regression", "number", losses, {"R2": outcomes.R2, "MAE": metric("MeanAbsoluteError", scale)})
@@ -347,6 +359,8 @@ def _language_model(outputs: int, scale: float) -> Task:
     """Return the task of predicting each next token of a text."""
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss (B,) over the tokens of each text, for ``logits`` (B, T, V) and ``targets`` (B, T)."""
+        # PyTorch expects the V scores in the second axis. A text without tokens has the loss 0.
         by_token = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none", ignore_index=NO_TOKEN)
         return by_token.sum(dim=-1) / (targets != NO_TOKEN).sum(dim=-1).clamp_min(1)
 
@@ -362,12 +376,14 @@ def _poisson(outputs: int, scale: float) -> Task:
     """Return the task of predicting a count; ``scale`` converts errors to its original unit."""
 
     def losses(predictions: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses (B,) of ``predictions`` (B, 1) or (B,), logarithms of expected counts; 0 where ``targets`` (B,) are NaN."""
         return _zero_where_absent(outcomes.count_losses(predictions.reshape(targets.shape), targets.nan_to_num()), targets)
 
     def mae() -> Metric:
         from torchmetrics import MeanAbsoluteError
 
         def convert(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            """Return expected and observed counts (B,), in units of their spread."""
             return outcomes.expected_count(predictions.reshape(targets.shape)), targets
 
         return _Transformed(MeanAbsoluteError(), convert, scale)
@@ -379,10 +395,12 @@ def _ordinal(outputs: int, scale: float) -> Task:
     """Return the task of predicting one of ``outputs`` + 1 ordered classes."""
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses (B,) for ``logits`` (B, ``outputs``), the log odds of being above each threshold; 0 for an absent class."""
         by_sample = outcomes.ordered_losses(logits, targets)
         return torch.where(targets == NO_TOKEN, torch.zeros_like(by_sample), by_sample)
 
     def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the predicted and the true class (B,) of each sample."""
         return outcomes.median_class(logits), targets
 
     def kappa() -> Metric:

@@ -1,6 +1,7 @@
 """Figures by which a model is judged on rows that it was not trained on, each for many weightings of these rows at once.
 
-A bootstrap resample counts each row so many times. A figure is a function of these counts, so that all resamples are one matrix product.
+In a bootstrap resample, each row is drawn a number of times. A figure is a function of these counts, so that all resamples are one matrix
+product.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     """Return a function from row counts to the figures of a two-class model, see :data:`FiguresOfCounts`.
 
     The model predicts risks whose log odds are ``logits`` (n,). ``events`` (n,) says which rows had the event. With a ``threshold``, the
-    figures at this risk are added to those at 0.5 and at the base rate.
+    figures of rows flagged from this risk on are added to those at 0.5 and at the base rate.
 
     The calibration slope is that of the logistic regression of events on log odds. In a resample it is approximated by one Newton step from
     the slope of all rows, which is right to first order and spares a regression for each resample.
@@ -61,10 +62,10 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     flagged = {AT_HALF: risks >= 0.5, AT_BASE_RATE: risks >= observed.mean()}
     if threshold is not None:
         flagged[f"{threshold:g}"] = risks >= threshold
-    correct = (risks > 0.5) == events
+    correct = (risks > 0.5) == events  # a tie counts as no event, as in the largest of two logits
     parts = [np.ones_like(observed), observed, risks, (risks - observed) ** 2, correct, observed * correct]
     parts += [part for flags in flagged.values() for part in (flags * observed, flags)]
-    # Decided from all rows: in a resample, the larger of the two shares would on average be too large.
+    # The commonest class is that of all rows. The larger of the two shares in each resample would on average be too large.
     is_common = observed.mean() > 0.5
     row_terms, ranked, slope = (
         np.stack(parts, axis=1).astype(np.float64),
@@ -75,7 +76,7 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name, for row counts (B, n). Each row adds to a sum as often as it counts."""
         rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ row_terms).T
-        # The events that were found, and the rows without an event that were predicted wrongly.
+        # Found events, plus rows without an event that were predicted wrongly: (rows - right) less the missed events.
         predicted_events = rows - right - observed_events + 2 * found_events
         auroc, precision = ranked(counts)
         other_rows, predicted_others = rows - observed_events, rows - predicted_events
@@ -111,9 +112,11 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
     chances, predicted, observed = softmax(logits, axis=1), identity[logits.argmax(axis=1)], identity[classes]
     row_terms = np.concatenate([predicted * observed, predicted, observed, ((chances - observed) ** 2).sum(axis=1, keepdims=True)], axis=1)
     auroc, commonest = _mean_auroc_figure(chances, observed), observed.sum(axis=0).argmax()
+    # Classes that no row has and that are predicted for none have no F1, and do not count in the mean.
     counted_classes, slope = (predicted + observed).any(axis=0), _factor_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
         *by_class, brier = (counts @ row_terms).T
         right, predicted_counts, observed_counts = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
@@ -127,7 +130,7 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
 def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
     """Return a function from row counts to the figures of a model with ``logits`` (n, L), for observed ``labels`` (n, L).
 
-    Only labels that some rows have and some do not have count.
+    Only labels that some rows have and others lack count.
     """
     observed, predicted = labels.astype(np.float64), (logits > 0).astype(np.float64)
     exact = (predicted == observed).all(axis=1, keepdims=True)
@@ -135,9 +138,11 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
     auroc, counted_labels = _mean_auroc_figure(logits, observed), _columns_with_both_values(observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
         *by_label, right = (counts @ row_terms).T
         found_counts, predicted_counts, observed_counts = np.split(np.array(by_label), 3)
         rows = counts.sum(axis=1)
+        # A resample in which all drawn rows have a label, or none has it, has no F1 of that label.
         has_f1 = (observed_counts > 0) & (observed_counts < rows)
         f1 = np.where(has_f1, np.nan_to_num(2 * found_counts / (predicted_counts + observed_counts)), np.nan)
         return {**auroc(counts), MACRO_F1: _mean_over_classes(f1[counted_labels]), EXACT_MATCH: right / rows}
@@ -148,12 +153,15 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
 def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
     """Return a function that computes the figures of ``predictions`` (n,) against observed numbers ``targets`` (n,).
 
-    Its argument (k, n) says how often each row is drawn in each of k resamples. R2 is NaN if all targets are equal.
+    Its argument (B, n) says how often each row is drawn in each of B resamples. R2 is NaN if all targets are equal.
     """
+    # Targets less their mean, so that the squares around a resample's mean lose no digits in a difference of large sums.
     error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))
     row_terms = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        # ``squares`` and ``sizes`` are of the errors. ``first`` and ``second`` are of the centered targets and their squares.
         rows, squares, sizes, first, second, predicted, observed = (counts @ row_terms).T
         around_mean = second - first**2 / rows if varies else np.full_like(rows, np.nan)
         errors = {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
@@ -165,7 +173,7 @@ def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
 def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
     """Return a function that computes the figures of predicted counts (``expected`` (n,), above 0) against observed ``counts`` (n,).
 
-    Its argument (k, n) says how often each row is drawn in each of k resamples. The figures are the share of the Poisson deviance around
+    Its argument (B, n) says how often each row is drawn in each of B resamples. The figures are the share of the Poisson deviance around
     the mean that is explained, the mean absolute error, and both means.
     """
     count_terms = xlogy(counts, counts)
@@ -174,7 +182,9 @@ def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
     varies = float(np.ptp(counts)) > 0
 
     def figures(row_counts: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for ``row_counts`` (B, n): how often each row is drawn."""
         rows, total, count_terms, deviance, error, predicted = (row_counts @ row_terms).T
+        # Both deviances are halved. Around the mean m = total / rows, the half deviance is the sum of y log(y / m), as y - m adds up to 0.
         around_mean = count_terms - xlogy(total, total / rows)
         explained = 1 - deviance / around_mean if varies else np.full(len(row_counts), np.nan)
         return {DEVIANCE: explained, "MAE": error / rows, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: total / rows}
@@ -185,7 +195,7 @@ def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
 def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
     """Return a function that computes the figures of ``predicted`` ordered classes (n,) against observed ``classes`` (n,).
 
-    Its argument (k, n) says how often each row is drawn in each of k resamples.
+    Its argument (B, n) says how often each row is drawn in each of B resamples.
 
     Cohen's kappa with quadratic weights is 1 - s / s0. s is the mean squared distance of predicted and observed classes. s0 is that of
     independent draws from both.
@@ -198,6 +208,7 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
     )
 
     def figures(counts: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for row counts (B, n). Sums stand for means: kappa is a ratio, from which ``rows`` cancels."""
         rows, squares, predicted_sum, observed, squares_sum, right, error = (counts @ row_terms).T
         return {KAPPA: 1 - squares / (squares_sum - 2 * predicted_sum * observed / rows), ACCURACY: right / rows, CLASS_ERROR: error / rows}
 
@@ -205,18 +216,19 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
 
 
 def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> FiguresOfCounts:
-    """Return the figures of the predicted probabilities ``survival`` (n, K) of a time beyond each of ``cuts`` (K,).
+    """Return a function from row counts to the figures of a model that predicts ``survival`` (n, K).
 
-    ``times_and_events`` (n, 2) are the observed times, and 1 for an event. Harrell's C is a ratio of sums over pairs. In a resample each
-    sum is approximated by the rows' contributions to it among all rows, which is right to first order. The integrated Brier score of a
-    resample has the weights of all rows.
+    These are the probabilities that a row's time lies beyond each of ``cuts`` (K,). ``times_and_events`` (n, 2) are the observed times, and
+    1 for an event, else 0. Harrell's C is a ratio of sums over pairs. In a resample, a pair of rows drawn a and b times counts as a + b - 1
+    instead of a b, which is right to first order. The integrated Brier score of a resample has the weights of all rows.
     """
     times, events = times_and_events[:, 0], times_and_events[:, 1] > 0
     pairs, right = count_comparable_pairs(times, events, survival.sum(axis=1))
     row_terms = np.stack([np.ones_like(times), pairs, right, brier_errors(times, events, survival, cuts)], axis=1)
-    all_pairs, all_right = pairs.sum() / 2, right.sum() / 2
+    all_pairs, all_right = pairs.sum() / 2, right.sum() / 2  # each pair is counted at both of its rows
 
     def figures(counts: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
         rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
@@ -224,7 +236,7 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
 
 
 def figures_of_all_rows(figures: FiguresOfCounts, rows: int) -> dict[str, float]:
-    """Return each figure of all ``rows``."""
+    """Return each figure over all rows, each counted once. ``rows`` is their number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return {name: float(value[0]) for name, value in figures(np.ones((1, rows))).items()}
 
@@ -232,15 +244,17 @@ def figures_of_all_rows(figures: FiguresOfCounts, rows: int) -> dict[str, float]
 def bootstrap_intervals(
     figures: FiguresOfCounts, rows: int, seed: int, resamples: int = RESAMPLES, person_of_row: NDArray[np.int64] | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Return the 95 % bootstrap interval of each figure, over ``rows`` drawn with replacement; resamples without a value are left out.
+    """Return the 95 % bootstrap interval of each figure, by name. Resamples in which a figure has no value are left out.
 
-    With ``person_of_row`` (rows,), numbers from 0, persons are drawn, each with all its rows: the rows of one person resemble each other.
+    Each resample draws as many of the ``rows`` rows as there are, with replacement. If ``person_of_row`` (rows,) numbers the person of each
+    row from 0, persons are drawn instead, each with all its rows, because the rows of one person resemble each other.
     """
     generator, units = np.random.default_rng(seed), rows if person_of_row is None else int(person_of_row.max()) + 1
     by_name: dict[str, list[Floats]] = {}
     at_once = max(1, _AT_ONCE // rows)
     for first in range(0, resamples, at_once):
         batch = min(at_once, resamples - first)
+        # The units are rows or persons. An offset for each resample lets one call of bincount count the draws of all resamples.
         drawn = generator.integers(units, size=(batch, units)) + units * np.arange(batch)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=batch * units).reshape(batch, units).astype(np.float64)
         counts = counts if person_of_row is None else counts[:, person_of_row]
@@ -260,11 +274,12 @@ def bootstrap_intervals(
 def calibration_groups(
     predicted: Floats, observed: Floats, *, shares: bool, bins: int = 10, person_of_row: NDArray[np.int64] | None = None
 ) -> list[dict[str, float]]:
-    """Sort the rows by ``predicted`` (n,), cut them into tenths, and return for each the means of ``predicted`` and ``observed`` (n,).
+    """Sort the rows by ``predicted`` (n,), cut them into ``bins`` groups, and return each group's mean prediction and observation.
 
-    An interval comes with each tenth. If observations are events (``shares``), it is the 95 % interval (Wilson's) of the observed share. If
-    they are numbers, it holds the middle 80 % of them.
-    With persons, ``person_of_row`` (n,), it is as wide as for one row a person, since the rows of one person resemble each other.
+    Each group also has its number of ``rows`` and an interval from ``low`` to ``high``. If the observations ``observed`` (n,) are events
+    (``shares``), it is the 95 % interval (Wilson's) of their share. If they are numbers, it holds the middle 80 % of them. If
+    ``person_of_row`` (n,) numbers each row's person, Wilson's interval is as wide as for one row a person, since the rows of one person
+    resemble each other.
     """
     groups = []
     for group in np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(predicted))):
@@ -288,6 +303,7 @@ def share_interval(events: NDArray[Any], units: int) -> tuple[float, float]:
 
 def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats], tuple[Floats, Floats]]:
     """Return a function from row counts (B, n) to the AUROC (B,), where equal scores count half, and the average precision (B,)."""
+    # Rows are sorted from the highest score down. Rows with equal scores form a group, which begins at one of ``starts``.
     order = np.argsort(-scores, kind="stable")
     starts = np.flatnonzero(np.diff(scores[order], prepend=np.inf) != 0)
     ordered_events = events_by_row[order]
@@ -296,9 +312,11 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
         """Return the AUROC (B,) and the average precision (B,) for row counts (B, n)."""
         ordered_counts = counts[:, order]
         rows, hits = np.add.reduceat(ordered_counts, starts, axis=1), np.add.reduceat(ordered_counts * ordered_events, starts, axis=1)
-        misses = rows - hits
+        misses = rows - hits  # rows, events and other rows in each group, (B, groups)
         events, others = hits.sum(axis=1), misses.sum(axis=1)
+        # Other rows with a lower score than each group, and half of those with an equal score.
         below = others[:, None] - misses.cumsum(axis=1) + misses / 2
+        # Precision if all rows down to each group are flagged.
         precise = hits.cumsum(axis=1) / np.maximum(rows.cumsum(axis=1), 1)
         return (hits * below).sum(axis=1) / (events * others), (hits * precise).sum(axis=1) / events
 
@@ -306,7 +324,10 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
 
 
 def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], dict[str, Floats]]:
-    """Return a function from row counts (B, n) to the mean AUROC over columns, by name; empty for many columns, which would take long."""
+    """Return a function from row counts (B, n) to the mean AUROC (B,) over columns, by its name; an empty dict for many columns.
+
+    Many columns would take long. ``scores`` (n, K) are ranked for each column, and ``has_class`` (n, K) is 1 for rows of its class, else 0.
+    """
     if scores.shape[1] > _MOST_RANKED:
         return lambda counts: {}
     both = _columns_with_both_values(has_class)
@@ -321,20 +342,23 @@ def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], 
 
 
 def _columns_with_both_values(has_class: Floats) -> NDArray[np.bool_]:
-    """Return the columns (K,) of ``has_class`` (n, K) that are positive in some rows and 0 in others."""
+    """Return a mask (K,) of the columns of ``has_class`` (n, K) that are positive in some rows and 0 in others."""
     return np.asarray((has_class > 0).any(axis=0) & (has_class == 0).any(axis=0))
 
 
 def _mean_over_classes(values: Floats) -> Floats:
-    """Return the mean (B,) of ``values`` (K, B) over the K classes. NaN for a resample in which a class has no value.
+    """Return the mean (B,) of ``values`` (K, B) over the K classes; NaN for a resample in which a class has no value, or without classes.
 
-    Without NaN, the figure would be a mean over fewer classes in some resamples.
+    If such a class were left out instead, the figure would be a mean over fewer classes in some resamples.
     """
     return np.asarray(values.sum(axis=0) / (len(values) or np.nan))
 
 
 def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
-    """Return a function from row counts (B, n) to the calibration slope (B,). NaN if there is no slope, as for equal risks."""
+    """Return a function from row counts (B, n) to the calibration slope (B,). NaN if there is no slope, as for equal risks.
+
+    Newton's method fits intercept and slope to all rows. Each resample then takes one further step from there.
+    """
     design, fitted = np.stack([np.ones_like(logits), logits], axis=1), np.zeros(2)
     for _ in range(_MAX_STEPS):
         residual, curvature = _gradient_and_curvature(design, fitted, events)
@@ -351,7 +375,7 @@ def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
 def _factor_figure(logits: Floats, one_hot: Floats) -> Callable[[Floats], Floats]:
     """Return a function from row counts (B, n) to the factor (B,) on ``logits`` (n, K) that makes the classes ``one_hot`` most likely.
 
-    NaN if there is no such factor.
+    NaN if there is no such factor. Newton's method fits the factor to all rows. Each resample then takes one further step from there.
     """
     observed_logits, factor = (logits * one_hot).sum(axis=1), 0.0
     for _ in range(_MAX_STEPS):
@@ -387,6 +411,7 @@ def _slope_after_step(counts: Floats, fitted: Floats, residual: Floats, curvatur
 
     ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives at ``fitted``.
     """
+    # Second entry of the solution of two linear equations, by Cramer's rule.
     (g0, g1), (h00, h01, _, h11) = (counts @ residual).T, (counts @ curvature).T
     slope: Floats = fitted[1] + (h00 * g1 - h01 * g0) / (h00 * h11 - h01**2)
     return slope

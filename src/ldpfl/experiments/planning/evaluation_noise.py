@@ -43,7 +43,8 @@ _NOISE_MARGIN = 1 + 1e-6
 def noise_multiplier_for_sum(epsilon: float, delta: float, honest: int, evaluations: int) -> float:
     """Return each client's noise multiplier with which all ``evaluations`` together have ``epsilon`` at ``delta``.
 
-    The noise of the ``honest`` clients adds up. One evaluation with noise multiplier s in the sum is mu-GDP with mu = 2 / s.
+    The noise of the ``honest`` clients, which do not collude with the adversary, adds up. One evaluation with noise multiplier s in the sum
+    is mu-GDP (Gaussian differential privacy) with mu = 2 / s, since replacing a vector moves the sum by up to twice the clipping norm.
     """
     return 2 / gaussian_mu(epsilon, delta) * sqrt(evaluations / honest) * _NOISE_MARGIN
 
@@ -64,12 +65,14 @@ def epsilon_of_bit(epsilon: float, delta: float, channel: Channel, honest: int, 
         raise ConfigError(
             f"the run has {evaluations:,} evaluations in bits, expected at most {MAX_EVALUATIONS:,}: set evaluation.every higher"
         )
-    honest = min(honest, _MAX_COUNTED_CLIENTS)
+    honest = min(honest, _MAX_COUNTED_CLIENTS)  # fewer clients hide less, so the result stays valid
 
     def epsilon_with(bit_epsilon: float) -> float:
         """Return the epsilon of all evaluations if each bit has ``bit_epsilon``."""
         return least_epsilon([bit_rounds(bit_epsilon, channel, honest, entries, evaluations)], delta)
 
+    # The search varies 1 / epsilon of a bit, because it needs a decreasing function. The guess is by simple composition if each sender is
+    # seen, else by the central limit theorem.
     guess = evaluations / epsilon if server_sees_senders(channel) else sqrt(entries * evaluations / honest) / gaussian_mu(epsilon, delta)
     inverse = smallest_argument(lambda x: epsilon_with(1 / x), guess, epsilon, 1 / _MAX_BIT, 1 / _MIN_BIT, _TOLERANCE)
     if inverse is None:
@@ -84,8 +87,8 @@ def bit_rounds(epsilon: float, channel: Channel, honest: int, entries: int, eval
     """Return the rounds of evaluation that a client is charged for, if each of its bits has this ``epsilon``.
 
     If the server sees the senders, a client draws one of the ``entries`` and sends one bit (``harmony``). Otherwise it sends a bit about
-    each entry (``duchi``).
+    each entry (``duchi``). ``known=False`` states no lower bound of epsilon, only an upper bound.
     """
     mechanism: Mechanism = Harmony(epsilon) if server_sees_senders(channel) else Duchi(epsilon)
     release = without_claim(released(mechanism, LayerRanges(0.0, 1.0, (entries,))))
-    return RoundGroup(release, honest, honest, evaluations, channel=channel, known=False, histograms=True)
+    return RoundGroup(release, cohort=honest, population=honest, rounds=evaluations, channel=channel, known=False, histograms=True)

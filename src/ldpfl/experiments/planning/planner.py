@@ -100,7 +100,10 @@ class Setting:
     @model_validator(mode="wrap")
     @classmethod
     def _report_first_error(cls, arguments: Any, validate: Callable[[Any], Setting]) -> Setting:
-        """Turn an error of pydantic into a :class:`ConfigError` of one line that names the argument."""
+        """Turn an error of pydantic into a :class:`ConfigError` of one line that names the argument.
+
+        Pydantic reports a positional argument by its number, which is replaced by the argument's name.
+        """
         try:
             return validate(arguments)
         except ValidationError as error:
@@ -113,6 +116,7 @@ class Setting:
             raise ConfigError(f"plan, {name}: {first['msg'].lower()}{got}") from None
 
     def __post_init__(self) -> None:
+        """Refuse values that are out of range or do not fit each other."""
         if min(self.clients, self.weights, self.rounds) < 1:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
@@ -124,6 +128,7 @@ class Setting:
             )
         if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MAX_LAYERS):
             raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MAX_LAYERS):,} layers, got {self.layers}")
+        # If one layer and two layers have the same release, the number of layers does not matter and may be missing.
         if self.layers is None and self.weights > 1 and self._release_with(layers=1) != self._release_with(layers=2):
             raise ConfigError(
                 f"the reports of {self.mechanism} depend on the number of layers, which is missing: give it as layers (--layers). Layers "
@@ -157,7 +162,7 @@ class Setting:
         return released(self.build(), self._ranges_in_layers(layers))
 
     def _ranges_in_layers(self, layers: int) -> LayerRanges:
-        """Return clipping ranges that divide the weights into so many layers, as equally as possible."""
+        """Return clipping ranges that divide the weights into this number of ``layers``, as equally as possible."""
         size, remainder = divmod(self.weights, layers)
         sizes = (size + 1,) * remainder + (size,) * (layers - remainder)
         return LayerRanges(0.0, self.radius, sizes)
@@ -242,14 +247,14 @@ def plan(setting: Setting) -> Plan:
         )
         statement = replace(statement, notes=(*statement.notes, note))
     noise = float(mechanism.noise(ranges).largest_std(setting.cohort).max())
-    return Plan(setting, statement, noise, (payload_bits(mechanism, ranges) + 7) // 8)
+    return Plan(setting, statement, noise_std=noise, bytes_per_client=(payload_bits(mechanism, ranges) + 7) // 8)  # whole bytes
 
 
 def _hiding_cohort(setting: Setting, release: Release) -> int:
     """Return the number of clients among which a client hides in a round.
 
-    With random check-in this number is random. Unless the accountant averages over it, the result is so low that with probability
-    1 - ``_SHORTFALL_PROBABILITY`` no round of the run has fewer clients.
+    With random check-in this number is random. For bits, the accountant averages over it, so the expected number is returned. Otherwise the
+    result is so low that with probability 1 - ``_SHORTFALL_PROBABILITY`` no round of the run has fewer clients.
     """
     is_averaged = setting.participates_in_secret and isinstance(release, BinaryRelease) and release.sampled == 1
     if setting.participation == 1 or not setting.self_sampling or is_averaged:
@@ -287,8 +292,8 @@ class Solution:
 def solve(setting: Setting, target: float, *, clients: bool, epsilon: bool) -> Solution:
     """Find the number of clients, or the epsilon of a report, at which the run's central epsilon is at most ``target``.
 
-    Central means behind an ideal shuffler; inputs may depend on earlier releases, as in training. Each of the two searches takes a few
-    seconds on one core.
+    ``clients`` and ``epsilon`` say which of the two to find. Central means behind an ideal shuffler. The clients' inputs may depend on
+    earlier releases, as in training. Each of the two searches takes a few seconds on one core.
 
     Raises:
         ConfigError: the target is not positive, the mechanism does not send bits, or no epsilon behind a shuffler is known.
@@ -309,6 +314,7 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
     """Find whichever of ``epsilon`` and ``clients`` is None, so that the central epsilon is at most ``target``.
 
     Return the setting with the found value, and the solution. If neither is None, the setting is unchanged, and both are solved for.
+    ``others`` are further arguments of :class:`Setting`.
 
     Raises:
         ConfigError: both are None, no value reaches the target, or as for :func:`solve`.
@@ -317,6 +323,7 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
         raise ConfigError(
             "the target is set, but epsilon and clients are both missing: give epsilon to find the clients, or clients to find the epsilon"
         )
+    # A missing value is replaced by any valid one, since a setting is checked when it is made.
     setting = Setting(1.0 if epsilon is None else epsilon, MOST_CLIENTS if clients is None else clients, **others)
     if clients is None:
         # The search varies the cohort, and needs a valid setting: the smallest one with an honest client in a round.
@@ -402,18 +409,24 @@ def _clients_for_cohort(setting: Setting, cohort: float | None) -> int | None:
 
 
 def _necessary_cohort(setting: Setting, target: float) -> int | None:
-    """Return the smallest cohort with a lower bound of epsilon within ``target``. With fewer clients some data set exceeds the target."""
+    """Return the smallest cohort at which the lower bound of epsilon is at most ``target``; None if it has above 1e8 clients.
+
+    With a smaller cohort, some data set exceeds the target.
+    """
     return smallest_count(
         lambda cohort: _lower_bound(_shuffled_rounds(setting, cohort), setting.delta),
-        _guessed_cohort(setting, target),
-        target,
-        MOST_CLIENTS,
-        1e-6,
+        guess=_guessed_cohort(setting, target),
+        target=target,
+        highest=MOST_CLIENTS,
+        tolerance=1e-6,
     )
 
 
 def _sufficient_cohort(setting: Setting, target: float, necessary: int | None) -> float | None:
-    """Return a cohort at which the upper bound of epsilon is within ``target``. The search starts at the ``necessary`` cohort."""
+    """Return a cohort at which the upper bound of epsilon is at most ``target``; None if it has above 1e8 clients.
+
+    ``necessary`` is the result of :func:`_necessary_cohort`, from which the search starts.
+    """
 
     def by_cohort(bound: Callable[[ShuffledRounds, float], float]) -> Callable[[float], float]:
         """Return ``bound`` as a function of the cohort, which the search varies."""
@@ -448,7 +461,8 @@ def _allowed_epsilon(setting: Setting, target: float) -> float | None:
     # For a small epsilon, mu (of Gaussian differential privacy) is close to epsilon * sqrt(reports / clients).
     mu, reports = gaussian_mu(target, setting.delta), setting.release.units * setting.rounds
     guess = max(1.0, (reports / honest) ** 0.5) / mu
-    low, high = 1 / LARGEST_EPSILON, 1e6
+    low, high = 1 / LARGEST_EPSILON, 1e6  # of 1 / epsilon
+    # The lower bound is fast to compute. Its solution is where the search with the slow upper bound starts.
     start = smallest_argument(by_inverse(_lower_bound), guess, target, low, high, _TOLERANCE)
     if start is None:
         return None

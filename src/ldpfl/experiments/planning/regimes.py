@@ -105,14 +105,19 @@ def plan_regime(
     part: Part = "record",
     evaluation_epsilon: float = 0.0,
 ) -> RegimePlan:
-    """Find the noise that keeps the epsilon of everything that is ever sent within ``target``, and its cost. Seconds on one core.
+    """Find the noise that keeps the epsilon of everything that is ever sent within ``target``, and its cost. Takes seconds on one core.
 
         ldpfl.plan_regime("records", 2.0, clients=100, records=600, weights=2000, rounds=15).noise
 
     Args:
         regime: shuffled, local, records, records-summed or clients-summed, see :data:`Regime`.
+        target: target epsilon.
+        clients, weights, rounds: number of clients, of trained weights, and of training rounds.
+        records: number of records per client, in the regimes of records.
         group: size of groups of rotated coordinates of which a client secretly draws one and sends it, in the regime shuffled.
-        linked: number of these that stay together behind the shuffler, in the regime shuffled.
+        linked: number of sent coordinates that stay together behind the shuffler, in the regime shuffled.
+        delta: failure probability of the guarantee.
+        colluding: number of clients that reveal to the adversary what they sent.
         part: ``person`` to protect persons in the regimes of records; ``records`` is then the number of persons per client.
         evaluation_epsilon: part of the target that clients spend on measuring the model on held-out records; 0 for none. In the regime
             shuffled, the model classifies.
@@ -121,10 +126,22 @@ def plan_regime(
         ConfigError: the regime is unknown, a value is out of range, or no noise reaches the target.
     """
     request = _Request(
-        regime_named(regime), target, clients, weights, rounds, records, group, linked, delta, colluding, part, evaluation_epsilon
+        regime=regime_named(regime),
+        target=target,
+        clients=clients,
+        weights=weights,
+        rounds=rounds,
+        records=records,
+        group=group,
+        linked=linked,
+        delta=delta,
+        colluding=colluding,
+        part=part,
+        evaluation_epsilon=evaluation_epsilon,
     )
     request.check()
     try:
+        # The search varies 1 / strength, because it needs a function that decreases.
         low, high = 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH
         inverse = smallest_argument(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, _TOLERANCE)
     except ConfigError as error:  # the mechanism takes no such noise
@@ -154,7 +171,10 @@ def _unreachable_message(request: _Request, why: str) -> str:
 
 @dataclass(frozen=True)
 class _Request:
-    """The arguments of :func:`plan_regime`. Epsilon grows with the mechanism's ``strength``: its own epsilon, or 1 / noise multiplier."""
+    """The arguments of :func:`plan_regime`.
+
+    The ``strength`` in its methods is the epsilon of the regime's mechanism, or 1 / noise multiplier: a larger strength means less noise.
+    """
 
     regime: Regime
     target: float
@@ -223,37 +243,49 @@ class _Request:
         return LayerRanges(0.0, 1.0, (self.weights,))
 
     def mechanism(self, strength: float) -> Mechanism:
-        """Return the mechanism of the regime with this strength."""
+        """Return the mechanism of the regime with this strength.
+
+        Sums use a lattice that keeps the sum of all clients' integers within the numbers that they send.
+        """
         if self.regime == "shuffled":
             return RotatedSign(strength, group=self.group)
         if self.regime == "local":
-            return PrivUnitG(strength, 1.0)
+            return PrivUnitG(strength, norm=1.0)
         noise, weight = 1 / strength, float(self.records) if self.protects_records else 1.0
         lattice = Lattice.for_sum(self.clients, weight, noise, self.weights) if self.is_summed else Lattice()
-        clip = RecordClip(1.0, lattice.steps)
+        clip = RecordClip(norm=1.0, steps=lattice.steps)
         if self.protects_records:
-            return DpSgd(clip, noise, self.is_summed, lattice.bits, weight, part=self.part)
-        return DpFedAvg(clip, noise, self.is_summed, lattice.bits)
+            return DpSgd(clip, noise, summed=self.is_summed, bits=lattice.bits, records=weight, part=self.part)
+        return DpFedAvg(clip, noise, summed=self.is_summed, bits=lattice.bits)
 
     def rounds_at(self, strength: float) -> RoundGroup:
-        """Return the training rounds that a client would be charged for."""
+        """Return the training rounds that a client would be charged for with a mechanism of this strength."""
         release = released(self.mechanism(strength), self.ranges)
         channel: Channel = "ideal-shuffler"
         if self.is_summed or self.protects_records:
             channel = "secure-sum" if self.is_summed else "direct"
         times, sampling = (1, "once") if self.reports_once else (self.rounds, "everyone")
-        return RoundGroup(release, self.honest, self.honest, times, sampling, channel=channel, linked=self.linked)  # type: ignore[arg-type]
+        return RoundGroup(
+            release=release,
+            cohort=self.honest,
+            population=self.honest,
+            rounds=times,
+            sampling=sampling,  # type: ignore[arg-type]
+            channel=channel,
+            linked=self.linked,
+        )
 
     def groups_at(self, strength: float) -> list[RoundGroup]:
-        """Return all rounds that a client would be charged for: training, and the measurement of the model."""
+        """Return all rounds that a client would be charged for: training, and the measurement of the model at clients."""
         rounds = self.rounds_at(strength)
         if not self.evaluation_epsilon:
             return [rounds]
         # Below, known=False: no data set is known to attain the epsilon of both together, so no lower bound is stated.
         if self.regime == "shuffled":
-            bit = epsilon_of_bit(self.evaluation_epsilon, self.delta, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)
-            return [replace(rounds, known=False), bit_rounds(bit, rounds.channel, self.honest, ENTRIES_OF_CLASSES, 1)]
-        # The privacy parameter mu of a client's own noise. A noise multiplier of 2 / mu gives it, and strength is 1 / noise multiplier.
+            bit = epsilon_of_bit(self.evaluation_epsilon, self.delta, rounds.channel, self.honest, ENTRIES_OF_CLASSES, evaluations=1)
+            return [replace(rounds, known=False), bit_rounds(bit, rounds.channel, self.honest, ENTRIES_OF_CLASSES, evaluations=1)]
+        # The privacy parameter mu of a client's own noise. In a sum, the noise of all honest clients adds up, so each may add less. A noise
+        # multiplier of 2 / mu gives mu, and strength is 1 / noise multiplier.
         mu = gaussian_mu(self.evaluation_epsilon, self.delta) * sqrt(self.honest if self.is_summed else 1)
         release = released(self.mechanism(mu / 2), self.ranges)
         return [replace(rounds, known=False), replace(rounds, release=release, rounds=1, histograms=True, known=False)]
@@ -266,7 +298,8 @@ class _Request:
     def guess(self) -> float:
         """Start of the search: an estimate of 1 / strength, from the central limit theorem.
 
-        ``rounds`` rounds of noise multiplier s are mu-GDP (Gaussian differential privacy) with mu = 2 sqrt(rounds) / s.
+        ``rounds`` rounds of noise multiplier s are mu-GDP (Gaussian differential privacy) with mu = 2 sqrt(rounds) / s. In a sum, the noise
+        of honest clients adds up. Behind a shuffler, mu is about epsilon sqrt(bits of a client / honest clients) if epsilon is small.
         """
         mu = gaussian_mu(self.target, self.delta)
         if self.regime == "shuffled":
@@ -276,7 +309,10 @@ class _Request:
         return 2 * sqrt(self.rounds / (self.honest if self.is_summed else 1)) / mu
 
     def plan(self, strength: float) -> RegimePlan:
-        """Return the plan for a mechanism of this strength."""
+        """Return the plan for a mechanism of this strength.
+
+        Its noise is the length of the noise vector in the mean: the standard deviation in one coordinate times sqrt(weights).
+        """
         mechanism = self.mechanism(strength)
         cohort = self.clients // self.rounds if self.reports_once else self.clients
         noise = float(mechanism.noise(self.ranges).largest_std(cohort)[0]) * sqrt(self.weights)
@@ -293,6 +329,7 @@ class _Request:
             parameter="noise_multiplier" if has_multiplier else "epsilon",
             value=1 / strength if has_multiplier else strength,
             noise=noise,
+            # A trusted server adds noise with multiplier 2 sqrt(rounds) / mu to the sum over all units, and divides by their number.
             trusted_noise=2 * sqrt(self.rounds) / (units * gaussian_mu(self.target, self.delta)) * sqrt(self.weights),
             wanted=self.count_for_small_noise(noise),
             group=self.group,
@@ -307,7 +344,10 @@ class _Request:
         )
 
     def count_for_small_noise(self, noise: float) -> int:
-        """Return the number of clients, or of records per client, at which the noise has a tenth of a direction's length."""
+        """Return the number of clients, or of records per client, at which the noise has a tenth of the length of a direction, which is 1.
+
+        ``noise`` is the length of the noise at the present number.
+        """
         factor = noise / _SMALL_NOISE
         # The noise falls as 1 / n, but as 1 / sqrt(n) if each client sends a single report with noise of its own.
         if self.protects_records:

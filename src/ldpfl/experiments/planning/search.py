@@ -37,7 +37,7 @@ def smallest_argument(function: Decreasing, guess: float, target: float, low: fl
 
     @cache
     def excess(position: float) -> float:
-        """Return the logarithm of value / target at the argument exp(``position``); the target is kept if it is at most 0."""
+        """Return log(function value / target) at the argument exp(``position``). It is at most 0 where the target is kept."""
         return log(max(function(exp(position)), _TINY) / target)
 
     start, step = min(max(log(guess), log(low)), log(high)), _FIRST_STEP
@@ -52,7 +52,7 @@ def smallest_argument(function: Decreasing, guess: float, target: float, low: fl
             if right >= log(high):
                 return None
             left, right, step = right, min(right + step, log(high)), 2 * step
-    # A quarter of the tolerance, so that the result stays within it after the steps that follow.
+    # Brent's method may end slightly left of the solution. Its error of a quarter of the tolerance leaves room for steps to the right.
     position = float(brentq(excess, left, right, xtol=tolerance / 4, rtol=1e-12))
     while excess(position) > 0:
         position += tolerance / 4
@@ -75,9 +75,9 @@ def smallest_argument_of_slow(
         for _ in range(_MAX_SLOW_STEPS):
             position = min(position, end)
             excess = log(max(slow(exp(position)), _TINY) / target)
-            if -tolerance * slope <= excess <= 0:
+            if -tolerance * slope <= excess <= 0:  # within the target, and at most the tolerance to the right of the solution
                 return exp(position)
-            position += excess / slope + tolerance / 4
+            position += excess / slope + tolerance / 4  # along the slope to the solution, and slightly beyond it
     return smallest_argument(slow, exp(position), target, low, high, tolerance)
 
 
