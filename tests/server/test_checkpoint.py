@@ -253,7 +253,7 @@ CLAIMED = 50_000_000
         ({"center": ("F64", [CLAIMED])}, "expected F64 of shape [2], found 'center'"),
         ({"another": ("F32", [7])}, "expected no tensor of this name, found 'another'"),
         ({"memory.sent": ("F16", [CLAIMED])}, "found 'memory.sent'"),
-        ({"radius": None}, "it has no tensor 'radius'"),
+        ({"radius": None}, "it lacks the tensor 'radius'"),
     ],
 )
 def test_tensors_that_are_not_a_checkpoint_s_are_refused_by_what_the_header_says(

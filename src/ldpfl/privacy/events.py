@@ -347,9 +347,9 @@ class RoundEvent:
             case GaussianRelease(of_part=True, alike=True, unit=unit):
                 raise ConfigError(f"round {self.round}: alike must be false for the unit {unit!r}: sums over records have no common bound")
             case GaussianRelease(rate=rate) if not 0 < rate <= 1:
-                raise ConfigError(f"round {self.round}: the rate of a release must lie in (0, 1], got {rate}")
+                raise ConfigError(f"round {self.round}: the sampling rate of records in a release must lie in (0, 1], got {rate}")
             case GaussianRelease(rate=rate, of_part=False, unit=unit) if rate != 1:
-                raise ConfigError(f"round {self.round}: the rate of a release with unit {unit!r} must be 1, got {rate}")
+                raise ConfigError(f"round {self.round}: the sampling rate of records in a release with unit {unit!r} must be 1, got {rate}")
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_valid_claim(epsilon, delta):
                 raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
         if not 0 <= self.colluding < self.population:

@@ -162,7 +162,7 @@ def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence
     expected = {"center": one_per_layer, "radius": one_per_layer, "weights": one_per_weight, **dict.fromkeys(_OPTIONAL, one_per_weight)}
     missing = expected.keys() - headers.keys() - set(_OPTIONAL)
     if missing:
-        raise ValueError(f"it has no tensor {min(missing)!r}")
+        raise ValueError(f"it lacks the tensor {min(missing)!r}: restore the file, or start the run anew")
     for name, (dtype, shape) in headers.items():
         if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:  # what clients remember; the code that uses it checks its shapes
             continue

@@ -293,7 +293,10 @@ def _next_norm(ranges: LayerRanges, pool: ReportPool | PartialPool, mechanism: M
     That share is estimated from the reports, each of which says under noise whether its vectors were clipped.
     """
     if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):  # only these reports count clipped vectors
-        raise TypeError(f"{mechanism.name} does not say how many vectors were clipped")
+        raise TypeError(
+            f"reports of the mechanism {mechanism.name} do not count clipped vectors, which clipping.target_quantile needs: "
+            "leave that setting out"
+        )
     return rule.ranges_after_round(ranges, mechanism.fraction_within([pool.reports], ranges))
 
 

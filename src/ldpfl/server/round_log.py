@@ -135,7 +135,9 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
         raise ValueError(f"{path.name} beside it has {later:,} more rounds, so this checkpoint is an earlier one: put back the latest one")
     lines = text.split("\n")[:-1]
     if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained_digest, lines, "") != extent.digest:
-        raise ValueError(f"{path.name} beside it was changed, or is another run's: put back the file that belongs to it")
+        raise ValueError(
+            f"{path.name} beside it was changed, or is that of another run: restore the {path.name} that was saved with this checkpoint"
+        )
     history, events = list[RoundMetrics](), []
     for number, line in enumerate(lines, start=1):
         try:

@@ -115,7 +115,7 @@ def test_a_single_round_may_be_of_least_squares_whose_vectors_are_longer() -> No
 @pytest.mark.parametrize(("rate", "unit"), [(0.0, "record"), (1.5, "record"), (float("nan"), "record"), (0.5, "vector")])
 def test_what_is_no_sample_of_records_is_refused(rate: float, unit: str) -> None:
     release = GaussianRelease("dp-sgd", 0.1, unit=unit, rate=rate)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"records|the rate of a release"):
+    with pytest.raises(ConfigError, match=r"records|the sampling rate of records"):
         RoundEvent(1, release, 5, 5, 1, channel="direct")
 
 

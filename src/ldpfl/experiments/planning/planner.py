@@ -331,7 +331,10 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
     solution = solve(setting, target, clients=clients is None or epsilon is not None, epsilon=epsilon is None or clients is not None)
     if clients is None:
         if solution.clients is None:
-            raise ConfigError(f"no number of clients up to {MOST_CLIENTS:.0e} reaches a central epsilon of {target:g}: lower epsilon")
+            raise ConfigError(
+                f"no number of clients up to {MOST_CLIENTS:.0e} reaches a central epsilon of {target:g}: set a smaller epsilon for each "
+                "weight, or a larger target"
+            )
         setting = replace(setting, clients=solution.clients)
     if epsilon is None:
         if solution.epsilon is None:

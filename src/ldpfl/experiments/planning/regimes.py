@@ -201,7 +201,7 @@ class _Request:
                 f"{MOST_CLIENTS:.0e}, and weights x rounds at most {MOST_REPORTS:.0e}"
             )
         if max(self.group, self.linked) > 1 and self.regime != "shuffled":
-            raise ConfigError(f"group and linked work only in the regime shuffled, not in {self.regime}: leave both out")
+            raise ConfigError(f"the options group and linked apply only to the regime shuffled, not to {self.regime}: leave both out")
         if self.part not in get_args(Part) or (self.part != "record" and not self.protects_records):
             raise ConfigError(
                 f"part is {self.part!r}, but persons are protected only in the regimes records and records-summed, not in {self.regime}: "
