@@ -86,7 +86,7 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, since nothing is compiled within this context. The default would import the compiler, which takes a second."""
+        """Return False, since nothing is compiled in this context. PyTorch's default would import the compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -125,7 +125,7 @@ class Compiled:
         self._call, self._compiled_before = compiled(function), compiled_before
 
     def __call__(self, *values: Any) -> Any:
-        """Return the function's result for ``values``."""
+        """Return the function's result for ``values``. If compiling fails but succeeded before, it runs uncompiled from now on."""
         try:
             result = self._call(*values)
         except LdpflError:

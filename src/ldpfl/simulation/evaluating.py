@@ -112,8 +112,11 @@ class RecordScores:
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
-        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
-        vectors = [torch.zeros(0, self.size, dtype=torch.float64)]
+        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,).
+
+        With ``one_by_one`` each record is evaluated by a copy of the model of its own, so that it cannot change another record's vector.
+        """
+        vectors = [torch.zeros(0, self.size, dtype=torch.float64)]  # so that there is something to join if ``rows`` is empty
         for start in range(0, len(rows), 1 if self.one_by_one else max(1, len(rows))):
             batch = task.data.take(rows[start : start + 1] if self.one_by_one else rows)
             with task.isolated() if self.one_by_one else nullcontext(task) as own:
@@ -124,7 +127,8 @@ class RecordScores:
         """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong.
 
         The score is the probability of the second of two classes, or of the predicted class of several. It is observed if the target is
-        that class. A record without a target has zeros. So has one with unusable outputs, except for its loss and the wrong prediction.
+        that class. A record without a target has only zeros. A record with unusable outputs has zeros but for two entries: the largest loss
+        and a wrong prediction.
         """
         has_target, is_usable = ~absent_targets(targets), ~unusable(outputs, self.kind)
         weights, rows = self.weights, torch.arange(len(targets))
@@ -179,7 +183,7 @@ class ClientEvaluation:
         return without_claim(released(self.mechanism, self.vectors.ranges))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        """Evaluate the model with ``weights`` (d,) after round ``number``, and return ``at_clients`` of :class:`RoundMetrics`."""
+        """Evaluate the model with ``weights`` (d,) after round ``number``. Return the noisy sum in the form of ``RoundMetrics.at_clients``."""
         mechanism = require_dp_sgd(self.mechanism)
 
         def sums_of(batch: range) -> Tensor:
@@ -192,10 +196,10 @@ class ClientEvaluation:
 
 
 def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
-    """Return ``at_clients`` of :class:`RoundMetrics` from the ``total`` over ``records`` records.
+    """Return the noisy ``total`` over ``records`` records in the form in which ``RoundMetrics.at_clients`` stores it.
 
     Args:
-        stated: whether the number of records is stated by the terms of the round, because nodes do not send their own numbers.
+        stated: whether the number of records is an assumption in the terms of the round, because nodes do not send their own numbers.
     """
     return {"sums": total.points.tolist(), "noise": total.noise, "records": records, "stated": stated}
 
@@ -331,7 +335,8 @@ class ClientFigures:
         (negatives, positives), noise = self._bins()
         if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
             return None
-        return _auroc_figure(negatives, positives, _SELECTION_FACTOR * noise)
+        # The larger noise widens the interval, because AUROCs are shown only where both classes happened to stand out.
+        return _auroc_figure(negatives, positives, noise=_SELECTION_FACTOR * noise)
 
 
 MAX_BINNING = 0.1

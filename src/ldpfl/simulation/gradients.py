@@ -95,7 +95,11 @@ class RecordGradientTrainer:
         return replace(self, clip=self.clip.in_round(ranges))
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return what :meth:`train` does, block by block. ``real`` masks the records of a block that are no padding."""
+        """Return each client's sum (K, d) of clipped negative gradients, as integers (lattice points), block by block.
+
+        A record's lane is its position in a block, which decides how its gradient is rounded. ``real`` masks the records of a block that
+        are no padding.
+        """
         index, mask = _only_step(schedule)
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
         lanes = self.block(weights)
@@ -151,12 +155,15 @@ class RecordGradientTrainer:
         return records[:, None], torch.ones(len(records), 1, device=records.device)
 
     def _negative_gradients_and_usable(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the negative gradient (R, d) of each record with ``rows`` (R, B), and a mask (R,) of the records that have one."""
+        """Return the negative gradient (R, d) of each record, and a mask (R,) of the records that have one.
+
+        A record has ``rows`` (R, B), several if it stands for a person. It has no gradient if the model or the loss raises for it alone.
+        """
         usable = torch.ones(len(rows), dtype=torch.bool)
         try:
             return self._negative_gradients_of(weights, rows, mask), usable
         except (Exception, SystemExit) as error:
-            if not self.confined:
+            if not self.confined:  # the user of a simulation should see the error
                 raise
             kind = type(error).__name__
             usable = torch.tensor([self._runs_without_error(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
@@ -230,11 +237,14 @@ def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
 
 
 def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
-    """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``shared`` weights for all."""
+    """Return (K, d): for each row of samples ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights.
+
+    ``at_once`` says whether the model can process all rows together; else they are computed one by one.
+    """
     doubled = len(index) == 1  # a batch of one uses other kernels, which round differently
     if doubled:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
-    if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):
+    if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):  # the round that measures the center
         flat = _center_means(task, index, mask)
         return flat[:1] if doubled else flat
     if not at_once:
@@ -252,7 +262,7 @@ def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tenso
 
 
 def _negative_gradient_of_row(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
-    """Return minus the gradient of the mean loss over one row (B,), as (1, d). The row has copies of the model and the loss to itself."""
+    """Return minus the gradient of the mean loss over the samples ``index`` (B,), as (1, d), by copies of the model and the loss."""
     parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
     inputs, targets = task.batch(index)
     with task.isolated() as own, refuse_tensor_writes(own.module, parameters, by_value=True):

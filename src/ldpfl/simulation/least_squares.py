@@ -151,7 +151,7 @@ class LeastSquares:
         return sqrt(self.norm**2 + self.bias)
 
     def _features(self, inputs: Tensor) -> Tensor:
-        """Return features (R, width) of length 1 at most, float64."""
+        """Return features (R, width) float64: clipped to :attr:`norm`, with the constant of the bias, and scaled to length 1 at most."""
         rows = inputs.double()
         rows = rows * (self.norm * _INSIDE / torch.linalg.vector_norm(rows, dim=1).clamp_min(self.norm))[:, None]
         if self.bias:

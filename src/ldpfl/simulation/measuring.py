@@ -158,7 +158,10 @@ class Measuring:
         *,
         stage: int,
     ) -> tuple[NoisySum, int]:
-        """Return the sum of all clients' counts for one histogram of each column, and the points of a row, which a person's rows share."""
+        """Release the histograms of one ``stage``: return the sum of all clients' counts, and how many lattice points a row counts in it.
+
+        ``parts`` and ``sharing`` are those of :meth:`scaled`. The rows of a person at a client share the points of one row.
+        """
         if self.mechanism is None:
             rows = np.arange(len(values[0]))
             counts = stages.counts(values, rows, np.ones_like(rows)).astype(np.float64)
@@ -168,6 +171,7 @@ class Measuring:
         edges = b"".join(ends.tobytes() for ends in stages.edges)
 
         def counts_of(clients: range) -> Tensor:
+            """Return the counts (k, bins) that ``clients`` send, in lattice points, less the offset that the server adds again."""
             counts = [stages.counts(values, parts[client], row_points // sharing[client]) for client in clients]
             return torch.from_numpy(np.stack(counts) - offset)
 
@@ -199,7 +203,10 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], remedy: str) -> Dataset:
-    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that noise has hidden or blurred."""
+    """Return ``dataset`` scaled by each column's histograms of all ``stages``, with notes on columns that noise has hidden or blurred.
+
+    ``remedy`` ends the message of the error if noise hides the target.
+    """
     knots: list[Knots | None] = []
     shares: list[float] = []
     hidden: list[str] = []  # names of columns, here and below
@@ -212,7 +219,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], reme
         last, released_stages = column_stages[-1], [histogram for histogram in column_stages if histogram is not None]
         if column.classes:
             shares += _shares(released_stages, column)
-        elif column.place is None:
+        elif column.place is None:  # the target
             if kind == "survival":
                 target, ended = scaling.cuts_from_histogram(last, dataset, column.bounds, remedy)
             else:
@@ -226,9 +233,9 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], reme
                     dataset = dataset.with_notes(_note_on_one_value(column.name, *ends))
                 elif last is not None and (line := scaling.quantile_knots(last)) and scaling.is_scale_unreliable(released_stages, line):
                     rough.append(column.name)
-                shares += [mean] * (kind == "count")
+                shares += [mean] * (kind == "count")  # of a count, the mean stands where classes have their shares
         else:
-            column_knots = None if last is None else scaling.quantile_knots(last)
+            column_knots = None if last is None else scaling.quantile_knots(last)  # the points between which values are interpolated
             if column_knots is not None and scaling.is_scale_unreliable(released_stages, column_knots):
                 rough.append(column.name)
             if column_knots is None:

@@ -78,7 +78,7 @@ class RayTasks:
         return ONE_PROCESS.score(federation, weights)
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Return the result of each of ``shares``, in their order. After an error the cluster is disconnected."""
+        """Return the result of each of ``shares`` (groups of clients), in their order. After an error the cluster is disconnected."""
         total = sum(len(share.clients) for share in shares)
         done: dict[int, Collected] = {}
         try:

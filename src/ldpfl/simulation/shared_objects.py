@@ -47,6 +47,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
         self._sources: dict[str, ModuleSource | None] = {}
 
     def reducer_override(self, value: Any) -> Any:
+        """Return the function that rebuilds ``value``, and its arguments, for the cases that the class's docstring names."""
         if type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided and not value.requires_grad:
             return torch.from_numpy, (value.numpy(),)
         if isinstance(value, ModuleType) and (source := self._source(value.__name__)):

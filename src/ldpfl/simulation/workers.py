@@ -105,7 +105,10 @@ class Processes:
     def _collect_missing(
         self, federation: Path, start: Path, shares: Sequence[Share], done: dict[int, Collected], clients_done: ClientsDone
     ) -> None:
-        """Add to ``done``, by index, the results of the ``shares`` that it lacks. Results that came before a worker's death are kept."""
+        """Add to ``done``, by index, the results of the ``shares`` that it lacks. Results that came before a worker's death are kept.
+
+        ``federation`` and ``start`` are the files from which workers read them.
+        """
         index_of: dict[Future[Collected], int] = {}
         for index, share in enumerate(shares):
             if index not in done:
