@@ -118,12 +118,12 @@ def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tup
         raise ConfigError(f"data.bounds.{names[0]} begins at {bounds[0]:g}, but counts and times are never negative: begin at 0 or more")
     if targets in ("number", "count"):
         return (Unscaled(f"{names[0]}, the target", bounds=bounds),)
-    if config.text:
+    if config.text:  # a run on texts measures no class counts
         return ()
     if targets == "class":
         return (Unscaled(f"{names[0]}, the target", classes=outputs),)
     if targets == "ordered":
-        return (Unscaled(f"{names[0]}, the target", classes=outputs + 1),)
+        return (Unscaled(f"{names[0]}, the target", classes=outputs + 1),)  # outputs are thresholds between two classes
     if targets == "survival":
         time = Unscaled(f"{names[0]}, the time", bounds=bounds, label=0)
         return time, Unscaled(f"{names[1]}, the event", classes=2, label=1)

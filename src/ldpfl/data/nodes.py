@@ -105,7 +105,7 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
     An input cell becomes empty, or the cell of the row ``made_up`` if ``data.missing`` refuses empty cells. In the second case the row is
     not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
-    columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)
+    columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)  # below, ``fits = usable`` excludes no further row
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in (column for column in made_up.columns if column != config.person):
         cells = table.column(name, "data.target" if name in target_names else "data.columns")

@@ -183,7 +183,7 @@ def _straight_line(knots: Knots) -> Knots | None:
 
 
 def is_scale_unreliable(histograms: Sequence[Histogram], knots: Knots) -> bool:
-    """Return whether a column's scale by ``knots`` is unreliable: its deviates may be much narrower than they should be.
+    """Return whether a column's scale by ``knots`` is unreliable: the scaled values may vary much less than they should.
 
     It is unreliable if the ``histograms`` hold hardly more rows than noise, or do not show enough variance. Each histogram gives a lower
     bound on the variance, and the best bound counts. The two values of a 0/1 column, for example, lie in different bins of one histogram.
@@ -200,7 +200,7 @@ def has_too_few_rows(histograms: Sequence[Histogram]) -> bool:
 
 
 def _least_variance(histogram: Histogram, knots: Knots) -> float:
-    """Return a lower bound on the variance of a column's deviates, wherever in their bins its rows lie.
+    """Return a lower bound on the variance of a column's values after scaling by ``knots``, wherever in their bins its rows lie.
 
     For a candidate mean, each row contributes the squared distance of the mean from the row's bin. A margin for the noise is subtracted.
     The bound is the minimum over the candidate means.
@@ -276,7 +276,7 @@ class TargetScale:
 def target_scale_from_histogram(
     histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None, remedy: str = ""
 ) -> tuple[TargetScale, float]:
-    """Return the scale of a number or a count, by its histogram or else its ``bounds``, and the mean of a count in units of spread.
+    """Return the scale of a numeric target, by its histogram or else its ``bounds``, and a count's mean in units of spread (else 1).
 
     Args:
         remedy: end of the message if noise hides the target.
@@ -286,7 +286,7 @@ def target_scale_from_histogram(
     """
     center, spread = (np.nan, np.nan) if histogram is None else center_and_spread(histogram, whole=targets == "count")
     if not spread > 0 and bounds is not None:
-        return target_scale_from_bounds(targets, bounds, _REACH)
+        return target_scale_from_bounds(targets, bounds, reach=_REACH)
     if not (isfinite(center) and spread > 0):
         if isfinite(center):
             raise DataError(f"all targets were measured to be {center:.6g}, expected targets that vary: name another column in data.target")
@@ -349,7 +349,7 @@ def cuts_from_histogram(
     if histogram is None or below is None:
         if not cuts:
             raise DataError(f"the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon{remedy}")
-        return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)
+        return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)  # shares are not known, so they are taken as equal
     if not configured_cut_points(dataset):
         # Interpolation needs strictly rising shares, so each edge adds a tiny one. Without times between two edges, shares would be equal.
         rising = below + np.linspace(0, 1e-9, below.size)
@@ -392,7 +392,7 @@ def unscaled_values(dataset: Dataset) -> list[Floats]:
 
 
 def _values(samples: Samples, column: Unscaled) -> Floats:
-    """Return the values (N,) of a ``column`` of inputs or targets. A row without a target has the value NaN."""
+    """Return the values (N,) of a ``column``: an input if it has a place among the inputs, else a target, NaN in rows without one."""
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
@@ -434,7 +434,7 @@ def scaled_by_bounds(dataset: Dataset) -> Dataset:
         return apply_scale(dataset, knots, TargetScale(cuts=tuple(cuts_from_settings(dataset, target_bounds))), ())
     if target_bounds is None:
         return apply_scale(dataset, knots, None, ())
-    return apply_scale(dataset, knots, target_scale_from_bounds(target_kind(dataset), target_bounds, 1.0)[0], ())
+    return apply_scale(dataset, knots, target_scale_from_bounds(target_kind(dataset), target_bounds, reach=1.0)[0], ())
 
 
 def target_kind(dataset: Dataset) -> Targets:

@@ -364,7 +364,7 @@ def _dataset_of_splits(
     for part in parts:
         for content in part.content():
             digest.update(content)
-    if outputs is None:
+    if outputs is None:  # the data name no classes
         outputs = _output_count(train.targets, test.targets, targets)
     test_inputs = tensors_by_name(test.inputs)
     tokens = {key: part for key, part in tensors_by_name(train.inputs).items() if part.dtype == torch.int64}

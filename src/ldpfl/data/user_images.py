@@ -91,7 +91,7 @@ def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) ->
         numbers, class_names = _number_labels(_labels(split, label, origin), class_names, origin)
         targets.append(torch.tensor(numbers, dtype=torch.int64))
     inputs = [read_pixels(split, image_column(split) or image, origin) for split in splits.values()]
-    channels = max(images.shape[1] for images in inputs)
+    channels = max(images.shape[1] for images in inputs)  # a grey split beside a coloured one gets three equal channels
     parts = [Samples(images.expand(-1, channels, -1, -1).contiguous(), numbers) for images, numbers in zip(inputs, targets, strict=True)]
     owners = _client_names(splits["train"], image, label, config)
     are_files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"

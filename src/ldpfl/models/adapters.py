@@ -66,6 +66,7 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
     """Return ``module`` with its ``adapter``, in training mode. Only parameters that are trained require gradients.
 
     Args:
+        targets, images: kind of the task's targets, and whether the samples are images.
         absent: names of layers whose weights no file holds. They are trained whatever the adapter is.
 
     Raises:

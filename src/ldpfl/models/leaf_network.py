@@ -52,6 +52,7 @@ class LeafNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, pictures: Tensor) -> Tensor:
+        """Return the outputs (N, classes) for ``pictures`` (N, 3, 32, 32) and their mirror images together."""
         patches = _normalised_patches(pictures * _SPREAD)
         straight, mirrored = (self._responses(patches, filters) for filters in (self.filters, self.filters.flip(-1)))
         # The left quarters of a mirror image are the right ones of the picture.

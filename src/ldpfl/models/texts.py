@@ -45,6 +45,7 @@ class GRU(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the outputs for ``tokens`` (..., T): at each place of a text, or for the mean state over its tokens."""
         inputs = self.from_input(self.embedding(tokens))
         state = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
         states = []
@@ -92,6 +93,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the outputs for ``tokens`` (..., T): at each place of a text, or for the mean state over its tokens."""
         length = tokens.shape[-1]
         if length > len(self.places):
             raise ConfigError(

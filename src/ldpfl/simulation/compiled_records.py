@@ -91,7 +91,7 @@ class CompiledSums:
             return task.loss(dict(zip(layout.names, values, strict=True)), inputs, targets, mask)
 
         def summed(weights: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Sum R records of B rows each: ``inputs`` (R, B, ...), ``targets`` and ``mask`` (R, B), ``real`` (R,) False for padding."""
+            """Sum the negative gradients of R records: ``inputs`` (R, B, ...), ``mask`` (R, B), and ``real`` (R,) False for padding."""
             values = list(layout.unflatten(weights).values())
             layers = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
             gradients = [layer.flatten(1) for layer in layers]
@@ -104,7 +104,6 @@ class CompiledSums:
                 layer_points = torch.where(usable, (gradient.double() * factors).trunc(), 0.0)
                 points.append(layer_points.sum(dim=0))
                 squares.append(layer_points.square().sum(dim=1))
-            # Negative gradients are summed, since weights move against a gradient.
             return -torch.cat(points), torch.where(real, norms, 0.0), torch.stack(squares).sum(dim=0)
 
         return summed

@@ -94,10 +94,7 @@ class CompiledTrainer:
         return {"task": self.task, "width": self.width, "compiled_before": True}
 
     def work(self, weights: Tensor, *, sent: bool = False) -> Work:
-        """Return the number of operations, as a :class:`Work`, of one step of a block of clients at ``weights`` (d,).
-
-        ``sent`` says whether clients send the result of this single step.
-        """
+        """Return the number of operations (a :class:`Work`) of a step of a block; ``sent``: whether clients send this step's result."""
         index = torch.zeros(self.block, self.width, dtype=torch.int64)
         batch = self.task.data.at(index)
         parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]

@@ -125,10 +125,7 @@ class CountedSteps:
         return True
 
     def _sums_of(self, step: Counter, schedule: BatchSchedule, first_bits: torch.Tensor) -> BitSums:
-        """Train a block of k clients by the compiled ``step``, and return its sums.
-
-        ``first_bits`` are the first 16 bits (k, d) of the clients' random words. The compiler is faster with bfloat16 than with int16.
-        """
+        """Train a block of k clients by ``step``, and return its sums. ``first_bits`` (k, d) int16 are the first bits of random words."""
         task, weights = self._trainer.task, self._state.weights
         batch = task.data.at(schedule.index[:, 0])
         with refuse_tensor_writes(task.module, {"the weights": weights}, by_value=False):

@@ -112,10 +112,7 @@ class RecordScores:
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
-        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,).
-
-        With ``one_by_one`` each record is evaluated by a copy of the model of its own, so that it cannot change another record's vector.
-        """
+        """Return the vectors (R, size) of the task's records at ``rows`` (R,); with ``one_by_one`` each by a copy of the model."""
         vectors = [torch.zeros(0, self.size, dtype=torch.float64)]  # so that there is something to join if ``rows`` is empty
         for start in range(0, len(rows), 1 if self.one_by_one else max(1, len(rows))):
             batch = task.data.take(rows[start : start + 1] if self.one_by_one else rows)
@@ -127,8 +124,7 @@ class RecordScores:
         """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong.
 
         The score is the probability of the second of two classes, or of the predicted class of several. It is observed if the target is
-        that class. A record without a target has only zeros. A record with unusable outputs has zeros but for two entries: the largest loss
-        and a wrong prediction.
+        that class. A record without a target has zeros. One with unusable outputs has zeros, the largest loss, and a wrong prediction.
         """
         has_target, is_usable = ~absent_targets(targets), ~unusable(outputs, self.kind)
         weights, rows = self.weights, torch.arange(len(targets))
@@ -183,7 +179,7 @@ class ClientEvaluation:
         return without_claim(released(self.mechanism, self.vectors.ranges))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        """Evaluate the model with ``weights`` (d,) after round ``number``. Return the noisy sum in the form of ``RoundMetrics.at_clients``."""
+        """Evaluate the model after round ``number``, and return the noisy sum of vectors as ``RoundMetrics.at_clients`` stores it."""
         mechanism = require_dp_sgd(self.mechanism)
 
         def sums_of(batch: range) -> Tensor:
@@ -335,8 +331,7 @@ class ClientFigures:
         (negatives, positives), noise = self._bins()
         if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
             return None
-        # The larger noise widens the interval, because AUROCs are shown only where both classes happened to stand out.
-        return _auroc_figure(negatives, positives, noise=_SELECTION_FACTOR * noise)
+        return _auroc_figure(negatives, positives, noise=_SELECTION_FACTOR * noise)  # wider, since only clear counts come here
 
 
 MAX_BINNING = 0.1

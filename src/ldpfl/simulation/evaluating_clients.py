@@ -103,13 +103,11 @@ class BitScores(ClientScores):
 
     @cached_property
     def rotation(self) -> Tensor:
-        """The matrix Q (size, entries) float64 that turns a record's vector v into u = SCALE Q^T v, about whose entries bits are sent.
-
-        The loss and whether the prediction is right are copied to several entries, for less noise. The row of the gap is 0.
-        """
+        """The matrix Q (size, entries) of u = SCALE Q^T v: v is a record's vector, and bits are sent about the entries of u."""
         if not self.of_classes:
             return torch.ones(1, 1, dtype=torch.float64)
         rotation = torch.zeros(self.size, self.entries, dtype=torch.float64)
+        # Several copies of the loss, and of whether the prediction is right, have less noise together. The gap's row stays 0.
         rotation[0, :_LOSS_COPIES] = 1 / sqrt(_LOSS_COPIES)
         rotation[1, _LOSS_COPIES : _LOSS_COPIES + _RIGHT_COPIES] = 1 / sqrt(_RIGHT_COPIES)
         bins = hadamard(_HADAMARD_SIZE)[: 2 * BINS] / sqrt(_HADAMARD_SIZE)

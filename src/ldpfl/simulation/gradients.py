@@ -95,14 +95,10 @@ class RecordGradientTrainer:
         return replace(self, clip=self.clip.in_round(ranges))
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return each client's sum (K, d) of clipped negative gradients, as integers (lattice points), block by block.
-
-        A record's lane is its position in a block, which decides how its gradient is rounded. ``real`` masks the records of a block that
-        are no padding.
-        """
+        """Return each client's sum (K, d) of clipped negative gradients, as integers (lattice points), block by block."""
         index, mask = _only_step(schedule)
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
-        lanes = self.block(weights)
+        lanes = self.block(weights)  # a record's lane, its position in a block, decides how its gradient is rounded
         at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
         ordered, is_real = _ordered_by_lane(mask, self._lanes(index, lanes), lanes)
         for start in range(0, len(ordered), at_once):
@@ -155,10 +151,7 @@ class RecordGradientTrainer:
         return records[:, None], torch.ones(len(records), 1, device=records.device)
 
     def _negative_gradients_and_usable(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the negative gradient (R, d) of each record, and a mask (R,) of the records that have one.
-
-        A record has ``rows`` (R, B), several if it stands for a person. It has no gradient if the model or the loss raises for it alone.
-        """
+        """Return the negative gradient (R, d) of each record with ``rows`` (R, B), and a mask (R,) of the records that raise no error."""
         usable = torch.ones(len(rows), dtype=torch.bool)
         try:
             return self._negative_gradients_of(weights, rows, mask), usable
@@ -237,17 +230,14 @@ def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
 
 
 def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
-    """Return (K, d): for each row of samples ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights.
-
-    ``at_once`` says whether the model can process all rows together; else they are computed one by one.
-    """
+    """Return (K, d): for each row of samples in ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights."""
     doubled = len(index) == 1  # a batch of one uses other kernels, which round differently
     if doubled:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
     if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):  # the round that measures the center
         flat = _center_means(task, index, mask)
         return flat[:1] if doubled else flat
-    if not at_once:
+    if not at_once:  # the model cannot process all rows together
         flat = torch.cat([_negative_gradient_of_row(task, shared, *row) for row in zip(index, mask, strict=True)])
         return flat[:1] if doubled else flat
     names = list(shared)

@@ -158,10 +158,7 @@ class Measuring:
         *,
         stage: int,
     ) -> tuple[NoisySum, int]:
-        """Release the histograms of one ``stage``: return the sum of all clients' counts, and how many lattice points a row counts in it.
-
-        ``parts`` and ``sharing`` are those of :meth:`scaled`. The rows of a person at a client share the points of one row.
-        """
+        """Release histograms: return the sum of all clients' counts, and the lattice points that a row, or all rows of a person, add."""
         if self.mechanism is None:
             rows = np.arange(len(values[0]))
             counts = stages.counts(values, rows, np.ones_like(rows)).astype(np.float64)
@@ -203,10 +200,7 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], remedy: str) -> Dataset:
-    """Return ``dataset`` scaled by each column's histograms of all ``stages``, with notes on columns that noise has hidden or blurred.
-
-    ``remedy`` ends the message of the error if noise hides the target.
-    """
+    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that noise hid. ``remedy`` ends an error."""
     knots: list[Knots | None] = []
     shares: list[float] = []
     hidden: list[str] = []  # names of columns, here and below

@@ -161,10 +161,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _train_round_on_cluster(pipe: Connection, request: RoundRequest, references: dict[str, Any]) -> None:
-    """Have the cluster train all shares (groups of clients) of a round, and send each answer through ``pipe`` as it comes.
-
-    ``references`` has the values in Ray's object store, by name.
-    """
+    """Have the cluster train all shares (groups of clients), and send each answer at once. ``references`` has Ray's values by name."""
     import ray
 
     if request.on_gpu and not ray.cluster_resources().get("GPU"):
@@ -250,10 +247,7 @@ def versions_finder() -> Callable[[], dict[str, str]]:
 
 
 def share_task() -> Callable[[Any, Any, bytes], tuple[str, Any]]:
-    """Return the task by which a node trains a share (a group of clients).
-
-    The task returns the node's name, and the pickled result, or the node's versions if they differ from this machine's.
-    """
+    """Return the task by which a node trains a share (a group of clients): it returns the node's name, and a pickle or its own versions."""
     versions = versions_finder()
     driver_versions = versions()
 
@@ -291,10 +285,7 @@ _unpack_start = lru_cache(maxsize=1)(_unpack)
 
 
 def train_and_pickle(federation: tuple[str, bytes, Any], start: tuple[str, bytes, Any], share: bytes) -> bytes:
-    """Train a ``share`` (a group of clients). Return the result, or the error that stopped it, pickled with the kind of this processor.
-
-    ``federation`` and ``start`` are values in Ray's object store, as (name, pickle, arrays).
-    """
+    """Train a ``share`` (a group of clients). Return its result, or the error that stopped it, pickled with this processor's kind."""
     result: Collected | LdpflError
     try:
         unpacked = _unpack_federation(_StoredValue(*federation))

@@ -83,10 +83,7 @@ def _score_with_personal(federation: Federation, personal: Tensor | None, weight
 def _event(
     federation: Federation, number: int, release: Release, clients: int, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> RoundEvent:
-    """Return the privacy event of round ``number``, in which ``clients`` of the ``cohort`` reported.
-
-    ``joined`` (N,) counts how often each client took part before.
-    """
+    """Return the privacy event of a round in which ``clients`` clients reported. ``joined`` (N,) counts each client's earlier rounds."""
     participation = federation.participation
     return round_event(
         federation.ledger_number(number),

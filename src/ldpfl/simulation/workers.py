@@ -105,10 +105,7 @@ class Processes:
     def _collect_missing(
         self, federation: Path, start: Path, shares: Sequence[Share], done: dict[int, Collected], clients_done: ClientsDone
     ) -> None:
-        """Add to ``done``, by index, the results of the ``shares`` that it lacks. Results that came before a worker's death are kept.
-
-        ``federation`` and ``start`` are the files from which workers read them.
-        """
+        """Add to ``done``, by index, the results of the ``shares`` that it lacks. Workers read the files ``federation`` and ``start``."""
         index_of: dict[Future[Collected], int] = {}
         for index, share in enumerate(shares):
             if index not in done:
@@ -117,7 +114,7 @@ class Processes:
         while waiting:
             finished, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
             for future in finished:
-                if not isinstance(future.exception(), BrokenProcessPool):
+                if not isinstance(future.exception(), BrokenProcessPool):  # results that came before a worker died are kept
                     done[index_of[future]] = future.result()
             clients_done(sum(part.clients for part in done.values()), total)  # may raise to end the run
             for future in finished:

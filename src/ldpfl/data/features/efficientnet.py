@@ -58,6 +58,7 @@ class EfficientNetLite0(FeatureMap):
         _network(self.version)
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one image's features, (1280,), or raise if an image of the shape ``inputs`` does not fit."""
         if len(inputs) != 3 or inputs[0] not in (1, 3):
             raise ConfigError(f"efficientnet-lite{self.version} needs images of one or three channels, got samples that are {inputs}")
         if not 32 <= self.size <= 600:
@@ -65,6 +66,7 @@ class EfficientNetLite0(FeatureMap):
         return (CHANNELS,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the network's features (N, 1280) of images: their square roots, so that few large ones do not dominate, centered."""
         self.shape(tuple(inputs.shape[1:]))
         inputs = inputs.expand(-1, 3, -1, -1)
         pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
@@ -123,6 +125,7 @@ class _Block(nn.Module):
     """Three convolutions that widen, work on each channel by itself, and narrow; with a shortcut if input and output have one shape."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str, expansion: int, stride: int) -> None:
+        """Build the block ``name`` from its ``weights``. ``expansion`` is the factor by which it widens; 1 leaves this step out."""
         super().__init__()
         steps = [] if expansion == 1 else [_convolution(weights, f"{name}_expand_conv", f"{name}_bn0")]
         steps.append(_convolution(weights, f"{name}_depthwise_conv", f"{name}_bn1", stride=stride, by_channel=True))
@@ -159,6 +162,7 @@ class _SamePadding(nn.Module):
         self.kernel, self.stride = kernel, stride
 
     def forward(self, maps: Tensor) -> Tensor:
+        """Pad ``maps`` (N, C, H, W) as the class says: zeros on all sides, and an odd one on the right and below."""
         outputs = [-(-size // self.stride) for size in maps.shape[-2:]]  # size / stride, rounded up
         sizes = zip(maps.shape[-2:], outputs, strict=True)
         rows, columns = (max((output - 1) * self.stride + self.kernel - size, 0) for size, output in sizes)

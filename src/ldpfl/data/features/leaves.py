@@ -61,6 +61,7 @@ class LeafFeatures(DrawnFeatures):
     directions: int = DIRECTIONS
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the filters' responses to pictures, centered and projected on the learnt directions: (N, directions)."""
         self.shape(tuple(inputs.shape[1:]))
         tensors = leaves()
         centered = _responses(inputs, tensors["filters"], tensors["thresholds"]) - tensors["mean"]

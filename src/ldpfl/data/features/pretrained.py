@@ -134,6 +134,7 @@ class TimmFeatures(FrozenEncoder):
         return int(self._network.pretrained_cfg.get("input_size", (_RGB,))[0])
 
     def _vectors(self, inputs: Tensor) -> Tensor:
+        """Return the encoder's outputs (N, F) for images that are resized and normalised as its config says."""
         config = import_module("timm.data").resolve_data_config(pretrained_cfg=self._network.pretrained_cfg)
         size = (self.size, self.size) if self.size else tuple(config["input_size"][1:])
         mode: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
