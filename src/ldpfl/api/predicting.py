@@ -65,7 +65,7 @@ def predict(
             raise ConfigError(f"id_column (--id) works only with models of tables, and the model in {source.path} is not one: leave it out")
         return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
     model = named_model(model) if isinstance(model, str) else model
-    if encoder.data.tokenizer == described.name and isinstance(model, str):
+    if encoder.data.tokenizer == described.name and isinstance(model, str):  # the tokenizer is in the model's folder, wherever that is now
         encoder = encoder.with_tokenizer(model)
     if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
         raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")

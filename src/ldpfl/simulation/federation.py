@@ -236,7 +236,7 @@ class Federation:
         return self.measured + round_number + (0 if self.judged is None else self.judged.before(round_number))
 
     def scaled_by_size(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
-        """Return ``trained`` (k, d) with its change from ``broadcast`` scaled down for ``clients`` (k,) of few records; a gradient whole."""
+        """Return ``trained`` (k, d) with its change from ``broadcast`` scaled down for those of ``clients`` (k,) that have few records."""
         if self.work.full_weight is None:
             return trained
         sizes = torch.from_numpy(self.samples.sizes[clients]).float()

@@ -126,8 +126,8 @@ class SeededStreams:
 
     def __init__(self, keys: bytes | Sequence[bytes], clients: Sequence[int] | NDArray[np.int64]) -> None:
         self._clients = np.asarray(clients, dtype=np.uint64)
-        self._blocks_used = np.zeros(len(self._clients), dtype=np.uint64)
-        self._shared_encryptor = _encryptor(keys) if isinstance(keys, bytes) else None
+        self._blocks_used = np.zeros(len(self._clients), dtype=np.uint64)  # number of AES blocks that each client has drawn
+        self._shared_encryptor = _encryptor(keys) if isinstance(keys, bytes) else None  # one key for all clients
         self._keys: Sequence[bytes] = () if isinstance(keys, bytes) else keys
 
     @classmethod
@@ -175,7 +175,7 @@ class SeededStreams:
         row_slice, blocks = self._row_slice(rows.start, rows.stop), -(-count // _WORDS_PER_BLOCK)
         blocks_used, clients = self._blocks_used[row_slice, None], self._clients[row_slice, None]
         words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)
-        # A few rows at a time, because counters that fit a core's cache take half the time.
+        # AES encrypts a counter of two halves: the blocks used so far, and the client. Few rows at a time fit a core's cache.
         rows_at_once = max(1, _BLOCKS_AT_ONCE // max(1, blocks))
         counters, block_numbers = np.empty((min(rows_at_once, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
         for start in range(0, len(rows), rows_at_once):

@@ -32,6 +32,7 @@ class Supervised:
     """The command and its descendants."""
 
     def __init__(self, command: list[str]) -> None:
+        """Start ``command``, which dies with this process, and adopt its descendants whose parents end."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         parent = os.getpid()
 

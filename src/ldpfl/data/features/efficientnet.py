@@ -162,7 +162,7 @@ class _SamePadding(nn.Module):
         self.kernel, self.stride = kernel, stride
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Pad ``maps`` (N, C, H, W) as the class says: zeros on all sides, and an odd one on the right and below."""
+        """Pad ``maps`` (N, C, H, W) with zeros, evenly on opposite sides but for an odd pixel, which is on the right or below."""
         outputs = [-(-size // self.stride) for size in maps.shape[-2:]]  # size / stride, rounded up
         sizes = zip(maps.shape[-2:], outputs, strict=True)
         rows, columns = (max((output - 1) * self.stride + self.kernel - size, 0) for size, output in sizes)
