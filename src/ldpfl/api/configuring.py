@@ -174,7 +174,7 @@ _SECTIONS_IN_NAMES = ("evaluation", "clipping")
 
 
 def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
-    """Return ``overrides`` by their dotted keys, such as ``mechanism.epsilon``. A key's last word suffices, or for ``x.name`` the section x.
+    """Return ``overrides`` by their dotted keys, such as ``mechanism.epsilon``: ``epsilon`` alone suffices, and ``mechanism`` for its name.
 
     Raises:
         ConfigError: no setting, or more than one, has such a name. The error names ``function``.

@@ -453,6 +453,7 @@ def apply_scale(dataset: Dataset, knots: Sequence[Knots | None], target: TargetS
     places = tuple(column.place for column in dataset.unscaled if column.place is not None)
 
     def scaled_samples(samples: Samples, *, for_evaluation: bool) -> Samples:
+        """Return ``samples`` with inputs and targets scaled; targets are clipped unless they are ``for_evaluation``."""
         inputs, targets = samples.inputs, samples.targets
         if places:  # tokens of texts have no scale
             inputs = scale_columns(samples.tensor, places, knots)

@@ -36,6 +36,7 @@ class LeafNetwork(nn.Module):
     """
 
     def __init__(self, shape: InputShape, classes: int, *, directions: int = 372) -> None:
+        """Begin with the first ``directions`` of the packaged directions, which were learnt from drawn pictures, and with a head of 0."""
         super().__init__()
         if tuple(shape) != (3, 32, 32):
             raise ConfigError(f"model 'leaf-network' needs colour pictures of 32 x 32 pixels, got samples of shape {tuple(shape)}")

@@ -81,6 +81,7 @@ class Transformer(nn.Module):
     def __init__(
         self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 64, heads: int = 4, depth: int = 2, longest: int = 512
     ) -> None:
+        """With ``by_place`` the model predicts the next token at each place of a text, else outputs for the whole text."""
         super().__init__()
         if width % heads:
             raise ConfigError(f"transformer: width must be a multiple of heads, got width {width} and heads {heads}")

@@ -179,6 +179,7 @@ class CompiledTrainer:
             high: Tensor,
             *first_arguments: Tensor,
         ) -> list[Tensor]:
+            """Return the fields of :class:`BitSums` for a block of clients; the arguments are those that :meth:`counting` lists."""
             parameters = list(task.layout.unflatten(weights).values())
             gradients: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, task.normalised(inputs), targets, mask)
             layers = []

@@ -252,6 +252,7 @@ def share_task() -> Callable[[Any, Any, bytes], tuple[str, Any]]:
     driver_versions = versions()
 
     def train(federation: Any, start: Any, share: bytes) -> tuple[str, Any]:
+        """Train a share on this node, unless its versions differ. Arguments are those of :func:`train_and_pickle`."""
         import platform
 
         node_versions = versions()

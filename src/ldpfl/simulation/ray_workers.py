@@ -55,6 +55,7 @@ class RayTasks:
     """
 
     def __init__(self, where: str, warn: Callable[[str], None] = lambda message: None) -> None:
+        """Start Ray's driver, a process beside this one, and wait until it is connected to the cluster ``where``."""
         if find_spec("ray") is None:
             raise ConfigError(f"workers {where!r} need Ray: pip install 'ldpfl[ray]'")
         self._warn, self._value_count = warn, 0

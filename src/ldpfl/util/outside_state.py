@@ -163,6 +163,7 @@ def _way_back(function: FunctionType) -> Callable[[], None]:
     )
 
     def put_back() -> None:
+        """Restore the enclosing variables (closure cells), defaults and attributes that were copied above."""
         for cell, value in cells:
             cell.cell_contents = value
         function.__defaults__, function.__kwdefaults__ = defaults, keyword_defaults
