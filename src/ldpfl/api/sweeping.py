@@ -176,7 +176,7 @@ class WatchedRuns:
         self._current: str | None = None
 
     def planned(self, planned_cells: Sequence[Cell], out: Path) -> None:
-        """Note the planned runs and their progress in earlier calls. With several ``jobs``, run them now, in parallel."""
+        """Note the planned runs (cells of a sweep) and their progress in earlier calls. With several ``jobs``, run them now, in parallel."""
         if self._jobs > 1:
             run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.runs_progress)
         self._rounds = {cell.folder_name: cell.config.training.rounds for cell in planned_cells}
@@ -184,7 +184,7 @@ class WatchedRuns:
         self._finished = {cell.folder_name for cell in planned_cells if cell.folder(out).is_over}
 
     def begins(self, number: int, total: int, cell: Cell) -> None:
-        """Show that the run of ``cell`` begins, the ``number``-th of ``total``."""
+        """Show that the run ``cell`` begins, the ``number``-th of ``total``, and count the one before it as finished."""
         if self._jobs == 1:
             self._display.next_run(self._title_of(number, total, cell))
         self.ended()

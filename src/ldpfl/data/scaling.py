@@ -322,7 +322,7 @@ def _target_reach(targets: Targets) -> float:
 
 
 def target_scale_from_bounds(targets: Targets, bounds: tuple[float, float], reach: float) -> tuple[TargetScale, float]:
-    """Return the same as :func:`target_scale_from_histogram`, from public ``bounds`` alone.
+    """Return the scale of a numeric target from its public ``bounds`` alone, and a count's mean in units of spread (else 1).
 
     ``reach`` limits scaled targets, see :class:`TargetScale`. The mean and the spread of a count are assumed to be a quarter of its upper
     bound. The upper bound is then 4 on the scale, so scaled counts are never clipped below 4.

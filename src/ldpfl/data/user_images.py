@@ -112,7 +112,7 @@ def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
 
 
 def _identity(path: Path, root: Path) -> int:
-    """Return 64 bits of the hash of one image's path, see :func:`_identities`."""
+    """Return 64 bits of the hash of one image's path below ``root``, without the innermost folder, which may be its class."""
     below_root = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
     name = "/".join([*below_root.parts[:-2], below_root.name])
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])

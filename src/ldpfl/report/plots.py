@@ -200,7 +200,7 @@ def panels_of(sweep: SweepConfig) -> int:
 
 
 def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw a sweep's scores on ``panels``, see :func:`draw_sweep`."""
+    """Draw a sweep's scores on ``panels``: each variant against the first axis, if any, and all rows against the bytes that are sent."""
     axis = next(iter(sweep.axes), None)
     drawn = [row for row in rows if row.score]
     if axis:

@@ -292,7 +292,7 @@ class ClientFigures:
         rows = []
         for score, negative, positive in zip(_MIDDLES, negatives, positives, strict=True):
             count = negative + positive
-            if count > _CLEAR_DEVIATIONS * noise * sqrt(2):
+            if count > _CLEAR_DEVIATIONS * noise * sqrt(2):  # the noise of a sum of two counts
                 low, high = _share_interval(positive, count, noise)
                 observed = min(max(positive / count, 0.0), 1.0)
                 rows.append({"predicted": float(score), "observed": observed, "low": low, "high": high, "rows": round(count)})
@@ -329,7 +329,7 @@ class ClientFigures:
         if self.scores.outputs != 2 or not self.scores.of_classes:
             return None
         (negatives, positives), noise = self._bins()
-        if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
+        if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):  # the noise of a sum over all bins
             return None
         return _auroc_figure(negatives, positives, noise=_SELECTION_FACTOR * noise)  # wider, since only clear counts come here
 

@@ -165,7 +165,7 @@ class WholeClientEvaluation(ClientEvaluation):
     vectors: ClientScores
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        """Evaluate the model after round ``number``, as in the base class, from each client's mean vector."""
+        """Evaluate the model after round ``number``. Return the noisy sum of the clients' mean vectors, in the form that is stored."""
 
         def values_of(batch: range) -> Tensor:
             return self.vectors.client_values(task, weights, self.units[batch.start : batch.stop])

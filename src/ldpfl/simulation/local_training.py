@@ -175,7 +175,7 @@ class VectorizedTrainer:
             return self._train(weights, schedule, round_number)
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return what :meth:`train` does, for two or more clients."""
+        """Return the trained weights (K, d) of two or more clients. Each parameter has a dimension of clients in front."""
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device).expand(schedule.clients, -1))
         names = list(start)

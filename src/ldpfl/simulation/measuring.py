@@ -61,12 +61,12 @@ class ColumnStages:
         return [ends.size - 1 for ends in self.edges]
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) adds its ``points`` (n,)."""
+        """Return a client's counts (bins,) in all columns' next histograms. Each of its ``rows`` (n,) adds its integer in ``points`` (n,)."""
         bin_of_rows = [scaling.bin_indices(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
         return np.concatenate(_points_in_bins(bin_of_rows, self.bins, points))
 
     def after(self, total: NoisySum, point: int) -> ColumnStages:
-        """Return the state after the ``total`` of all clients' counts, in which a row counts ``point`` lattice points."""
+        """Return the state after a stage from the ``total`` of all clients' counts, in which each row adds the integer ``point``."""
         counts = np.split(total.points / point, np.cumsum(self.bins)[:-1])
         histograms = [Histogram(ends, column_counts, total.noise / point) for ends, column_counts in zip(self.edges, counts, strict=True)]
         return self.with_histograms(histograms)

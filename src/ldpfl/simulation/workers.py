@@ -67,9 +67,8 @@ class Processes:
     def __init__(self, count: int, warn: Callable[[str], None] = lambda message: None) -> None:
         self._count, self._warn = count, warn
         self._folder = _private_folder()
-        self._federations: dict[
-            int, tuple[Federation, Path | None]
-        ] = {}  # by id, which stays unique while the federation is referenced here
+        # By id, which stays unique while the federation is referenced here. The path is None if workers cannot load it.
+        self._federations: dict[int, tuple[Federation, Path | None]] = {}
         self._file_count = 0
         self._pool = self._start_pool()
 

@@ -210,7 +210,7 @@ class _Contents(pickle.Pickler):
         return stream.getvalue()
 
     def reducer_override(self, value: object) -> Any:
-        """Return how to pickle ``value``: as usual if that works, else as the docstring of the class says."""
+        """Return how to pickle ``value``: as usual if that works, else a function by its parts, and others by type and identity."""
         with suppress(Exception):
             pickle.dumps(value)
             return NotImplemented  # pickle it as usual

@@ -95,7 +95,7 @@ def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
 
 
 def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
-    """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU), named by ``key``; see :meth:`SeededStreams.bound`."""
+    """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU): other values, or another ``key``, get other noise."""
     name = f"{index(seed)} {int(purpose)} {_python_integers(key)} {hidden.dtype} {tuple(hidden.shape)} "
     digest = hashlib.sha256(name.encode() + context)
     digest.update(hidden.contiguous().numpy().data)
@@ -108,7 +108,7 @@ def _python_integers(key: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
-    """Return the random generator for the noise on the values ``hidden``, named by ``key``; see :func:`bound_key`."""
+    """Return the random generator for the noise on the values ``hidden``: other values, or another ``key``, get other noise."""
     return stream(int.from_bytes(bound_key(seed, purpose, key, hidden, context)), purpose, *key)
 
 
