@@ -176,7 +176,7 @@ class WatchedRuns:
         self._current: str | None = None
 
     def planned(self, planned_cells: Sequence[Cell], out: Path) -> None:
-        """Note the planned runs (cells of a sweep) and their progress in earlier calls. With several ``jobs``, run them now, in parallel."""
+        """Note the planned runs and their progress in earlier calls. With several ``jobs``, run them now, in parallel."""
         if self._jobs > 1:
             run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.runs_progress)
         self._rounds = {cell.folder_name: cell.config.training.rounds for cell in planned_cells}

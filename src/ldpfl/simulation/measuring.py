@@ -61,7 +61,7 @@ class ColumnStages:
         return [ends.size - 1 for ends in self.edges]
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a client's counts (bins,) in all columns' next histograms. Each of its ``rows`` (n,) adds its integer in ``points`` (n,)."""
+        """Return a client's counts (bins,) in all columns' next histograms. Each of its ``rows`` (n,) adds an integer, ``points`` (n,)."""
         bin_of_rows = [scaling.bin_indices(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
         return np.concatenate(_points_in_bins(bin_of_rows, self.bins, points))
 
