@@ -213,7 +213,7 @@ def _shares_with_isolation(
             return _equal_shares(private, clients, generator)
         case "quantity":
             drawn = _dirichlet(generator, alpha, clients)
-            proportions = {0: drawn, 1: _proportions_without_curious(drawn, generator)}
+            proportions = {0: drawn, 1: _proportions_without_curious(drawn, generator)}  # 1: samples of the private label, 0: others
             return _divide_by_label(private.astype(np.int64), clients, generator, lambda is_private: proportions[is_private])
         case "dirichlet":
 

@@ -42,7 +42,7 @@ class OutsideState:
 
     @classmethod
     def of(cls, *roots: object) -> OutsideState:
-        """Return the state that is reached from ``roots`` by attributes, elements of containers, classes and functions."""
+        """Return the users' classes and functions that ``roots`` refer to by attributes, elements of containers, classes and functions."""
         classes, functions = dict[type, None](), dict[FunctionType, None]()
         seen, waiting = set[int](), list(roots)
         while waiting:
@@ -58,7 +58,7 @@ class OutsideState:
         return cls(tuple(classes), tuple(functions))
 
     def snapshot(self) -> dict[str, object]:
-        """Return all values by name, in a form that can be compared."""
+        """Return all values that these classes and functions keep, by name, in a form that can be compared."""
         values: dict[str, object] = {f"{owner.__name__}.{key}": value for owner, key, value in self._class_values()}
         for function in self.functions:
             name = f"a default argument, an attribute or an enclosing variable of {function.__qualname__}"
@@ -67,7 +67,7 @@ class OutsideState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put all values back after the block as they were before it. A value that cannot be copied stays."""
+        """Put all values that these classes and functions keep back after the block. A value that cannot be copied stays."""
         of_classes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
         of_functions = [(function, comparable_copy(_kept_by_function(function)), _way_back(function)) for function in self.functions]
         try:

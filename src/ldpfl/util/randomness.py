@@ -174,7 +174,7 @@ class SeededStreams:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
         row_slice, blocks = self._row_slice(rows.start, rows.stop), -(-count // _WORDS_PER_BLOCK)
         blocks_used, clients = self._blocks_used[row_slice, None], self._clients[row_slice, None]
-        words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)
+        words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)  # the library requires spare room
         # AES encrypts a counter of two halves: the blocks used so far, and the client. Few rows at a time fit a core's cache.
         rows_at_once = max(1, _BLOCKS_AT_ONCE // max(1, blocks))
         counters, block_numbers = np.empty((min(rows_at_once, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
@@ -193,11 +193,11 @@ class SeededStreams:
         row_slice = self._row_slice(int(rows[0]), int(rows[-1]) + 1)
         words_of_client = np.bincount(rows - row_slice.start)
         counters = np.empty((len(rows), 2), dtype="<u8")  # one block for each word: packing four words of a block would take longer
-        first_of_client = np.searchsorted(rows, rows)
+        first_of_client = np.searchsorted(rows, rows)  # for each entry, the index of its client's first entry
         np.add(self._blocks_used[rows], np.arange(len(rows)) - first_of_client, out=counters[:, 0], casting="unsafe")
         counters[:, 1] = self._clients[rows]
         self._blocks_used[row_slice] += words_of_client.astype(np.uint64)
-        words = np.empty(counters.nbytes + _SPARE_BYTES, dtype=np.uint8)
+        words = np.empty(counters.nbytes + _SPARE_BYTES, dtype=np.uint8)  # the library requires spare room
         self._encrypt_rows(counters, range(row_slice.start, row_slice.stop), words_of_client.tolist(), words)
         return words[:-_SPARE_BYTES].view("<i4")[::_WORDS_PER_BLOCK].copy()
 

@@ -36,7 +36,7 @@ class Supervised:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         parent = os.getpid()
 
-        def die_with_parent() -> None:
+        def die_with_parent() -> None:  # called in the child process, before the command begins
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # the parent ended before the line above
                 os._exit(_CODE_UNKNOWN)

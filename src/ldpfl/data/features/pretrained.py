@@ -282,7 +282,7 @@ def _transformers_network(folder: str) -> Any:
             output_loading_info=True,
             **safe,
         )
-    missing = [key for key in report["missing_keys"] if "pooler." not in key]
+    missing = [key for key in report["missing_keys"] if "pooler." not in key]  # a pooler's output is not used
     not_loaded = sorted([*missing, *(key[0] for key in report["mismatched_keys"])])
     if not_loaded:
         raise ConfigError(
