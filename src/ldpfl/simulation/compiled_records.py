@@ -91,7 +91,7 @@ class CompiledSums:
             return task.loss(dict(zip(layout.names, values, strict=True)), inputs, targets, mask)
 
         def summed(weights: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Sum the negative gradients of R records: ``inputs`` (R, B, ...), ``mask`` (R, B), and ``real`` (R,) False for padding."""
+            """Return minus the sum (d,) of R records' clipped gradients, their norms (R,), and their squared lengths when clipped (R,)."""
             values = list(layout.unflatten(weights).values())
             layers = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
             gradients = [layer.flatten(1) for layer in layers]

@@ -232,7 +232,7 @@ def _bit_sums(values: Tensor, threshold: Tensor, first_bits: Tensor, positions: 
         low, high: (n,) ends of the ranges.
     """
     words = (first_bits.float().view(torch.int32) >> 16).float()
-    is_open = words == threshold
+    is_open = words == threshold  # a bit is 1 if its word is below the threshold, and open if only the first bits are equal
     outside = (values < low) | (values > high)
     terms = ((words < threshold).float(), outside.float(), is_open.float(), is_open * positions, torch.where(is_open, values, 0.0))
     return BitSums(*(term.sum(dim=0) for term in (*terms, values - values)))  # the difference is NaN for NaN and infinity, else 0

@@ -104,7 +104,7 @@ class RecordGradientTrainer:
         for start in range(0, len(ordered), at_once):
             block, real = ordered[start : start + at_once], is_real[start : start + at_once].cpu()  # (client, position) of each record
             rows, counted = self._rows(index[block[:, 0], block[:, 1]], round_number)
-            if self.compiled is not None and self.left_out is None:
+            if self.compiled is not None and self.left_out is None:  # compiled code cannot tell which records it leaves out
                 block_sum = self.compiled.block_sum(weights, rows, counted, real)
                 sums[block[0, 0]] += block_sum.points  # all records of a block belong to one client
                 self._report_clipped_records(block_sum.norms[real])

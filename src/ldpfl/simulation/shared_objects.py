@@ -113,7 +113,7 @@ def read_shared(path: Path) -> Any:
     """
     with path.open("rb") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    count, length = _HEADER.unpack_from(mapped)
+    count, length = _HEADER.unpack_from(mapped)  # of arrays, and of the pickle's bytes; the arrays' sizes, pickle and arrays follow
     sizes = struct.unpack_from(f"<{count}Q", mapped, _HEADER.size)
     start = _HEADER.size + 8 * count
     pickled, end = mapped[start : start + length], start + length

@@ -214,7 +214,7 @@ class Automatic:
         self._processes: Processes | None = None
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Return the result of each of ``shares``, in their order. Each share that this process trains updates the estimate."""
+        """Train ``shares`` in this process until the rest of the run is expected to take ``PAYS_S``, then in several processes."""
         total, done = sum(len(share.clients) for share in shares), list[Collected]()
         began = time.perf_counter()
         while self._processes is None and len(done) < len(shares):
