@@ -111,7 +111,7 @@ def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | 
 
 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
-    """Return the target columns to measure before training: the range of a number, or the class counts."""
+    """Return the targets to measure before training: a number's range, or class counts. ``label`` tells several columns apart."""
     names = config.target_names
     bounds = public_bounds(config, names[0])
     if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:

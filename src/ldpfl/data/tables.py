@@ -381,7 +381,7 @@ def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") ->
 def _table_of_frame(
     frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True, names_shown: bool = True
 ) -> Table:
-    """Return a data frame as a table with the given ``where`` and ``digest``; see :class:`Table`.
+    """Return a data frame as a table. ``where`` returns a row's place, such as "a.parquet, row 1"; ``digest`` identifies the content.
 
     Args:
         strict: whether a cell of an unsupported type is an error; else it becomes empty.

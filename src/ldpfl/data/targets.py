@@ -193,7 +193,7 @@ _MAX_NAMED = 5
 
 def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> ReadTargets:
     """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes in the first table."""
-    numeric = all(table.is_numeric(name) for table in tables) and not config.classes
+    numeric = all(table.is_numeric(name) for table in tables) and not config.classes  # then 1 and 1.0 are the same class
     for table in tables if numeric else ():
         _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [column_words(table, name, numeric=numeric, values=config.classes) for table in tables]

@@ -86,7 +86,7 @@ def _correlations(values: Tensor, filters: Tensor) -> Tensor:
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
-    """Compute the tensors of :func:`ldpfl.models.leaf_network.leaves` from drawn pictures alone. It takes minutes.
+    """Compute filters, their thresholds, and the mean and principal directions of their responses, from drawn pictures alone: minutes.
 
     ``progress`` is called with the number of steps that are done, and of all.
     """
