@@ -67,7 +67,7 @@ _MIN_CALLS = 500
 
 
 def is_worth_compiling(calls: float, work: Callable[[], Work]) -> bool:
-    """Return whether compiling a step is expected to save time in a run of ``calls`` calls. ``work`` computes the work of a call.
+    """Return whether compiling a step is expected to save time in a run of ``calls`` calls. ``work`` counts a call's operations.
 
     Nothing is timed, so that the decision does not depend on other work on the machine.
     """

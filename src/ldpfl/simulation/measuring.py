@@ -281,7 +281,7 @@ def _note_on_one_value(name: str, low: float, high: float) -> str:
 
 
 def _shares(histograms: Sequence[Histogram], column: Unscaled) -> list[float]:
-    """Return the share of each class of ``column``, or of the value 1 of a label, from all its ``histograms``; never exactly 0 or 1."""
+    """Return the share of each class of ``column``, or of the value 1 of a label, by the mean of its ``histograms``; never 0 or 1."""
     counts = np.mean([histogram.counts for histogram in histograms], axis=0)
     noise = histograms[0].noise / sqrt(len(histograms))
     # A count below its noise may be as large as the noise. An exact count is taken as one record at least.

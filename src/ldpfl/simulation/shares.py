@@ -284,7 +284,7 @@ class RoundNoise:
         return self._mechanism.schedule.memory_after_round(self._memory) if isinstance(self._mechanism, Gaussian) else {}
 
     def std(self) -> Tensor | None:
-        """Return the standard deviation (L,) of the noise in the mean of all reports; None without a schedule."""
+        """Return the standard deviation (L,) of the noise in the mean of all reports, by layer; None without a schedule of noise."""
         if not self._sent:
             return None
         sigma = self._by_client([part.sigma for part in self._sent])

@@ -209,7 +209,7 @@ class SeededStreams:
 
     def _encrypt_rows(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int], words: NDArray[np.uint8]) -> None:
         """Encrypt ``counters`` (..., 2) to the beginning of ``words``. ``blocks`` says how many counters each of ``rows`` has, in order."""
-        if self._shared_encryptor is not None:
+        if self._shared_encryptor is not None:  # all clients have one key
             _encrypt(self._shared_encryptor, counters, words)
             return
         start = 0
