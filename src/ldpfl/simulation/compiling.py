@@ -101,7 +101,7 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def measured_work(function: Callable[[], object]) -> Work:
-    """Call ``function`` once, and return the work of the call."""
+    """Call ``function`` once, and return the number of operations that it did, as a :class:`Work`."""
     counting = _WorkCounter()
     with counting, without_vmap_warning():
         function()

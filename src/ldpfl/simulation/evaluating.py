@@ -225,7 +225,7 @@ class Figure:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval from the deviations by noise and by sample (normal approximation), widened for binning, within the metric's bounds."""
+        """95 % interval from the deviations by noise and by sample, as if normal, widened for binning, within the metric's bounds."""
         half = 1.96 * sqrt(self.noise**2 + self.records**2) + self.binning
         low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
         return low, high
