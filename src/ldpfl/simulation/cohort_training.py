@@ -103,14 +103,14 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
 def train_with_personal_layers(
     federation: Federation, state: ServerState, clients: NDArray[np.int64], personal: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weights as :func:`train_clients` does, and the personal layers (k, p) of ``clients`` after the round.
+    """Return the weights (k, d) of ``clients`` after local training, and their personal layers (k, p), which they keep.
 
     Args:
         personal: (k, p) the clients' personal layers before the round; None if the model has none.
     """
     schedule, trainer = schedule_of(federation, state, clients), federation.trainer
     if isinstance(trainer, RecordGradientTrainer):
-        trainer = trainer.in_round(state.ranges)
+        trainer = trainer.in_round(state.ranges)  # which may change the clipping norm
     if isinstance(trainer, PersonalTrainer) and personal is None:
         raise ConfigError("model.personal works only in simulations, which store each client's layers between rounds: remove this setting")
     with explained_pytorch_errors(federation, state, schedule):

@@ -107,9 +107,9 @@ def points_per_row(steps: int, columns: int) -> int:
 def count_offset(point: int, mechanism: DpSgd) -> int:
     """Return the number that each client subtracts from every count before sending. The server adds it again, for each client.
 
-    A row adds the integer ``point`` to a count. A sum has room for ``steps`` for each record in a coordinate. With a single column, ``point``
-    exceeds ``steps``, so that a count of nearly all records would not fit. So half of the largest count is subtracted. It follows from the
-    number of records that the mechanism assumes, which is public, and not from the data.
+    A row adds the integer ``point`` to a count. A sum has room for ``steps`` for each record in a coordinate. With a single column,
+    ``point`` exceeds ``steps``, so that a count of nearly all records would not fit. So half of the largest count is subtracted. It follows
+    from the number of records that the mechanism assumes, which is public, and not from the data.
     """
     return floor(point * mechanism.records / 2) if point > mechanism.steps else 0
 

@@ -214,7 +214,7 @@ class Automatic:
         self._processes: Processes | None = None
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Train ``shares`` in this process until the rest of the run is expected to take ``PAYS_S``, then in several processes."""
+        """Train ``shares`` in this process until the rest of the run is expected to take ``PAYS_S`` seconds, then in several."""
         total, done = sum(len(share.clients) for share in shares), list[Collected]()
         began = time.perf_counter()
         while self._processes is None and len(done) < len(shares):

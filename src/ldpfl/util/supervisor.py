@@ -77,8 +77,8 @@ class Supervised:
 
 def main() -> int:
     """Run the command that the arguments name; return its exit code, or 143 if it was stopped."""
-    grace, command = float(sys.argv[1]), sys.argv[2:]
-    wake_reader, wake_writer = os.pipe()
+    grace, command = float(sys.argv[1]), sys.argv[2:]  # grace: seconds in which a stopped command must end
+    wake_reader, wake_writer = os.pipe()  # through it, a signal wakes ``select``
     for end in (wake_reader, wake_writer):
         os.set_blocking(end, False)
     stopped: list[int] = []
