@@ -158,7 +158,7 @@ def predict_samples(
 def _expected_description(encoder: Encoder) -> Description:
     """Return the description of inputs and outputs that a model of rows which ``encoder`` encodes must have."""
     if encoder.data.tokenizer:
-        return Description(None, encoder.outputs)
+        return Description(shape=None, outputs=encoder.outputs)  # a sample is several tensors
     return Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
 
 

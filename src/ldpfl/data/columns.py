@@ -97,7 +97,7 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     names_by_setting = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
     for setting, names in names_by_setting.items():
         for name in names:
-            train.column(name, f"data.{setting}")
+            train.column(name, f"data.{setting}")  # raises if there is no such column
     configured = {name for names in names_by_setting.values() for name in names}
     names = list(config.columns) or [name for name in train.columns if name not in reserved]
     for name in names:
@@ -171,7 +171,7 @@ def person_names(table: Table, config: DataConfig) -> list[str]:
         raise ConfigError(
             f"data.person names {config.person!r}, which is also the client, the target or the text: name another column in data.person"
         )
-    table.column(config.person, "data.person")
+    table.column(config.person, "data.person")  # raises if there is no such column
     return normalise_names(column_words(replace(table, missing=()), config.person))
 
 

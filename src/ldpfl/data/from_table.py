@@ -190,7 +190,7 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
     if not config.client:
         return Owners()
     train = tables[0]
-    train.column(config.client, "data.client")
+    train.column(config.client, "data.client")  # raises if there is no such column
     words = column_words(replace(train, missing=()), config.client)  # a client may be called None
     if "" in words:
         raise DataError(f"{train.where(words.index(''))}: data.client {config.client!r} has no value: fill it in, or remove the row")

@@ -78,7 +78,7 @@ def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
     table = read_table(path, names, names_shown=False).with_missing(config.missing_words)
     counts = {}
     for name in names:
-        table.column(name, "data.bounds")
+        table.column(name, "data.bounds")  # raises if there is no such column
         numbers, (low, high) = table.numbers(name, strict=False), config.bounds[name]
         counts[name] = int(((numbers < low) | (numbers > high)).sum())
     return {name: count for name, count in counts.items() if count}

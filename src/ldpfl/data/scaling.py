@@ -296,7 +296,7 @@ def target_scale_from_histogram(
     if targets != "count":
         return TargetScale(center, spread), 1.0
     spread = max(spread, center / _MAX_MEAN)  # with a smaller spread, all counts would be clipped far below their mean
-    return TargetScale(0.0, spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
+    return TargetScale(center=0.0, spread=spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
 
 
 def bin_with_nearly_all_rows(histogram: Histogram) -> tuple[float, float] | None:
@@ -328,7 +328,7 @@ def target_scale_from_bounds(targets: Targets, bounds: tuple[float, float], reac
     bound. The upper bound is then 4 on the scale, so scaled counts are never clipped below 4.
     """
     if targets == "count":
-        return TargetScale(0.0, bounds[1] / 4, reach=max(reach, 4.0)), 1.0
+        return TargetScale(center=0.0, spread=bounds[1] / 4, reach=max(reach, 4.0)), 1.0
     return TargetScale((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2, reach=reach), 1.0
 
 
@@ -433,7 +433,7 @@ def scaled_by_bounds(dataset: Dataset) -> Dataset:
     if is_survival:
         return apply_scale(dataset, knots, TargetScale(cuts=tuple(cuts_from_settings(dataset, target_bounds))), ())
     if target_bounds is None:
-        return apply_scale(dataset, knots, None, ())
+        return apply_scale(dataset, knots, target=None, shares=())
     return apply_scale(dataset, knots, target_scale_from_bounds(target_kind(dataset), target_bounds, reach=1.0)[0], ())
 
 

@@ -165,7 +165,7 @@ def read_pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
         arrays.append(array)
         if array.shape[:2] != arrays[0].shape[:2]:
             (height, width), (first_height, first_width) = array.shape[:2], arrays[0].shape[:2]
-            first = _place_of_image(split, image, 0, origin)
+            first = _place_of_image(split, image, row=0, origin=origin)
             problem = f"has {width} x {height} pixels, and {first} has {first_width} x {first_height}: resize all images to one size"
             raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
     channels = max(array.shape[2] for array in arrays)

@@ -97,7 +97,7 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
         ConfigError: the model has personal layers, which only the rounds of a simulation keep.
         PrivacyError: the model changes its own state while it runs, or PyTorch refuses to run it although the trial before the run passed.
     """
-    return train_with_personal_layers(federation, state, clients, None)[0]
+    return train_with_personal_layers(federation, state, clients, personal=None)[0]
 
 
 def train_with_personal_layers(

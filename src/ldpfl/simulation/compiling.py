@@ -82,7 +82,7 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.work = Work(0, 0, 0)
+        self.work = Work(operations=0, flops=0, values=0)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -275,7 +275,7 @@ class ClientFigures:
         if not self.scores.of_classes:
             return None
         bins, noise = self._bins()
-        return Figure(float(bins.sum()), noise * sqrt(bins.size), 0.0, most=inf)
+        return Figure(float(bins.sum()), noise=noise * sqrt(bins.size), records=0.0, most=inf)
 
     def confusion(self) -> tuple[NDArray[np.float64], float] | None:
         """Return the confusion matrix (true class, predicted class) in records, and the noise of a cell; None if it was not measured."""

@@ -80,7 +80,7 @@ def _refuse_changes(module: nn.Module, changed_names: Callable[[], list[str]]) -
     except Exception as error:
         _raise_if_changed(module, changed_names(), error)
         raise
-    _raise_if_changed(module, changed_names(), None)
+    _raise_if_changed(module, changed_names(), cause=None)
 
 
 def _raise_if_changed(module: nn.Module, changed: list[str], cause: Exception | None) -> None:

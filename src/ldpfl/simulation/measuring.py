@@ -162,7 +162,7 @@ class Measuring:
         if self.mechanism is None:
             rows = np.arange(len(values[0]))
             counts = stages.counts(values, rows, np.ones_like(rows)).astype(np.float64)
-            return NoisySum(counts, 0.0), 1
+            return NoisySum(counts, noise=0.0), 1
         row_points = points_per_row(self.mechanism.steps, len(stages.columns))
         offset = count_offset(row_points, self.mechanism)
         edges = b"".join(ends.tobytes() for ends in stages.edges)

@@ -125,7 +125,7 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
         reports.append(counter.reports())
         clipped_values.add_counts(counter.outside)
     outside, records = None if federation.perturbed == "gradient" else clipped_values.outside, clipped_records
-    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, tuple(kept))
+    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, kept=tuple(kept))
 
 
 def _train_and_encode(

@@ -52,7 +52,7 @@ class Supervised:
             except ChildProcessError:
                 self.code = _CODE_UNKNOWN if self.code is None else self.code
                 return
-            if pid == 0:
+            if pid == 0:  # no other child has ended
                 return
             if pid == self._process.pid:
                 code = os.waitstatus_to_exitcode(status)

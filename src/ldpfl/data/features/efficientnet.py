@@ -67,7 +67,7 @@ class EfficientNetLite0(FeatureMap):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the network's features (N, 1280) of images: their square roots, so that few large ones do not dominate, centered."""
-        self.shape(tuple(inputs.shape[1:]))
+        self.shape(tuple(inputs.shape[1:]))  # raises if they do not fit
         inputs = inputs.expand(-1, 3, -1, -1)  # below, pixels are scaled as when the network was trained
         pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
         activations = _activations(self.version, pictures)

@@ -62,7 +62,7 @@ class LeafFeatures(DrawnFeatures):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the filters' responses to pictures, centered and projected on the learnt directions: (N, directions)."""
-        self.shape(tuple(inputs.shape[1:]))
+        self.shape(tuple(inputs.shape[1:]))  # raises if they do not fit
         tensors = leaves()
         centered = _responses(inputs, tensors["filters"], tensors["thresholds"]) - tensors["mean"]
         return unit_length(centered @ tensors["directions"][:, : self.directions])

@@ -136,7 +136,7 @@ def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
 def _morlet(height: int, width: int, sigma: float, angle: float, frequency: float) -> NDArray[np.complex128]:
     """Return a Morlet wavelet: a Gabor function minus its envelope, scaled such that the mean is 0. See :func:`_gabor`."""
     slant = 4 / _DIRECTIONS
-    wave, envelope = _gabor(height, width, sigma, angle, frequency, slant), _gabor(height, width, sigma, angle, 0.0, slant)
+    wave, envelope = _gabor(height, width, sigma, angle, frequency, slant), _gabor(height, width, sigma, angle, frequency=0.0, slant=slant)
     wavelet: NDArray[np.complex128] = wave - wave.sum() / envelope.sum() * envelope
     return wavelet
 
