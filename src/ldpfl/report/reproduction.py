@@ -138,7 +138,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
     for number, variant in enumerate(sweep.variants):
         ours = [result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None]
         heights, colour = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours], f"C{number % 10}"
-        if ours and not ours[0].point:
+        if ours and not ours[0].point:  # the variant does not depend on the axis
             axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))
         elif ours:
             positions = [float(dict(result.point)[axis]) for result in ours]

@@ -169,6 +169,7 @@ class Measuring:
 
         def counts_of(clients: range) -> Tensor:
             """Return the counts (k, bins) that ``clients`` send, in lattice points, less the offset that the server adds again."""
+            # ``parts`` has each client's rows, and ``sharing`` how many rows each row's person has: these share the points of one row.
             counts = [stages.counts(values, parts[client], row_points // sharing[client]) for client in clients]
             return torch.from_numpy(np.stack(counts) - offset)
 

@@ -186,7 +186,7 @@ def _train_round_on_cluster(pipe: Connection, request: RoundRequest, references:
 
 
 def _fetch(reference: Any) -> tuple[str, Any]:
-    """Return the name of the node that trained a share (a group of clients), and the outcome there, see :func:`answer_from_outcome`.
+    """Return the name of the node that had a share (a group of clients), and the pickled result, or the node's versions if they differ.
 
     Raises:
         LdpflError: the node cannot train, or the share was lost too often.

@@ -143,7 +143,7 @@ class _Block(nn.Module):
 def _convolution(
     weights: Mapping[str, Tensor], name: str, norm: str, *, stride: int = 1, by_channel: bool = False, activated: bool = True
 ) -> nn.Module:
-    """Return the convolution ``name`` with the batch norm ``norm`` that follows it folded in, and ReLU6 if ``activated``."""
+    """Return the convolution ``name``, depthwise if ``by_channel``, with the batch norm ``norm`` folded in, and ReLU6 if ``activated``."""
     kernel = weights[f"{name}.weight"]
     outputs, inputs, size, _ = kernel.shape
     scale = weights[f"{norm}.weight"] / (weights[f"{norm}.running_var"] + _NORM_EPSILON).sqrt()
