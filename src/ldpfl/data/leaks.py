@@ -108,7 +108,7 @@ def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple
     for name in config.columns:
         cells = _as_numbers(column_words(table, name, values=config.categories.get(name, ())))
         predicts = any(_predicts(cells, classes) for classes in targets_as_classes)
-        without_scale = True
+        without_scale = True  # the inputs of a column of words have no scale
         if name not in config.words and name not in config.categories:
             values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False)
             predicts |= any(_separates_two_classes(values, classes) for classes in targets_as_classes)

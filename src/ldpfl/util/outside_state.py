@@ -67,7 +67,7 @@ class OutsideState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put all values that these classes and functions keep back after the block. A value that cannot be copied stays."""
+        """After the block, put back all values that the classes and functions keep. A value that cannot be copied stays."""
         of_classes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
         of_functions = [(function, comparable_copy(_kept_by_function(function)), _way_back(function)) for function in self.functions]
         try:

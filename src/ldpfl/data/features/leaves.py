@@ -86,7 +86,7 @@ def _correlations(values: Tensor, filters: Tensor) -> Tensor:
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
-    """Compute filters, their thresholds, and the mean and principal directions of their responses, from drawn pictures alone: minutes.
+    """Compute filters, thresholds, and the mean and principal directions of responses, from drawn pictures alone. It takes minutes.
 
     ``progress`` is called with the number of steps that are done, and of all.
     """
