@@ -78,7 +78,7 @@ def audit_run(
     device: str | torch.device | None = "auto",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> RunAudit:
-    """Put a canary among the clients of the run in ``folder``, and measure how well it is recognised in a round's pool.
+    """Put a canary, a client with one of two known patterns, into a run, and measure how well a round's reports reveal which one.
 
     See :func:`ldpfl.attacks.canary.audit_run`. ``on_trial`` is called with (trials done, trials).
     """

@@ -127,14 +127,14 @@ def begin_app(
             fitting_policy(offer, ranges_for(offer, ()))
     write_app(folder, settings)
     return BegunApp(
-        folder,
+        folder=folder,
         # The recipe is loaded as the app loads it, because ``config`` has a seed of its own.
-        tuple(setting_notes(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),
-        tuple(node_requirements(config, at_nodes=at_nodes)),
-        bool(public),
-        note,
-        open_bounds,
-        "" if not config.mechanism.missing_setting_message else "rows" if person is None else "persons",
-        is_sized,
-        by_sum,
+        differs=tuple(setting_notes(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),
+        needed=tuple(node_requirements(config, at_nodes=at_nodes)),
+        from_table=bool(public),
+        note=note,
+        open_bounds=open_bounds,
+        mean_left="" if not config.mechanism.missing_setting_message else "rows" if person is None else "persons",
+        is_sized=is_sized,
+        by_sum=by_sum,
     )

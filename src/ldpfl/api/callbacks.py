@@ -41,6 +41,7 @@ class Announcer:
     """Observer of a run. It passes all events to a display, and those of the private training to callbacks."""
 
     def __init__(self, display: ProgressDisplay, config: RunConfig, callbacks: Sequence[Callback], on_round: OnRound | None) -> None:
+        """Check the ``callbacks``. ``on_round`` is a function that is called after each round, besides them."""
         for place, callback in enumerate(callbacks):
             if isinstance(callback, type) or not isinstance(callback, Callback):
                 raise ConfigError(f"callbacks[{place}] is not a callback: give an instance of a class that inherits from ldpfl.Callback")
@@ -56,6 +57,7 @@ class Announcer:
             self._tell_start(metric, done)
 
     def round_done(self, metrics: RoundMetrics) -> None:
+        """Pass a finished round to the display and, if it is of the private training, to the callbacks."""
         self._display.round_done(metrics)
         if self._phases > 1:  # the round is of the noise-free baseline
             return

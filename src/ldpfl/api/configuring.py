@@ -42,10 +42,10 @@ def config_for_call(
     overrides: Mapping[str, Any],
     resumed: RunConfig | None = None,
 ) -> RunConfig:
-    """Return the config as :func:`configure` does, for the public ``function`` that was called.
+    """Return the config that the arguments of a public function describe, with a drawn seed if its noise follows from a secret.
 
     Args:
-        function: its arguments are suggested in place of an unknown argument.
+        function: the public function. Its arguments are suggested in place of an unknown argument.
         resumed: config of the run to resume. If no seed is given, and its noise follows from a secret, its seed is used again. The caller
             then compares all other settings, so that no other run can have this seed and secret.
     """
@@ -54,7 +54,7 @@ def config_for_call(
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
     stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
     given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
-    if not config.data.brought or "seed" in given_keys:
+    if not config.data.brought or "seed" in given_keys:  # the data are built in, or the user gave a seed
         return config
     if resumed is not None and resumed.secret_noise:
         seed = resumed.seed
@@ -174,7 +174,7 @@ _SECTIONS_IN_NAMES = ("evaluation", "clipping")
 
 
 def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, Any], what: str | Path | RunConfig) -> dict[str, Any]:
-    """Return ``overrides`` by their dotted keys. Each may be named by its dotted key, by the key's last word, or by its section's name.
+    """Return ``overrides`` by dotted key. An argument is a dotted key, a key's last word, or a section, which sets the section's ``name``.
 
     Raises:
         ConfigError: no setting, or more than one, has such a name. The error names ``function``.
@@ -187,7 +187,7 @@ def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, An
     by_name: dict[str, list[str]] = {}
     for key in known:
         section, _, last_word = key.rpartition(".")
-        if section in _SECTIONS_IN_NAMES:
+        if section in _SECTIONS_IN_NAMES:  # as in evaluation_epsilon, since a plain epsilon is the mechanism's
             last_word = f"{section}_{last_word}"
         by_name.setdefault(section if last_word == "name" and section else last_word, []).append(key)
     by_dotted_key = {}

@@ -85,6 +85,7 @@ class Budget:
     def _run_charges(self, run: str, charges: Sequence[Charged]) -> RunCharges:
         """Return the number and the cost of the ``charges`` of one ``run``."""
         books, by_record = self.books, self.books.protected == "record"
+        # How often each release was charged. Under protection of records, a release is counted by what it costs one record.
         counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)
         names = tuple(dict.fromkeys(release.mechanism for release in counts))
         epsilon, pure_sum = (filtered_epsilon(counts.items(), books.order, delta) for delta in (books.limit.delta, 0.0))
@@ -219,7 +220,7 @@ def fit_policy(
         _set_limit(budget, policy.lifetime_epsilon, policy.delta)
     claimed = tuple(name for name in policy.mechanisms if not is_built_in(name))
     on_users_code = policy.protects != "client" and (offer.own_model or bool(offer.config.users_code))
-    return FittedPolicy(policy, budget_was_there, rows, printable_files, claimed, on_users_code)
+    return FittedPolicy(policy, budget_was_there, rows, code=printable_files, claimed=claimed, on_users_code=on_users_code)
 
 
 def leaves_over_relay(policy: Policy) -> bool:

@@ -65,7 +65,7 @@ def predict(
             raise ConfigError(f"id_column (--id) works only with models of tables, and the model in {source.path} is not one: leave it out")
         return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
     model = named_model(model) if isinstance(model, str) else model
-    if encoder.data.tokenizer == described.name and isinstance(model, str):
+    if encoder.data.tokenizer == described.name and isinstance(model, str):  # the tokenizer is in the model's folder, wherever that is now
         encoder = encoder.with_tokenizer(model)
     if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
         raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")
@@ -158,7 +158,7 @@ def predict_samples(
 def _expected_description(encoder: Encoder) -> Description:
     """Return the description of inputs and outputs that a model of rows which ``encoder`` encodes must have."""
     if encoder.data.tokenizer:
-        return Description(None, encoder.outputs)
+        return Description(shape=None, outputs=encoder.outputs)  # a sample is several tensors
     return Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)
 
 

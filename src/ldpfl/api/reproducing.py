@@ -74,7 +74,7 @@ def reproduce(
             result = reproduce(
                 name, size=size, settings=settings, folder=temporary, data_dir=data_dir, jobs=jobs, train=train, progress=progress
             )
-            return ReproductionResult(name, size, reproduction, config, result.rows, None)
+            return ReproductionResult(name, size, reproduction, config, result.rows, folder=None)
     if any(cell.config.data.brought for cell in cells(config, overrides, resolve=False)):
         raise ConfigError(
             f"the settings given for {name} would replace the paper's data, but a reproduction needs that data: for your own data "

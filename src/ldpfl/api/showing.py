@@ -110,7 +110,7 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
         paths = sorted({run.path for _, run in stored_runs(config, overrides, path)})
         runs = [RunFolder(run_path) for run_path in paths if run_path.is_dir()]
         done, stopped = (sum(read(run) is not None for run in runs) for read in (RunFolder.result, RunFolder.stopped))
-        return StoredSweep(path, config.name, count, done, stopped, runs[0].path if runs else None)
+        return StoredSweep(path, config.name, runs=count, done=done, stopped=stopped, first=runs[0].path if runs else None)
     run_folder = RunFolder(path)
     run_config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is None:
@@ -136,17 +136,17 @@ def _unfinished_run(run_folder: RunFolder, config: RunConfig, kind: Kind) -> Unf
     first_device = last.origin.rpartition(" on ")[2] if last else ""
     is_from_hub = not (config.data.brought or is_bundled(config.data.name))
     return UnfinishedRun(
-        run_folder.path,
-        config.name,
-        str(kind),
-        kind.on_flower,
-        kind is Kind.OWN_APP,
-        last.state.round if last else 0,
-        config.training.rounds,
-        stopped,
-        (metric_before_data(config, kind), last.history[-1].score) if last is not None and has_score else None,
-        run_folder.ledger_path.exists(),
-        first_device if first_device in ("cpu", "cuda") and first_device != choose_device("auto").type else "auto",
-        config.data.name == GIVEN and not config.data.path,
-        config.data.name if is_from_hub else None,
+        folder=run_folder.path,
+        name=config.name,
+        kind=str(kind),
+        on_flower=kind.on_flower,
+        own_app=kind is Kind.OWN_APP,
+        done=last.state.round if last else 0,
+        rounds=config.training.rounds,
+        stopped=stopped,
+        score=(metric_before_data(config, kind), last.history[-1].score) if last is not None and has_score else None,
+        released=run_folder.ledger_path.exists(),
+        device=first_device if first_device in ("cpu", "cuda") and first_device != choose_device("auto").type else "auto",
+        handed_over=config.data.name == GIVEN and not config.data.path,
+        looked_up=config.data.name if is_from_hub else None,
     )

@@ -184,7 +184,7 @@ class WatchedRuns:
         self._finished = {cell.folder_name for cell in planned_cells if cell.folder(out).is_over}
 
     def begins(self, number: int, total: int, cell: Cell) -> None:
-        """Show that the run of ``cell`` begins, the ``number``-th of ``total``."""
+        """Show that the run ``cell`` begins, the ``number``-th of ``total``, and count the one before it as finished."""
         if self._jobs == 1:
             self._display.next_run(self._title_of(number, total, cell))
         self.ended()

@@ -194,7 +194,7 @@ def _search_space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> Sw
                 "name a recipe instead"
             )
         return what if isinstance(what, SweepConfig) else load_sweep(str(what))
-    return sweep_of(str(what), [], axes, 1, Path(what).stem if str(what).endswith(".toml") else str(what))
+    return sweep_of(str(what), settings=[], axes=axes, seeds=1, name=Path(what).stem if str(what).endswith(".toml") else str(what))
 
 
 def _is_sweep_file(path: Path) -> bool:

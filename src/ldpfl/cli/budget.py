@@ -86,9 +86,9 @@ def set_(
     """Set the lifetime budget, and keep a record of it. Makes the file if there is none."""
     books = set_limit(file, epsilon, delta)
     spent = books.spent(books.limit.delta)
-    before = f" (before: {_limit_text(books, -2)})" if len(books.granted) > 1 else ""
+    before = f" (before: {_limit_text(books, index=-2)})" if len(books.granted) > 1 else ""
     protected_unit = "" if books.protected == "client" else f" for a {books.protected}"
-    terminal().print(Text(f"budget: {_limit_text(books, -1)}{before}; spent: {number(spent)}{protected_unit}"), soft_wrap=True)
+    terminal().print(Text(f"budget: {_limit_text(books, index=-1)}{before}; spent: {number(spent)}{protected_unit}"), soft_wrap=True)
     is_raised = len(books.granted) > 1 and books.limit.epsilon > books.granted[-2].limit.epsilon
     if books.charges and is_raised and isfinite(books.order):  # an infinite order means pure sums, which count the same for any limit
         note = (
@@ -102,7 +102,7 @@ def set_(
 def move(file: File, to: Annotated[Path, typer.Option(help="New file. From now on, only this file counts.", show_default=False)]) -> None:
     """Move the budget, with all that was charged, to a new file, as to another machine. The old file allows nothing any more."""
     books = move_budget(file, to)
-    new_budget = f"{to} holds the budget: {_limit_text(books, -1)}, {counted(books.charges, 'report')} charged"
+    new_budget = f"{to} holds the budget: {_limit_text(books, index=-1)}, {counted(books.charges, 'report')} charged"
     message = f"{new_budget}. The budget in {file} is 0 from now on, and the file may be removed"
     terminal().print(Text(message), soft_wrap=True)
 
@@ -165,7 +165,7 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
     table = Table(title=Text(f"budget {file}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("budget", f"{_limit_text(books, -1)}, set {printable(books.granted[-1].at)}")
+    table.add_row("budget", f"{_limit_text(books, index=-1)}, set {printable(books.granted[-1].at)}")
     style = "red" if spent > limit.epsilon else ""
     pure = books.spent(0.0)
     at_delta_0 = "no pure bound" if pure == inf else f"{number(pure)} pure"

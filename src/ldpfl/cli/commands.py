@@ -70,6 +70,7 @@ class Group(TyperGroup):
     """Group of commands that suggests the nearest command for a mistyped one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that ``args`` begins with, or raise an error that suggests the nearest one."""
         names = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in names and not ctx.resilient_parsing:
             raise click.UsageError(f"no such command {args[0]!r}: {did_you_mean(args[0], names)}", ctx)

@@ -68,22 +68,22 @@ def check_node(
     if try_ and app is None:
         raise ConfigError("--try is set, but --app is missing: name the app's folder with --app")
     node = NodeSetUp(
-        policy,
-        budget,
-        relay,
-        token,
-        relay_ca,
-        data,
-        data_dir,
-        node_key,
-        superlink,
-        superlink_ca,
-        app,
-        config,
-        sizes_of(layers),
-        partition,
-        signing_key,
-        shapes_of(layers),
+        policy=policy,
+        budget=budget,
+        relay=relay,
+        token=token,
+        relay_ca=relay_ca,
+        data=data,
+        data_dir=data_dir,
+        node_key=node_key,
+        superlink=superlink,
+        superlink_ca=superlink_ca,
+        app=app,
+        config=config,
+        layers=sizes_of(layers),
+        partition=partition,
+        signing_key=signing_key,
+        shapes=shapes_of(layers),
     )
     trial = Trial(_pairs(node_config, "--node-config"), _pairs(train_config, "--train-config")) if try_ else None
     console, faults = terminal(), 0

@@ -117,7 +117,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check whether a model can be trained privately, and suggest fixes. Exit code 3 if it cannot be trained."""
-    overrides = overrides_of(data, target, client, task, model, None, set_, person=person)
+    overrides = overrides_of(data, target, client, task, model, target_epsilon=None, changes=set_, person=person)
     checked = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
     if as_json:
         outcome = {"fit": checked.is_fit, "problem": checked.problem, "changes": [asdict(change) for change in checked.changes]}

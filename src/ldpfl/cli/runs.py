@@ -199,7 +199,7 @@ def sweep(
     if name is not None:
         config = api.sweep_config(name)
     elif data is not None:
-        overrides = overrides_of(data, target, client, task, model, None, set_, person=person)
+        overrides = overrides_of(data, target, client, task, model, target_epsilon=None, changes=set_, person=person)
         config, changes = api.sweep_config(changes=overrides, axes=axis or (), seeds=seeds, called=called), []
     if config is None and out is None:
         raise ConfigError("--resume is set, but --out is missing: give the folder of the sweep to resume")
@@ -300,7 +300,7 @@ def _next_step(run: UnfinishedRun) -> str:
         return "go on with: flwr run, with the same run config as before, ldpfl.out included"
     if run.handed_over:
         return "go on from Python, with the data that were handed over: ldpfl.run(data=..., folder=..., resume=True)"
-    hint = f"go on with: {_resume_command(run.folder, _flags(None, run.device))}"
+    hint = f"go on with: {_resume_command(run.folder, _flags(data_dir=None, device=run.device))}"
     if run.looked_up is None or os.environ.get(DATA_DIR_VARIABLE):
         return hint
     name = printable(run.looked_up)  # the config that has this name may be somebody else's

@@ -52,7 +52,7 @@ def tune(
     """
     fixed, axes = api.tuned_settings(set_ or [])
     recipe = what or (DEFAULT if data is None else OWN)
-    changes = overrides_of(data, target, client, task, model, None, fixed, recipe, person)
+    changes = overrides_of(data, target, client, task, model, target_epsilon=None, changes=fixed, recipe=recipe, person=person)
     folder = out or Path("runs") / f"tune-{Path(recipe).stem if recipe.endswith('.toml') else recipe.replace('/', '-')}"
     api.prepare(device)
     errors = terminal(stderr=True)

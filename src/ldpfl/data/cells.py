@@ -55,7 +55,7 @@ def parse_day(text: str) -> float:
     text = text.strip()
     if not _ISO_DATE.fullmatch(text):
         raise ValueError("no ISO date")
-    moment = datetime.fromisoformat(text.replace(" +", "+").replace(" -", "-").replace(" Z", "Z"))
+    moment = datetime.fromisoformat(text.replace(" +", "+").replace(" -", "-").replace(" Z", "Z"))  # it takes no space before a zone
     if moment.tzinfo is not None:
         try:
             moment = moment.astimezone(UTC).replace(tzinfo=None)
@@ -83,7 +83,7 @@ def majority_kind(texts: Collection[str]) -> Kind:
     Codes of digits, such as ``0471``, are words: see :func:`are_codes`.
     """
     for kind, reader in READERS.items():
-        are_words = kind == "numbers" and (_are_groups(texts) or are_codes(texts))
+        are_words = kind == "numbers" and (_are_groups(texts) or are_codes(texts))  # such as "<50" and ">=50", or "0471"
         if 2 * sum(can_parse(reader, text) for text in texts) > len(texts) and not are_words:
             return kind
     return "words"

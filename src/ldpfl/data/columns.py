@@ -97,7 +97,7 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     names_by_setting = {setting: getattr(config, setting) for setting in ("columns", "numbers", "words", "dates", "bounds", "categories")}
     for setting, names in names_by_setting.items():
         for name in names:
-            train.column(name, f"data.{setting}")
+            train.column(name, f"data.{setting}")  # raises if there is no such column
     configured = {name for names in names_by_setting.values() for name in names}
     names = list(config.columns) or [name for name in train.columns if name not in reserved]
     for name in names:
@@ -151,6 +151,7 @@ def column_words(table: Table, name: str, *, numeric: bool = False, values: Coll
     """
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
+        # Table.numbers reads a number that means "no value", such as 999, as NaN. Among ``values`` it may be a value.
         column = column if column.dtype == np.float64 and values else table.numbers(name)
         return ["" if np.isnan(value) else cell_text(value) for value in column]
     return ["" if table.is_absent(text) and text.strip() not in values else text.strip() for text in column]
@@ -170,7 +171,7 @@ def person_names(table: Table, config: DataConfig) -> list[str]:
         raise ConfigError(
             f"data.person names {config.person!r}, which is also the client, the target or the text: name another column in data.person"
         )
-    table.column(config.person, "data.person")
+    table.column(config.person, "data.person")  # raises if there is no such column
     return normalise_names(column_words(replace(table, missing=()), config.person))
 
 
@@ -196,7 +197,7 @@ def input_width(config: DataConfig) -> int:
     """Return the number of inputs for each row, from the settings alone. :func:`read_features` and :func:`read_texts` return as many."""
     if config.text:
         return config.length
-    hashed_columns, inputs_per_number = set(config.words), 2 if config.missing == "indicator" else 1
+    hashed_columns, inputs_per_number = set(config.words), 2 if config.missing == "indicator" else 1  # the value, and whether it is missing
     return sum(
         len(config.categories[name]) if name in config.categories else config.buckets if name in hashed_columns else inputs_per_number
         for name in config.columns
@@ -347,7 +348,7 @@ def read_texts(table: Table, config: DataConfig, targets: Targets) -> Inputs:
         check_vocabulary(config.tokenizer, config.tokenizer_digest)
         return tokenize(texts.tolist(), config.tokenizer, config.length)
     if targets == "tokens":
-        return texts_as_bytes(texts, config.length)[:, :-1]
+        return texts_as_bytes(texts, config.length)[:, :-1]  # the last byte is only a target
     tokens = torch.zeros(len(texts), config.length, dtype=torch.int64)
     for row, text in enumerate(texts):
         words = re.findall(r"\w+", text[: _CHARACTERS_PER_WORD * config.length].lower())[: config.length]
@@ -378,5 +379,5 @@ def draw_synthetic_inputs(config: DataConfig, rows: int, generator: torch.Genera
         else:
             parts.append(torch.randn(rows, 1, generator=generator))
             if config.missing == "indicator":
-                parts.append(torch.zeros(rows, 1))
+                parts.append(torch.zeros(rows, 1))  # the indicator: no synthetic value is missing
     return torch.cat(parts, dim=1)

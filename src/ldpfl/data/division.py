@@ -62,7 +62,7 @@ class Division(Sequence[Places]):
     def __getitem__(self, client: int | slice) -> Places | Division:
         if isinstance(client, slice):
             return Division(self.places, self.starts[client], self.sizes[client])
-        client = range(len(self))[client]
+        client = range(len(self))[client]  # counts a negative number from the end, and raises an IndexError beyond it
         return self.places[self.starts[client] : self.starts[client] + self.sizes[client]]
 
     def __iter__(self) -> Iterator[Places]:

@@ -66,6 +66,7 @@ class Encoder(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistent(self) -> Self:
+        """Raise a ValueError if sizes, classes and knots do not fit together, as they may in an encoding from an untrusted file."""
         width = input_width(self.data)
         if width != self.width:
             raise ValueError(f"width is {self.width:,}, but the columns in data make {width:,} inputs")
@@ -100,7 +101,7 @@ class Encoder(BaseModel):
         return frozenset(name for name, knots in zip(self._number_columns, self.knots, strict=False) if knots is None)
 
     def columns_beyond_knots(self, inputs: Tensor) -> list[str]:
-        """Return the number columns in which at least half of the values of ``inputs`` (N, width) lie beyond the outer knots."""
+        """Return the columns of numbers in which at least half of ``inputs`` (N, width) lie beyond the range that training scaled."""
         beyond = []
         for name, place, knots in zip(self._number_columns, self.places, self.knots, strict=False):
             values = inputs[:, place].double()
@@ -220,8 +221,8 @@ def class_predictions(target: str, classes: Sequence[str], chances: Tensor, pred
 def scale_columns(inputs: Tensor, places: Sequence[int], knots: Sequence[Knots | None]) -> Tensor:
     """Return a copy of ``inputs`` (N, F) in which the columns at ``places`` are scaled by their ``knots``.
 
-    Values are interpolated linearly between knots. A value beyond the outer knots becomes that knot's scaled value. A missing value
-    becomes 0, and so does a whole column without knots.
+    Knots are ascending values and the scaled value of each, between which values are interpolated linearly. A value beyond the outer knots
+    becomes that knot's scaled value. A missing value becomes 0, and so does a whole column without knots.
     """
     result = inputs.clone()
     for place, column_knots in zip(places, knots, strict=True):

@@ -111,19 +111,19 @@ def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | 
 
 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
-    """Return the target columns to measure before training: the range of a number, or the class counts."""
+    """Return the targets to measure before training: a number's range, or class counts. ``label`` tells several columns apart."""
     names = config.target_names
     bounds = public_bounds(config, names[0])
     if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
         raise ConfigError(f"data.bounds.{names[0]} begins at {bounds[0]:g}, but counts and times are never negative: begin at 0 or more")
     if targets in ("number", "count"):
         return (Unscaled(f"{names[0]}, the target", bounds=bounds),)
-    if config.text:
+    if config.text:  # a run on texts measures no class counts
         return ()
     if targets == "class":
         return (Unscaled(f"{names[0]}, the target", classes=outputs),)
     if targets == "ordered":
-        return (Unscaled(f"{names[0]}, the target", classes=outputs + 1),)
+        return (Unscaled(f"{names[0]}, the target", classes=outputs + 1),)  # outputs are thresholds between two classes
     if targets == "survival":
         time = Unscaled(f"{names[0]}, the time", bounds=bounds, label=0)
         return time, Unscaled(f"{names[1]}, the event", classes=2, label=1)
@@ -190,7 +190,7 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
     if not config.client:
         return Owners()
     train = tables[0]
-    train.column(config.client, "data.client")
+    train.column(config.client, "data.client")  # raises if there is no such column
     words = column_words(replace(train, missing=()), config.client)  # a client may be called None
     if "" in words:
         raise DataError(f"{train.where(words.index(''))}: data.client {config.client!r} has no value: fill it in, or remove the row")

@@ -126,7 +126,7 @@ def _tenth_by_name(dataset: Dataset) -> NDArray[np.bool_] | None:
     """Return a mask of the training samples to set aside by the names of their persons or files; None if the data have no such names."""
     if dataset.persons is not None:
         return uniform_by_name(dataset.persons, "holdout") < _HOLDOUT_SHARE
-    if dataset.identities is not None:
+    if dataset.identities is not None:  # hashes of file names; dividing makes this choice independent of the test split's
         return np.asarray(dataset.identities // np.uint64(_IDENTITY_DIVISOR) % np.uint64(round(1 / _HOLDOUT_SHARE)) == 0)
     return None
 

@@ -51,10 +51,10 @@ Classes = NDArray[np.int64]
 
 
 def find_leaks(table: Table, config: DataConfig, targets: Targets) -> dict[str, bool]:
-    """Return the input columns of ``table`` that predict a target nearly without error.
+    """Return the input columns of ``table`` that predict a target nearly without error, each with whether it does so without a scale.
 
-    The value of a column is whether a model can use it even if noise hides the column's scale. A column of words has no scale. The gaps
-    in a column of numbers have none either, if ``data.missing`` gives them an indicator. ``config`` has the kind of each column filled in.
+    Noise may hide the scale of a column of numbers, so that a model cannot use the numbers. A column of words has no scale. Neither have
+    the gaps in a column, if ``data.missing`` gives them an indicator. ``config`` has the kind of each column filled in.
     """
     if config.text or targets == "tokens":
         return {}
@@ -108,7 +108,7 @@ def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple
     for name in config.columns:
         cells = _as_numbers(column_words(table, name, values=config.categories.get(name, ())))
         predicts = any(_predicts(cells, classes) for classes in targets_as_classes)
-        without_scale = True
+        without_scale = True  # the inputs of a column of words have no scale
         if name not in config.words and name not in config.categories:
             values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False)
             predicts |= any(_separates_two_classes(values, classes) for classes in targets_as_classes)

@@ -78,7 +78,7 @@ def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
     table = read_table(path, names, names_shown=False).with_missing(config.missing_words)
     counts = {}
     for name in names:
-        table.column(name, "data.bounds")
+        table.column(name, "data.bounds")  # raises if there is no such column
         numbers, (low, high) = table.numbers(name, strict=False), config.bounds[name]
         counts[name] = int(((numbers < low) | (numbers > high)).sum())
     return {name: count for name, count in counts.items() if count}
@@ -105,7 +105,7 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
     An input cell becomes empty, or the cell of the row ``made_up`` if ``data.missing`` refuses empty cells. In the second case the row is
     not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
-    columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)
+    columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)  # below, ``fits = usable`` excludes no further row
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in (column for column in made_up.columns if column != config.person):
         cells = table.column(name, "data.target" if name in target_names else "data.columns")

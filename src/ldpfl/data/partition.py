@@ -206,14 +206,14 @@ def _shares_with_isolation(
     labels_per_client: int,
     isolated: Isolation,
 ) -> list[Indices]:
-    """Divide the samples by ``scheme``, with the private label only among the clients other than the curious one."""
+    """Divide the samples by ``scheme``. Client 0, the honest-but-curious attacker, gets no sample of the private label."""
     private = labels == isolated.label
     match scheme:
         case "iid":
             return _equal_shares(private, clients, generator)
         case "quantity":
             drawn = _dirichlet(generator, alpha, clients)
-            proportions = {0: drawn, 1: _proportions_without_curious(drawn, generator)}
+            proportions = {0: drawn, 1: _proportions_without_curious(drawn, generator)}  # 1: samples of the private label, 0: others
             return _divide_by_label(private.astype(np.int64), clients, generator, lambda is_private: proportions[is_private])
         case "dirichlet":
 
@@ -230,10 +230,10 @@ def _shares_with_isolation(
 
 
 def _equal_shares(private: NDArray[np.bool_], clients: int, generator: np.random.Generator) -> list[Indices]:
-    """Divide samples at random into equal shares. The curious client gets no sample that the mask ``private`` (N,) marks."""
+    """Divide samples at random into equal shares. Client 0, the attacker, gets no sample that the mask ``private`` (N,) marks."""
     size = min(private.size // clients, int(np.count_nonzero(~private)))
     order = generator.permutation(private.size)
-    # The curious client is served first. Otherwise too few samples of other labels could be left for it.
+    # The curious client, which is the attacker, is served first. Otherwise too few samples of other labels could be left for it.
     goes_to_curious = np.zeros(private.size, dtype=np.bool_)
     goes_to_curious[np.flatnonzero(~private[order])[:size]] = True
     others_samples = order[~goes_to_curious][: size * (clients - 1)]
@@ -241,10 +241,10 @@ def _equal_shares(private: NDArray[np.bool_], clients: int, generator: np.random
 
 
 def _proportions_without_curious(proportions: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return ``proportions`` with 0 for the curious client. Those that remain need not sum to 1."""
+    """Return the clients' ``proportions`` of the private label, with 0 for the attacker, client 0. The others need not sum to 1."""
     remaining = proportions.copy()
     remaining[CURIOUS_CLIENT] = 0.0
-    if remaining.sum() == 0:  # the curious client had all: one other client gets all instead
+    if remaining.sum() == 0:  # the attacker had all: one other client gets all instead
         remaining[generator.integers(1, remaining.size)] = 1.0
     return remaining
 
@@ -252,7 +252,7 @@ def _proportions_without_curious(proportions: NDArray[np.float64], generator: np
 def _equal_parts_by_label(
     labels: NDArray[np.int64], clients: int, generator: np.random.Generator, labels_per_client: int, private: int
 ) -> list[Indices]:
-    """Give the curious client one label less than the others, and all of them equally many samples."""
+    """Give all clients equally many samples of ``labels_per_client`` labels, of which client 0, the attacker, lacks the ``private`` one."""
     present = np.unique(labels)
     if not 2 <= labels_per_client <= present.size:
         raise ConfigError(f"labels_per_client is {labels_per_client}, expected 2 to {present.size}, because one of the labels is private")
@@ -294,7 +294,7 @@ def _take_turns(stock: dict[int, list[int]], labels_by_client: Sequence[Sequence
 
 
 def _give_curious_client_a_sample(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
-    """Give the curious client, if it has no sample, one of the ``allowed`` samples from the client that has most of them."""
+    """Give the attacker, client 0, if it has no sample, one of the ``allowed`` samples (a mask) from the client that has most of them."""
     if shares[CURIOUS_CLIENT].size == 0:
         donor = max(range(len(shares)), key=lambda other: np.count_nonzero(allowed[shares[other]]))
         moved = np.flatnonzero(allowed[shares[donor]])[-1:]

@@ -183,7 +183,7 @@ def _straight_line(knots: Knots) -> Knots | None:
 
 
 def is_scale_unreliable(histograms: Sequence[Histogram], knots: Knots) -> bool:
-    """Return whether a column's scale by ``knots`` is unreliable: its deviates may be much narrower than they should be.
+    """Return whether a column's scale by ``knots`` is unreliable: the scaled values may vary much less than they should.
 
     It is unreliable if the ``histograms`` hold hardly more rows than noise, or do not show enough variance. Each histogram gives a lower
     bound on the variance, and the best bound counts. The two values of a 0/1 column, for example, lie in different bins of one histogram.
@@ -200,7 +200,7 @@ def has_too_few_rows(histograms: Sequence[Histogram]) -> bool:
 
 
 def _least_variance(histogram: Histogram, knots: Knots) -> float:
-    """Return a lower bound on the variance of a column's deviates, wherever in their bins its rows lie.
+    """Return a lower bound on the variance of a column's values after scaling by ``knots``, wherever in their bins its rows lie.
 
     For a candidate mean, each row contributes the squared distance of the mean from the row's bin. A margin for the noise is subtracted.
     The bound is the minimum over the candidate means.
@@ -276,7 +276,7 @@ class TargetScale:
 def target_scale_from_histogram(
     histogram: Histogram | None, targets: Targets, bounds: tuple[float, float] | None, remedy: str = ""
 ) -> tuple[TargetScale, float]:
-    """Return the scale of a number or a count, by its histogram or else its ``bounds``, and the mean of a count in units of spread.
+    """Return the scale of a numeric target, by its histogram or else its ``bounds``, and a count's mean in units of spread (else 1).
 
     Args:
         remedy: end of the message if noise hides the target.
@@ -286,7 +286,7 @@ def target_scale_from_histogram(
     """
     center, spread = (np.nan, np.nan) if histogram is None else center_and_spread(histogram, whole=targets == "count")
     if not spread > 0 and bounds is not None:
-        return target_scale_from_bounds(targets, bounds, _REACH)
+        return target_scale_from_bounds(targets, bounds, reach=_REACH)
     if not (isfinite(center) and spread > 0):
         if isfinite(center):
             raise DataError(f"all targets were measured to be {center:.6g}, expected targets that vary: name another column in data.target")
@@ -296,7 +296,7 @@ def target_scale_from_histogram(
     if targets != "count":
         return TargetScale(center, spread), 1.0
     spread = max(spread, center / _MAX_MEAN)  # with a smaller spread, all counts would be clipped far below their mean
-    return TargetScale(0.0, spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
+    return TargetScale(center=0.0, spread=spread, reach=_MAX_COUNT), max(center / spread, _MIN_MEAN)
 
 
 def bin_with_nearly_all_rows(histogram: Histogram) -> tuple[float, float] | None:
@@ -322,13 +322,13 @@ def _target_reach(targets: Targets) -> float:
 
 
 def target_scale_from_bounds(targets: Targets, bounds: tuple[float, float], reach: float) -> tuple[TargetScale, float]:
-    """Return the same as :func:`target_scale_from_histogram`, from public ``bounds`` alone.
+    """Return the scale of a numeric target from its public ``bounds`` alone, and a count's mean in units of spread (else 1).
 
     ``reach`` limits scaled targets, see :class:`TargetScale`. The mean and the spread of a count are assumed to be a quarter of its upper
     bound. The upper bound is then 4 on the scale, so scaled counts are never clipped below 4.
     """
     if targets == "count":
-        return TargetScale(0.0, bounds[1] / 4, reach=max(reach, 4.0)), 1.0
+        return TargetScale(center=0.0, spread=bounds[1] / 4, reach=max(reach, 4.0)), 1.0
     return TargetScale((bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2, reach=reach), 1.0
 
 
@@ -349,7 +349,7 @@ def cuts_from_histogram(
     if histogram is None or below is None:
         if not cuts:
             raise DataError(f"the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon{remedy}")
-        return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)
+        return TargetScale(cuts=tuple(cuts)), [1 / (len(cuts) + 1)] * len(cuts)  # shares are not known, so they are taken as equal
     if not configured_cut_points(dataset):
         # Interpolation needs strictly rising shares, so each edge adds a tiny one. Without times between two edges, shares would be equal.
         rising = below + np.linspace(0, 1e-9, below.size)
@@ -392,7 +392,7 @@ def unscaled_values(dataset: Dataset) -> list[Floats]:
 
 
 def _values(samples: Samples, column: Unscaled) -> Floats:
-    """Return the values (N,) of a ``column`` of inputs or targets. A row without a target has the value NaN."""
+    """Return the values (N,) of a ``column``: an input if it has a place among the inputs, else a target, NaN in rows without one."""
     if column.place is not None:
         return samples.tensor[:, column.place].double().numpy()
     targets = samples.targets if samples.targets.dim() == 1 else samples.targets[:, column.label]
@@ -433,8 +433,8 @@ def scaled_by_bounds(dataset: Dataset) -> Dataset:
     if is_survival:
         return apply_scale(dataset, knots, TargetScale(cuts=tuple(cuts_from_settings(dataset, target_bounds))), ())
     if target_bounds is None:
-        return apply_scale(dataset, knots, None, ())
-    return apply_scale(dataset, knots, target_scale_from_bounds(target_kind(dataset), target_bounds, 1.0)[0], ())
+        return apply_scale(dataset, knots, target=None, shares=())
+    return apply_scale(dataset, knots, target_scale_from_bounds(target_kind(dataset), target_bounds, reach=1.0)[0], ())
 
 
 def target_kind(dataset: Dataset) -> Targets:
@@ -453,6 +453,7 @@ def apply_scale(dataset: Dataset, knots: Sequence[Knots | None], target: TargetS
     places = tuple(column.place for column in dataset.unscaled if column.place is not None)
 
     def scaled_samples(samples: Samples, *, for_evaluation: bool) -> Samples:
+        """Return ``samples`` with inputs and targets scaled; targets are clipped unless they are ``for_evaluation``."""
         inputs, targets = samples.inputs, samples.targets
         if places:  # tokens of texts have no scale
             inputs = scale_columns(samples.tensor, places, knots)

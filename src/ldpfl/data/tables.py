@@ -253,7 +253,7 @@ def _table_files(path: Path) -> list[Path]:
 
 
 def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
-    """Read one CSV file; see :func:`read_table`. The delimiter is the one that occurs most often in its first line."""
+    """Read a CSV file, whose first line decides the delimiter. Strict if ``only`` is None, else what cannot be read counts as missing."""
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig", errors="strict" if only is None else "replace")
@@ -341,7 +341,7 @@ def _line_place(path: Path, lines: NDArray[np.int64], row: int) -> str:
 
 
 def _read_parquet(path: Path, only: Collection[str] | None, names_shown: bool) -> Table:
-    """Read one Parquet file; see :func:`read_table`."""
+    """Read a Parquet file: all columns strictly if ``only`` is None, else these, and a cell that cannot be read counts as missing."""
     from ldpfl.data.parquet import read_parquet  # slow to import
 
     try:
@@ -381,7 +381,7 @@ def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") ->
 def _table_of_frame(
     frame: pandas.DataFrame, where: Callable[[int], str], digest: str, *, strict: bool = True, names_shown: bool = True
 ) -> Table:
-    """Return a data frame as a table with the given ``where`` and ``digest``; see :class:`Table`.
+    """Return a data frame as a table. ``where`` returns a row's place, such as "a.parquet, row 1"; ``digest`` identifies the content.
 
     Args:
         strict: whether a cell of an unsupported type is an error; else it becomes empty.
@@ -399,7 +399,7 @@ def _table_of_frame(
 
 
 def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:
-    """Return a pandas series as a column; see :func:`_table_of_frame`. Messages call it ``label``."""
+    """Return a pandas series as a column. A cell of another type or infinity is an error if ``strict``, else empty."""
     from pandas.api import types
 
     if types.is_bool_dtype(series) or types.is_numeric_dtype(series):

@@ -51,6 +51,7 @@ def read_targets(tables: Sequence[Table], config: DataConfig, targets: Targets) 
     names = config.target_names
     for table in tables:
         for name in names:
+            # Raises if there is no such column.
             table.column(name, "data.target", "" if targets in ("classes", "survival") else f"; {_TASK_OF_SEVERAL}")
     if targets == "survival":
         return _survival_targets(tables, names, config)
@@ -64,9 +65,9 @@ def read_targets(tables: Sequence[Table], config: DataConfig, targets: Targets) 
     if targets == "tokens":
         return ReadTargets([_token_targets(table, config) for table in tables], BYTES)
     if targets == "number":
-        return ReadTargets([_number_targets(table, names[0]) for table in tables], 1)
+        return ReadTargets([_number_targets(table, names[0]) for table in tables], outputs=1)
     if targets == "count":
-        return ReadTargets([_count_targets(table, names[0]) for table in tables], 1)
+        return ReadTargets([_count_targets(table, names[0]) for table in tables], outputs=1)
     if targets == "classes":
         return ReadTargets([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
     class_targets = _class_targets(tables, names[0], config)
@@ -193,7 +194,7 @@ _MAX_NAMED = 5
 
 def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> ReadTargets:
     """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes in the first table."""
-    numeric = all(table.is_numeric(name) for table in tables) and not config.classes
+    numeric = all(table.is_numeric(name) for table in tables) and not config.classes  # then 1 and 1.0 are the same class
     for table in tables if numeric else ():
         _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [column_words(table, name, numeric=numeric, values=config.classes) for table in tables]

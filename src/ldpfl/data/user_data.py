@@ -127,7 +127,7 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
 
 
 def _dataset_of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
-    """Return the data set of a user's own tables, with notes on faults that its cells show; for ``leaks`` see :class:`Dataset`."""
+    """Return the data set of a user's own tables, with notes on faults in their cells, and with columns that give the target away."""
     dataset = dataset_from_table(name, train, test, config, targets)
     rows, resolved = train.with_missing(config.missing_words), config if dataset.encoder is None else dataset.encoder.data
     whose = {"person": config.person, "client": config.client}  # an encoder does not keep them
@@ -364,7 +364,7 @@ def _dataset_of_splits(
     for part in parts:
         for content in part.content():
             digest.update(content)
-    if outputs is None:
+    if outputs is None:  # the data name no classes
         outputs = _output_count(train.targets, test.targets, targets)
     test_inputs = tensors_by_name(test.inputs)
     tokens = {key: part for key, part in tensors_by_name(train.inputs).items() if part.dtype == torch.int64}

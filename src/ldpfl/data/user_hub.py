@@ -107,7 +107,7 @@ def _nearest(path: Path) -> str:
 def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     """Return the builder and the arguments for ``datasets.load_dataset``, with an explicit list of files for each split.
 
-    Without the list, the library would guess the splits by words in the paths. See :func:`_splits` for ``one_class``.
+    Without the list, the library would guess the splits by words in the paths. With ``one_class``, even a single folder is a class.
     """
     if not path.exists():
         raise DataError(f"data set {str(path)!r} cannot be read: there is no such file or folder")

@@ -91,7 +91,7 @@ def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) ->
         numbers, class_names = _number_labels(_labels(split, label, origin), class_names, origin)
         targets.append(torch.tensor(numbers, dtype=torch.int64))
     inputs = [read_pixels(split, image_column(split) or image, origin) for split in splits.values()]
-    channels = max(images.shape[1] for images in inputs)
+    channels = max(images.shape[1] for images in inputs)  # a grey split beside a coloured one gets three equal channels
     parts = [Samples(images.expand(-1, channels, -1, -1).contiguous(), numbers) for images, numbers in zip(inputs, targets, strict=True)]
     owners = _client_names(splits["train"], image, label, config)
     are_files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
@@ -112,7 +112,7 @@ def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:
 
 
 def _identity(path: Path, root: Path) -> int:
-    """Return 64 bits of the hash of one image's path, see :func:`_identities`."""
+    """Return 64 bits of the hash of one image's path below ``root``, without the innermost folder, which may be its class."""
     below_root = path.relative_to(root) if path.is_relative_to(root) else Path(path.name)
     name = "/".join([*below_root.parts[:-2], below_root.name])
     return int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
@@ -165,7 +165,7 @@ def read_pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
         arrays.append(array)
         if array.shape[:2] != arrays[0].shape[:2]:
             (height, width), (first_height, first_width) = array.shape[:2], arrays[0].shape[:2]
-            first = _place_of_image(split, image, 0, origin)
+            first = _place_of_image(split, image, row=0, origin=origin)
             problem = f"has {width} x {height} pixels, and {first} has {first_width} x {first_height}: resize all images to one size"
             raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
     channels = max(array.shape[2] for array in arrays)

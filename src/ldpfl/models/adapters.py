@@ -66,6 +66,7 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
     """Return ``module`` with its ``adapter``, in training mode. Only parameters that are trained require gradients.
 
     Args:
+        targets, images: kind of the task's targets, and whether the samples are images.
         absent: names of layers whose weights no file holds. They are trained whatever the adapter is.
 
     Raises:
@@ -100,7 +101,7 @@ def _peft_config(adapter: Adapter, task: str | None, trained_layers: Sequence[st
     if adapter.kind == "lora":
         return peft.LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, **common)
     if adapter.kind == "ia3":
-        # ``peft`` needs this list where layers are named. Empty, it scales the outputs of all of them.
+        # Where layers are named, ``peft`` also needs a list of those whose inputs are scaled. It is empty: outputs are scaled.
         return peft.IA3Config(feedforward_modules=changed_layers and [], **common)
     return peft.PromptTuningConfig(num_virtual_tokens=adapter.tokens, task_type=task)
 

@@ -63,6 +63,7 @@ class FoldedAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Call PyTorch's ``func``. Attention is computed by the fast kernel, or by plain products where that does not apply."""
         named = dict(kwargs or {})
         if func is not F.scaled_dot_product_attention:
             return func(*args, **named)
@@ -118,6 +119,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
+        """Return the gradients of query, key and value by the kernel, and None for mask, causal and scale, which have none."""
         *saved, mask = ctx.saved_tensors
         causal, scale = ctx.causal_and_scale
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -119,6 +119,7 @@ class _ResNetGN(nn.Module):
     """
 
     def __init__(self, shape: InputShape, classes: int, *, widths: tuple[int, ...], blocks_per_stage: int) -> None:
+        """Build one stage of ``blocks_per_stage`` residual blocks for each of ``widths``, the stages' numbers of channels."""
         super().__init__()
         inputs = widths[0]
         self.stem = nn.Conv2d(_image(shape)[0], inputs, 3, padding=1, bias=False)

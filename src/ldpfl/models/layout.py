@@ -134,7 +134,7 @@ def called_with(
         if parameter is not None
     }
     values = {place: parameters[name] for place, name in name_by_place.items() if name in parameters}
-    # The compiler cannot trace the context, and a part of ``transformers`` decides by shapes alone there anyway.
+    # The compiler cannot trace this context, which makes ``transformers`` decide by shapes alone. Compiled code does so anyway.
     with nullcontext() if torch.compiler.is_compiling() else blind_to_values(module, parameters.values()):
         outputs = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
     parameters.update({name: values[name] for name in parameters.keys() & values.keys()})
@@ -157,7 +157,7 @@ def scores_in(outputs: Any, tokens: Tensor | None = None, **named: Tensor) -> An
     if not isinstance(logits, Tensor):
         return outputs
     tokens = named.get("input_ids", tokens)
-    by_place = logits.dim() == 3 and tokens is not None and tokens.dim() == 2
+    by_place = logits.dim() == 3 and tokens is not None and tokens.dim() == 2  # (N, T, vocabulary): scores at each token's place
     return logits[:, -tokens.shape[1] :] if by_place and tokens is not None else logits
 
 

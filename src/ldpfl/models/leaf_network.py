@@ -36,6 +36,7 @@ class LeafNetwork(nn.Module):
     """
 
     def __init__(self, shape: InputShape, classes: int, *, directions: int = 372) -> None:
+        """Begin with the first ``directions`` of the packaged directions, which were learnt from drawn pictures, and with a head of 0."""
         super().__init__()
         if tuple(shape) != (3, 32, 32):
             raise ConfigError(f"model 'leaf-network' needs colour pictures of 32 x 32 pixels, got samples of shape {tuple(shape)}")
@@ -52,6 +53,7 @@ class LeafNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, pictures: Tensor) -> Tensor:
+        """Return the outputs (N, classes) for ``pictures`` (N, 3, 32, 32) and their mirror images together."""
         patches = _normalised_patches(pictures * _SPREAD)
         straight, mirrored = (self._responses(patches, filters) for filters in (self.filters, self.filters.flip(-1)))
         # The left quarters of a mirror image are the right ones of the picture.

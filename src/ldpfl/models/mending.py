@@ -85,7 +85,7 @@ def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], pre
             yield Change(place, _description(child), _description(replacement))
         else:
             yield from _mend_parts(child, replacements, f"{place}.")
-    if rates := dropout_rates(module):
+    if rates := dropout_rates(module):  # names of attributes
         before = _description(module)
         for rate in rates:
             setattr(module, rate, 0.0)

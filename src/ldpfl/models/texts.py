@@ -45,6 +45,7 @@ class GRU(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the outputs for ``tokens`` (..., T): at each place of a text, or for the mean state over its tokens."""
         inputs = self.from_input(self.embedding(tokens))
         state = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
         states = []
@@ -80,6 +81,7 @@ class Transformer(nn.Module):
     def __init__(
         self, vocabulary: int, outputs: int, by_place: bool, *, width: int = 64, heads: int = 4, depth: int = 2, longest: int = 512
     ) -> None:
+        """With ``by_place`` the model predicts the next token at each place of a text, else outputs for the whole text."""
         super().__init__()
         if width % heads:
             raise ConfigError(f"transformer: width must be a multiple of heads, got width {width} and heads {heads}")
@@ -92,6 +94,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the outputs for ``tokens`` (..., T): at each place of a text, or for the mean state over its tokens."""
         length = tokens.shape[-1]
         if length > len(self.places):
             raise ConfigError(

@@ -63,7 +63,7 @@ def _counted_unit(result: Mapping[str, Any]) -> str:
 
 
 def _sentence_on_count(last: Mapping[str, Any], unit: str) -> str:
-    """Return sentences on the number of units if the run's terms state it, and on its estimate from the released sum; empty if counted."""
+    """Return sentences on the number of ``unit``s if the run's terms assume it instead of counting them, and on its noisy estimate."""
     if not last.get("stated"):
         return ""
     estimate = last.get("counted")

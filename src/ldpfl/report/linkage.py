@@ -100,7 +100,7 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
             _draw_channels(named, result, lambda row: row.attributed(0), scale=100, dotted=True)
         _draw_channels(pairs, result, lambda row: row.auc)
         _draw_channels(linked, result, lambda row: row.linked)
-        _draw_channels(epsilon, result, lambda row: Figure(row.epsilon, 0.0))
+        _draw_channels(epsilon, result, lambda row: Figure(row.epsilon, deviation=0.0))
         dotted_note = f"\n(dotted: after {setting.watched[0]})" if last else ""
         named.set_ylabel(f"reports named rightly (%) after\n{setting.watched[-1]} watched rounds{dotted_note}")
         pairs.set_ylabel("two reports, of one client or not:\nAUC (0.5: chance)")

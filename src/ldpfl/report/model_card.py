@@ -147,8 +147,9 @@ def _without_advice(caveat: str) -> str:
     """Return ``caveat`` without advice on settings and commands, which is for the run's owner. A sentence ends where advice begins."""
     kept = []
     for sentence in re.split(r"(?<=\.) (?=[A-Z])", caveat):
-        clauses = re.split(r"(; |: |, so )", sentence)
+        clauses = re.split(r"(; |: |, so )", sentence)  # clauses at even places, with separators between them
         end = next((place for place in range(0, len(clauses), 2) if _ADVICE.search(clauses[place])), len(clauses) + 1)
+        # The separator before the advice goes with it. Of a sentence that begins with advice, nothing is kept.
         kept += ["".join(clauses[: end - 1]).removesuffix(".")] if end else []
     return ". ".join(kept)
 

@@ -225,7 +225,7 @@ def _spent_plot(ledger: Ledger, statement: Statement) -> Markup | str:
 
 
 def _measuring_sentence(ledger: Ledger, rounds: int) -> str:
-    """Return a sentence on the rounds that measured columns before training; empty if there are none."""
+    """Return sentences on releases other than training: rounds that measured columns, and evaluations at clients; empty if none."""
     measured = ledger.measured
     evaluations = sum(event.histograms for event in ledger.events) - measured
     sentences = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []

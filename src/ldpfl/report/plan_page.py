@@ -70,7 +70,7 @@ def _setting_page(stored: dict[str, Any]) -> str:
 
 
 def _regime_page(stored: dict[str, Any]) -> str:
-    """Return the page of a plan for a regime, from the arguments in the file."""
+    """Return the page of a plan for a regime (who is protected from whom), from the arguments in the file."""
     arguments = TypeAdapter(_RegimeArguments).validate_python(
         {field.name: stored[field.name] for field in fields(_RegimeArguments) if field.name in stored}
     )

@@ -162,7 +162,7 @@ def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> 
 
 
 def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -> None:
-    """Draw the score of each row of a sweep against its proved epsilon, with one colour for each variant, joined by lines if ``joined``."""
+    """Draw scores of a sweep against proved epsilons, ``rows`` of (row, epsilon): a colour for each variant, its points joined or not."""
     _scale_of_epsilon(axes, [epsilon for _, epsilon in rows], room=3)
     for number, variant in enumerate(dict.fromkeys(row.variant for row, _ in rows)):
         points = sorted(((epsilon, row) for row, epsilon in rows if row.variant == variant), key=lambda pair: pair[0])
@@ -200,7 +200,7 @@ def panels_of(sweep: SweepConfig) -> int:
 
 
 def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) -> None:
-    """Draw a sweep's scores on ``panels``, see :func:`draw_sweep`."""
+    """Draw a sweep's scores on ``panels``: each variant against the first axis, if any, and all rows against the bytes that are sent."""
     axis = next(iter(sweep.axes), None)
     drawn = [row for row in rows if row.score]
     if axis:

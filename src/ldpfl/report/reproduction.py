@@ -138,7 +138,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
     for number, variant in enumerate(sweep.variants):
         ours = [result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None]
         heights, colour = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours], f"C{number % 10}"
-        if ours and not ours[0].point:
+        if ours and not ours[0].point:  # the variant does not depend on the axis
             axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))
         elif ours:
             positions = [float(dict(result.point)[axis]) for result in ours]
@@ -192,14 +192,14 @@ def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[Reprodu
 
 
 def _our_figure(shows: Shows, result: ReproducedRow) -> float | None:
-    """Return our value of the compared figure, shares in per cent; None if it is not known."""
+    """Return our value of the figure that ``shows`` names, such as score or noise, shares in per cent; None if it is not known."""
     value = result.figure(shows)
     scale = display_factor(result.row.metric) if result.row is not None and shows == "score" else 1.0
     return None if value is None or not isfinite(value) else scale * value
 
 
 def _our_spread(shows: Shows, result: ReproducedRow) -> float | None:
-    """Return the standard deviation of the compared figure over the seeds; None for fewer than two seeds, or if it is not measured."""
+    """Return the deviation over the seeds of the figure that ``shows`` names; None for fewer than two seeds, or if it is not measured."""
     if result.row is None or len(result.distances if shows == "distance" else result.row.score) < 2:
         return None
     if shows == "distance":

@@ -77,7 +77,7 @@ def _common_value(values: Sequence[str], plural: str) -> str:
 
 
 def _row_values(row: Row, sweep: SweepConfig) -> dict[str, Any]:
-    """Return the template's values for a row."""
+    """Return the template's values for a row of the sweep's table: the runs of one variant at one point of the axes."""
     best = best_figure(row.privacy)  # the epsilon and the trusted party
     claim = f" ({AUTHORS_CLAIM})" if row.privacy.get("status") == AUTHORS_CLAIM else ""
     return {

@@ -44,6 +44,6 @@ def _replacement(error: UnicodeError) -> tuple[str, int]:
 
 def _ascii_form(char: str) -> str:
     """Return a character's ASCII form, or its escape sequence."""
-    if ord(char) in _BRAILLE:
+    if ord(char) in _BRAILLE:  # spinners are drawn with these
         return "*"
     return _ASCII_FORMS.get(char, char.encode("ascii", "backslashreplace").decode())

@@ -50,6 +50,7 @@ class MLflow:
         self._run = ""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Create a run in the experiment that the environment names, and record the ``settings`` within MLflow's limits."""
         experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment_id(os.environ.get("MLFLOW_EXPERIMENT_NAME", "ldpfl"))
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
         texts = [self._entities.Param(key, str(value)[:_MAX_PARAM_LENGTH]) for key, value in settings.items()]
@@ -62,6 +63,7 @@ class MLflow:
         return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Record figures of the round ``step``, with characters that MLflow refuses in names replaced by ``_``."""
         now_ms = int(1000 * time())
         allowed_names = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in figures.items()}
         self._client.log_batch(
@@ -97,6 +99,7 @@ class WandB:
         self._run: Any = None
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Begin a run, with everything switched off that the client would collect by itself."""
         switched_off = {"x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
         self._run = self._library.init(
             project=os.environ.get("WANDB_PROJECT", "ldpfl"),

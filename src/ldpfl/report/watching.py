@@ -68,7 +68,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path) -> None:
-        super().__init__((HOST, 0), _Handler)
+        super().__init__((HOST, 0), _Handler)  # port 0: the system chooses a free one
         self.latest, self.path_of_page = _LatestPage(folder), f"/{secrets.token_urlsafe(12)}/"
         self.host_and_port = f"{HOST}:{self.server_address[1]}"
         self._free_threads = threading.BoundedSemaphore(_MAX_CONNECTIONS)

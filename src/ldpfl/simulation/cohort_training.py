@@ -52,7 +52,8 @@ def train_cohort(
 ) -> Tensor:
     """Return the values (K, d) that the clients of ``cohort`` would randomise in the round after ``state``. Row i is ``cohort[i]``'s.
 
-    They are private values without noise, for audits of a simulation. No code that plays the server may see them.
+    They are private values without noise, for audits of a simulation. No code that plays the server may see them. ``chunk_size`` clients
+    are trained at once; by default the free memory and the measured speed decide.
     """
     if chunk_size is None:
         chunk_size = federation.chunk_size or chunk_size_for(federation, state, cohort)
@@ -70,9 +71,10 @@ def train_cohort(
 def chunks_of_cohort(
     federation: Federation, cohort: NDArray[np.int64], chunk_size: int, most: int = MOST_CLIENTS
 ) -> Iterator[NDArray[np.intp]]:
-    """Yield the places (k,) in ``cohort`` of each chunk of clients that are trained together.
+    """Yield the positions (k,) in ``cohort`` of each chunk of clients that are trained together.
 
-    Compiled steps need whole blocks of clients, so that a chunk has about ``most`` clients. Other chunks have up to ``chunk_size``.
+    A compiled step processes a block of a fixed number of clients, so its chunks are whole blocks with up to ``most`` clients in all. Other
+    chunks have up to ``chunk_size`` clients.
     """
     # Clients of similar size are together, so that fewer steps are padding. Streams belong to clients, so the order changes no result.
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
@@ -95,25 +97,25 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
         ConfigError: the model has personal layers, which only the rounds of a simulation keep.
         PrivacyError: the model changes its own state while it runs, or PyTorch refuses to run it although the trial before the run passed.
     """
-    return train_with_personal_layers(federation, state, clients, None)[0]
+    return train_with_personal_layers(federation, state, clients, personal=None)[0]
 
 
 def train_with_personal_layers(
     federation: Federation, state: ServerState, clients: NDArray[np.int64], personal: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weights as :func:`train_clients` does, and the personal layers (k, p) of ``clients`` after the round.
+    """Return the weights (k, d) of ``clients`` after local training, and their personal layers (k, p), which they keep.
 
     Args:
         personal: (k, p) the clients' personal layers before the round; None if the model has none.
     """
     schedule, trainer = schedule_of(federation, state, clients), federation.trainer
     if isinstance(trainer, RecordGradientTrainer):
-        trainer = trainer.in_round(state.ranges)
+        trainer = trainer.in_round(state.ranges)  # which may change the clipping norm
     if isinstance(trainer, PersonalTrainer) and personal is None:
         raise ConfigError("model.personal works only in simulations, which store each client's layers between rounds: remove this setting")
     with explained_pytorch_errors(federation, state, schedule):
         if isinstance(trainer, PersonalTrainer) and personal is not None:
-            trained, after = trainer.train_both(state.weights, personal.to(federation.device), schedule, state.round + 1)
+            trained, after = trainer.train_both(state.weights, personal.to(federation.device), schedule, round_number=state.round + 1)
             after = after.cpu()
         else:
             trained, after = trainer.train(state.weights, schedule, state.round + 1), None
@@ -133,7 +135,7 @@ def explained_pytorch_errors(federation: Federation, state: ServerState, schedul
         raise
     except RuntimeError as error:
         first_client = BatchSchedule(schedule.index[:1], schedule.mask[:1])
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # not a PrivacyError, which names the tensor and replaces the error below
             LoopTrainer(federation.task).train(state.weights, first_client, state.round + 1)
         raise PrivacyError(
             f"round {state.round + 1} stopped, and nothing was sent: PyTorch could not run the model on these samples, though it could on "
@@ -208,6 +210,7 @@ def _min_seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, dev
 
 
 def _measured_seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:
+    """Return the time, in seconds, that ``trainer`` takes once for ``schedule``."""
     started = time.perf_counter()
     trainer.train(weights, schedule)
     if device.type == "cuda":

@@ -48,20 +48,18 @@ class CompiledSums:
     compiled_before: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "clip": self.clip,
-            "compiled_before": True,
-        }  # without compiled code, which another process compiles again
+        # The copy in another process lacks the compiled code. Should compiling fail there, it runs uncompiled instead of raising.
+        return {"task": self.task, "clip": self.clip, "compiled_before": True}
 
     def block_sum(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
-        """Return the sum over the records with ``rows`` (R, B). ``mask`` (R, B) is 0 for rows that do not count.
+        """Return the sum of the clipped gradients of R records, as integers (lattice points).
 
-        Rounding may make a record's clipped points too long. Such a record is left out, as by :meth:`RecordClip.points`, and the others are
-        summed again without it.
+        Rounding may make a record's clipped points longer than the clipping norm. Such a record is left out, as by
+        :meth:`RecordClip.points`, and the others are summed again without it.
 
         Args:
             weights: (d,) weights at which gradients are taken.
+            rows, mask: (R, B) rows of each record, which are several if it stands for a person; and 0 for rows that do not count.
             real: (R,) bool, whether a record is real; the others pad the block.
         """
         batch = self.task.data.at(rows)
@@ -74,7 +72,7 @@ class CompiledSums:
         return block_sum
 
     def work(self, weights: Tensor, block: int, width: int) -> Work:
-        """Return the work of a call for a block of ``block`` records with ``width`` rows each, at ``weights`` (d,)."""
+        """Return the number of operations (a :class:`Work`) of a call for ``block`` records of ``width`` rows each, at ``weights`` (d,)."""
         rows = torch.zeros(block, width, dtype=torch.int64)
         batch, summed = self.task.data.at(rows), self._uncompiled_sums()
         mask, real = torch.ones(rows.shape), torch.ones(block, dtype=torch.bool)
@@ -93,6 +91,7 @@ class CompiledSums:
             return task.loss(dict(zip(layout.names, values, strict=True)), inputs, targets, mask)
 
         def summed(weights: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Return minus the sum (d,) of R records' clipped gradients, their norms (R,), and their squared lengths when clipped (R,)."""
             values = list(layout.unflatten(weights).values())
             layers = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
             gradients = [layer.flatten(1) for layer in layers]

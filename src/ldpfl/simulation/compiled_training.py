@@ -52,7 +52,7 @@ class CompiledTrainer:
         return max(4, min(256, round(_SAMPLES_PER_CALL / self.width), _WEIGHTS_PER_BLOCK // self.task.layout.dimension))
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
-        """Return (K, d) trained weights, as :class:`~ldpfl.simulation.local_training.Trainer` says."""
+        """Return the weights (K, d) of the K clients of ``schedule`` after training. Every client starts from ``weights`` (d,)."""
         starts = range(0, schedule.clients, self.block)
         trained = torch.empty(len(starts) * self.block, weights.numel())
         train_into = self._step_into if self.takes_one_step(schedule) else self._train_into
@@ -86,18 +86,15 @@ class CompiledTrainer:
                 batch = task.data.at(index)
                 gradients = self._gradients(parameters, batch.inputs, batch.targets, mask)
             clipped_gradients = gradients if task.clip_norm is None else clipped(gradients, task.clip_norm)
-            descent.step(clipped_gradients, mask.amax(dim=1))
+            descent.step(clipped_gradients, active=mask.amax(dim=1))
         trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "task": self.task,
-            "width": self.width,
-            "compiled_before": True,
-        }  # without compiled code, which another process compiles again
+        # The copy in another process lacks the compiled code. Should compiling fail there, it runs uncompiled instead of raising.
+        return {"task": self.task, "width": self.width, "compiled_before": True}
 
     def work(self, weights: Tensor, *, sent: bool = False) -> Work:
-        """Return the work of a step of a block at ``weights`` (d,). ``sent`` says whether clients send the result of this single step."""
+        """Return the number of operations (a :class:`Work`) of a step of a block; ``sent``: whether clients send this step's result."""
         index = torch.zeros(self.block, self.width, dtype=torch.int64)
         batch = self.task.data.at(index)
         parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]
@@ -133,11 +130,11 @@ class CompiledTrainer:
         return Compiled(one_step, compiled_before=self.compiled_before)
 
     def counting(self, first: Callable[..., Tensor], *, update: bool) -> Counter | None:
-        """Return a function that trains a block of clients by one step and returns the fields of :class:`BitSums`; None after an error.
+        """Return a compiled function that trains a block of clients by one step and counts the bits that they would send.
 
-        The function's arguments are the weights (d,), the learning rate, the block's inputs, targets and mask, the positions (block, 1) of
-        its clients, the first 16 bits (block, d) of their random words, the lowest and the highest values (d,) of the ranges, and the
-        arguments that ``first`` takes besides the values.
+        The function returns the fields of :class:`BitSums`. Its arguments are the weights (d,), the learning rate, the block's inputs,
+        targets and mask, the positions (block, 1) of its clients, the first 16 bits (block, d) of their random words, the lowest and the
+        highest values (d,) of the ranges, and what ``first`` takes besides the values. After :meth:`stop_counting` the result is None.
 
         Args:
             first: computes the first bits of thresholds; see :class:`~ldpfl.mechanisms.comparing.Comparison`.
@@ -164,8 +161,8 @@ class CompiledTrainer:
     def _counting_code(self, first: Callable[..., Tensor], update: bool) -> Counter:
         """Return the function that :meth:`counting` compiles; see there for all arguments.
 
-        It trains a block of clients by one step, computes each client's values (its new weights, or with ``update`` their change) and from
-        these, by ``first``, the first 16 bits of thresholds. A client's bit is 1 if its random word is below the threshold.
+        It trains a block of clients by one step and computes each client's values: its new weights, or with ``update`` their change. From
+        a value, ``first`` computes the first 16 bits of a threshold. The client's bit is 1 if its random word is below the threshold.
         """
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]
@@ -182,6 +179,7 @@ class CompiledTrainer:
             high: Tensor,
             *first_arguments: Tensor,
         ) -> list[Tensor]:
+            """Return the fields of :class:`BitSums` for a block of clients; the arguments are those that :meth:`counting` lists."""
             parameters = list(task.layout.unflatten(weights).values())
             gradients: list[Tensor] = vmap(grad(loss), in_dims=(None, 0, 0, 0))(parameters, task.normalised(inputs), targets, mask)
             layers = []
@@ -234,7 +232,7 @@ def _bit_sums(values: Tensor, threshold: Tensor, first_bits: Tensor, positions: 
         low, high: (n,) ends of the ranges.
     """
     words = (first_bits.float().view(torch.int32) >> 16).float()
-    is_open = words == threshold
+    is_open = words == threshold  # a bit is 1 if its word is below the threshold, and open if only the first bits are equal
     outside = (values < low) | (values > high)
     terms = ((words < threshold).float(), outside.float(), is_open.float(), is_open * positions, torch.where(is_open, values, 0.0))
     return BitSums(*(term.sum(dim=0) for term in (*terms, values - values)))  # the difference is NaN for NaN and infinity, else 0

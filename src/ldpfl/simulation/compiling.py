@@ -67,7 +67,7 @@ _MIN_CALLS = 500
 
 
 def is_worth_compiling(calls: float, work: Callable[[], Work]) -> bool:
-    """Return whether compiling a step is expected to save time in a run of ``calls`` calls. ``work`` computes the work of a call.
+    """Return whether compiling a step is expected to save time in a run of ``calls`` calls. ``work`` counts a call's operations.
 
     Nothing is timed, so that the decision does not depend on other work on the machine.
     """
@@ -82,11 +82,11 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.work = Work(0, 0, 0)
+        self.work = Work(operations=0, flops=0, values=0)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, since nothing is compiled within this context. The default would import the compiler, which takes a second."""
+        """Return False, since nothing is compiled in this context. PyTorch's default would import the compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -101,7 +101,7 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def measured_work(function: Callable[[], object]) -> Work:
-    """Call ``function`` once, and return the work of the call."""
+    """Call ``function`` once, and return the number of operations that it did, as a :class:`Work`."""
     counting = _WorkCounter()
     with counting, without_vmap_warning():
         function()
@@ -125,7 +125,7 @@ class Compiled:
         self._call, self._compiled_before = compiled(function), compiled_before
 
     def __call__(self, *values: Any) -> Any:
-        """Return the function's result for ``values``."""
+        """Return the function's result for ``values``. If compiling fails but succeeded before, it runs uncompiled from now on."""
         try:
             result = self._call(*values)
         except LdpflError:

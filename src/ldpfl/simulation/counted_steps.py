@@ -59,8 +59,9 @@ class CountedSteps:
     ) -> CountedSteps | None:
         """Return a counter for the bits of ``clients``, or None if their bits cannot be counted in the compiled step.
 
-        That is so if a client makes several steps or is weighted by its size, or if the mechanism does not send one bit for each weight. It
-        is also so on a user's own data, where the random words depend on the values.
+        They cannot if a client makes several steps or is weighted by its size, or if the mechanism does not send one bit for each weight.
+        On a user's own data they cannot either, because the random words depend on the values. ``ends`` are the lowest and the highest
+        value (d,) of each weight's range.
         """
         if federation.own_data or federation.work.full_weight is not None:
             return None
@@ -109,7 +110,7 @@ class CountedSteps:
         sorted by client and coordinate, since encoding draws the additional bits in that order.
         """
         open_bits = sums.open.numpy()
-        if bool(sums.spoiled.isnan().any()) or open_bits.max() > 1:
+        if bool(sums.spoiled.isnan().any()) or open_bits.max() > 1:  # a value is not finite, or a sum hides which two bits are open
             return False
         ones = sums.ones.numpy().astype(np.int32)
         coordinates = np.flatnonzero(open_bits)
@@ -124,7 +125,7 @@ class CountedSteps:
         return True
 
     def _sums_of(self, step: Counter, schedule: BatchSchedule, first_bits: torch.Tensor) -> BitSums:
-        """Train a block of clients by the compiled ``step``, and return its sums. ``first_bits`` are int16 (k, d)."""
+        """Train a block of k clients by ``step``, and return its sums. ``first_bits`` (k, d) int16 are the first bits of random words."""
         task, weights = self._trainer.task, self._state.weights
         batch = task.data.at(schedule.index[:, 0])
         with refuse_tensor_writes(task.module, {"the weights": weights}, by_value=False):

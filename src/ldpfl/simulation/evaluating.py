@@ -112,8 +112,8 @@ class RecordScores:
         return Weights(*(APART * np.sqrt(shares)).tolist())
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
-        """Return the vectors (R, size) of the task's records at ``rows`` (R,), for the model with ``weights`` (d,)."""
-        vectors = [torch.zeros(0, self.size, dtype=torch.float64)]
+        """Return the vectors (R, size) of the task's records at ``rows`` (R,); with ``one_by_one`` each by a copy of the model."""
+        vectors = [torch.zeros(0, self.size, dtype=torch.float64)]  # so that there is something to join if ``rows`` is empty
         for start in range(0, len(rows), 1 if self.one_by_one else max(1, len(rows))):
             batch = task.data.take(rows[start : start + 1] if self.one_by_one else rows)
             with task.isolated() if self.one_by_one else nullcontext(task) as own:
@@ -124,7 +124,7 @@ class RecordScores:
         """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong.
 
         The score is the probability of the second of two classes, or of the predicted class of several. It is observed if the target is
-        that class. A record without a target has zeros. So has one with unusable outputs, except for its loss and the wrong prediction.
+        that class. A record without a target has zeros. One with unusable outputs has zeros, the largest loss, and a wrong prediction.
         """
         has_target, is_usable = ~absent_targets(targets), ~unusable(outputs, self.kind)
         weights, rows = self.weights, torch.arange(len(targets))
@@ -179,7 +179,7 @@ class ClientEvaluation:
         return without_claim(released(self.mechanism, self.vectors.ranges))
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        """Evaluate the model with ``weights`` (d,) after round ``number``, and return ``at_clients`` of :class:`RoundMetrics`."""
+        """Evaluate the model after round ``number``, and return the noisy sum of vectors as ``RoundMetrics.at_clients`` stores it."""
         mechanism = require_dp_sgd(self.mechanism)
 
         def sums_of(batch: range) -> Tensor:
@@ -192,10 +192,10 @@ class ClientEvaluation:
 
 
 def as_measured(total: NoisySum, records: int, *, stated: bool = False) -> dict[str, Any]:
-    """Return ``at_clients`` of :class:`RoundMetrics` from the ``total`` over ``records`` records.
+    """Return the noisy ``total`` over ``records`` records in the form in which ``RoundMetrics.at_clients`` stores it.
 
     Args:
-        stated: whether the number of records is stated by the terms of the round, because nodes do not send their own numbers.
+        stated: whether the number of records is an assumption in the terms of the round, because nodes do not send their own numbers.
     """
     return {"sums": total.points.tolist(), "noise": total.noise, "records": records, "stated": stated}
 
@@ -225,7 +225,7 @@ class Figure:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval from both deviations, under a normal approximation, widened for binning and cut at the metric's bounds."""
+        """95 % interval from the deviations by noise and by sample, as if normal, widened for binning, within the metric's bounds."""
         half = 1.96 * sqrt(self.noise**2 + self.records**2) + self.binning
         low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
         return low, high
@@ -275,7 +275,7 @@ class ClientFigures:
         if not self.scores.of_classes:
             return None
         bins, noise = self._bins()
-        return Figure(float(bins.sum()), noise * sqrt(bins.size), 0.0, most=inf)
+        return Figure(float(bins.sum()), noise=noise * sqrt(bins.size), records=0.0, most=inf)
 
     def confusion(self) -> tuple[NDArray[np.float64], float] | None:
         """Return the confusion matrix (true class, predicted class) in records, and the noise of a cell; None if it was not measured."""
@@ -292,7 +292,7 @@ class ClientFigures:
         rows = []
         for score, negative, positive in zip(_MIDDLES, negatives, positives, strict=True):
             count = negative + positive
-            if count > _CLEAR_DEVIATIONS * noise * sqrt(2):
+            if count > _CLEAR_DEVIATIONS * noise * sqrt(2):  # the noise of a sum of two counts
                 low, high = _share_interval(positive, count, noise)
                 observed = min(max(positive / count, 0.0), 1.0)
                 rows.append({"predicted": float(score), "observed": observed, "low": low, "high": high, "rows": round(count)})
@@ -329,9 +329,9 @@ class ClientFigures:
         if self.scores.outputs != 2 or not self.scores.of_classes:
             return None
         (negatives, positives), noise = self._bins()
-        if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):
+        if min(negatives.sum(), positives.sum()) <= _CLEAR_DEVIATIONS * noise * sqrt(BINS):  # the noise of a sum over all bins
             return None
-        return _auroc_figure(negatives, positives, _SELECTION_FACTOR * noise)
+        return _auroc_figure(negatives, positives, noise=_SELECTION_FACTOR * noise)  # wider, since only clear counts come here
 
 
 MAX_BINNING = 0.1

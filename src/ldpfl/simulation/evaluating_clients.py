@@ -54,7 +54,7 @@ class ClientScores(RecordScores):
     """The vector v of a held-back record, as in :class:`RecordScores`, and how a client sends the mean of its records' v."""
 
     def client_values(self, task: LocalTask, weights: Tensor, units: Division, *, confined: bool = False) -> Tensor:
-        """Return the private values (K, d) float32 that clients randomise, from their held-back records ``units``.
+        """Return the private values (K, d) float32 that K clients randomise: the means over their held-back records ``units``, encoded.
 
         A client without held-back records has zeros, and so sends only noise or uniform bits.
 
@@ -91,7 +91,7 @@ class BitScores(ClientScores):
 
     @cached_property
     def weights(self) -> Weights:
-        """Scale of each part of v, such that each entry of u lies in [-1, 1]."""
+        """Scale of each part of a record's vector v, such that each entry of u, about which a bit is sent, lies in [-1, 1]."""
         if not self.of_classes:
             return Weights(loss=_weight(1))
         return Weights(loss=_weight(_LOSS_COPIES), right=_weight(_RIGHT_COPIES), bin=1.0)
@@ -103,10 +103,11 @@ class BitScores(ClientScores):
 
     @cached_property
     def rotation(self) -> Tensor:
-        """The matrix Q (size, entries) float64 of u = SCALE Q^T v. The gap between predicted and observed is left out: its row is 0."""
+        """The matrix Q (size, entries) of u = SCALE Q^T v: v is a record's vector, and bits are sent about the entries of u."""
         if not self.of_classes:
             return torch.ones(1, 1, dtype=torch.float64)
         rotation = torch.zeros(self.size, self.entries, dtype=torch.float64)
+        # Several copies of the loss, and of whether the prediction is right, have less noise together. The gap's row stays 0.
         rotation[0, :_LOSS_COPIES] = 1 / sqrt(_LOSS_COPIES)
         rotation[1, _LOSS_COPIES : _LOSS_COPIES + _RIGHT_COPIES] = 1 / sqrt(_RIGHT_COPIES)
         bins = hadamard(_HADAMARD_SIZE)[: 2 * BINS] / sqrt(_HADAMARD_SIZE)
@@ -119,14 +120,15 @@ class BitScores(ClientScores):
         return ranges_of(self.entries)
 
     def sent_values(self, means: Tensor) -> Tensor:
-        """Return u = SCALE Q^T v, (K, entries) float32, for the clients' mean vectors v, ``means`` (K, size); Q is :attr:`rotation`."""
+        """Return u = SCALE Q^T v, (K, entries) float32, of each client's mean vector v in ``means`` (K, size); Q is :attr:`rotation`."""
         return (SCALE * means @ self.rotation).clamp(-1, 1).float()
 
     def estimated_sum(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
-        """Return the noisy sum of all clients' v, estimated from the bits in ``pool`` as n Q u / SCALE from the mean u of n clients.
+        """Return the noisy sum of n clients' mean vectors v, estimated from the bits in ``pool``.
 
-        The stated noise is the largest, that of bits about an entry of 0. If each client has a ``single`` record, the entries of its
-        one-hot part are 1 or -1. Bits about these vary less: the variance of a client's estimate is smaller by 1.
+        Bits are about u = SCALE Q^T v. They give the clients' mean u, and so the sum n Q u / SCALE. The noise that is returned is the
+        largest, that of bits about an entry of 0. If each client has a ``single`` record, the entries of its one-hot part are 1 or -1. Bits
+        about these vary less: the variance of a client's estimate is smaller by 1.
         """
         clients, ranges = pool.clients, self.ranges
         mean = pool.aggregate(mechanism, ranges).mean.double()
@@ -150,7 +152,7 @@ class MeanScores(ClientScores):
         return (means / self.longest).float()
 
     def estimated_sum(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
-        """Return the noisy sum of all clients' v from the reports in ``pool``, which are of v / ``longest``. ``single`` has no effect."""
+        """Return the noisy sum of all clients' mean vectors v from their reports of v / ``longest``. ``single`` has no effect."""
         sum_per_mean, ranges = pool.clients * self.longest, self.ranges  # from the mean of the reports to the sum of v
         mean = pool.aggregate(mechanism, ranges).mean.double().numpy()
         return NoisySum(mean * sum_per_mean, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * sum_per_mean)
@@ -163,7 +165,7 @@ class WholeClientEvaluation(ClientEvaluation):
     vectors: ClientScores
 
     def measured(self, task: LocalTask, weights: Tensor, seed: int, number: int) -> dict[str, Any]:
-        """Evaluate the model after round ``number``, as in the base class, from each client's mean vector."""
+        """Evaluate the model after round ``number``. Return the noisy sum of the clients' mean vectors, in the form that is stored."""
 
         def values_of(batch: range) -> Tensor:
             return self.vectors.client_values(task, weights, self.units[batch.start : batch.stop])
@@ -172,5 +174,5 @@ class WholeClientEvaluation(ClientEvaluation):
         pool = released_pool(
             values_of, clients, self.vectors.ranges, self.mechanism, seed=seed, purpose=Purpose.EVALUATION, number=number, context=context
         )
-        single = bool(self.units.sizes.max(initial=0) <= 1)
+        single = bool(self.units.sizes.max(initial=0) <= 1)  # no client holds back more than one record
         return as_measured(self.vectors.estimated_sum(pool, self.mechanism, single=single), clients)

@@ -156,7 +156,7 @@ class Federation:
     def cohort(self, round_number: int) -> NDArray[np.int64]:
         """Return the clients of a round, in ascending order. With random check-in there may be none."""
         participation = self.participation
-        if participation.once_over is not None:
+        if participation.once_over is not None:  # each client takes part in one of so many rounds
             return once_cohort(require_secret(self.coin_seed), round_number, len(self.samples), participation.once_over)
         seed = self.seed if participation.self_sampling is None else require_secret(self.coin_seed)
         return round_cohort(seed, round_number, len(self.samples), participation.fraction, participation.self_sampling)
@@ -198,7 +198,7 @@ class Federation:
 
     @property
     def rules(self) -> ServerRules:
-        """The settings that the server needs."""
+        """The settings that the server needs. ``validate`` computes the loss by which a run is stopped early."""
         names = self.task.layout.names
         validate = None if self.stopping is None else partial(mean_loss, self.task, samples=self.stopping.samples)
         return ServerRules(names, self.perturbed, self.rule, self.optimiser, self.score, validate)
@@ -236,7 +236,7 @@ class Federation:
         return self.measured + round_number + (0 if self.judged is None else self.judged.before(round_number))
 
     def scaled_by_size(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
-        """Return ``trained`` (k, d) with the change from ``broadcast`` scaled down for ``clients`` (k,) that have few records."""
+        """Return ``trained`` (k, d) with its change from ``broadcast`` scaled down for those of ``clients`` (k,) that have few records."""
         if self.work.full_weight is None:
             return trained
         sizes = torch.from_numpy(self.samples.sizes[clients]).float()

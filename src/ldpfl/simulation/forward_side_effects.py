@@ -31,8 +31,8 @@ def refuse_state_changes(
 ) -> Iterator[None]:
     """Raise an error if the block changes ``module`` or ``losses``.
 
-    Compared are a module's parameters, their gradients, its buffers and its other attributes; the attributes of a loss; and their state
-    ``outside`` of copies, which by default is looked for.
+    Parameters, their gradients, buffers and other attributes of the module are compared, and the attributes of the loss. So is the state
+    that a copy of the model would share, such as attributes of classes: ``outside``, which by default is looked for.
 
     Raises:
         PrivacyError: something has changed; the message names it.
@@ -51,7 +51,7 @@ def refuse_state_changes(
 def refuse_tensor_writes(module: nn.Module, trained: Mapping[str, Tensor], *, by_value: bool) -> Iterator[None]:
     """Raise an error if the block, a forward or backward pass of ``module``, writes to the ``trained`` tensors, given by name.
 
-    Inside ``vmap`` counters show every write. Elsewhere ``by_value`` is needed: it copies all tensors and compares them.
+    Inside ``vmap`` PyTorch's version counters of tensors show every write. Elsewhere ``by_value`` is needed: it compares copies.
 
     Raises:
         PrivacyError: a tensor was written to; the message names it.
@@ -80,7 +80,7 @@ def _refuse_changes(module: nn.Module, changed_names: Callable[[], list[str]]) -
     except Exception as error:
         _raise_if_changed(module, changed_names(), error)
         raise
-    _raise_if_changed(module, changed_names(), None)
+    _raise_if_changed(module, changed_names(), cause=None)
 
 
 def _raise_if_changed(module: nn.Module, changed: list[str], cause: Exception | None) -> None:

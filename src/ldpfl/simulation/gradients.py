@@ -95,16 +95,16 @@ class RecordGradientTrainer:
         return replace(self, clip=self.clip.in_round(ranges))
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return what :meth:`train` does, block by block. ``real`` masks the records of a block that are no padding."""
+        """Return each client's sum (K, d) of clipped negative gradients, as integers (lattice points), block by block."""
         index, mask = _only_step(schedule)
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
-        lanes = self.block(weights)
+        lanes = self.block(weights)  # a record's lane, its position in a block, decides how its gradient is rounded
         at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
         ordered, is_real = _ordered_by_lane(mask, self._lanes(index, lanes), lanes)
         for start in range(0, len(ordered), at_once):
             block, real = ordered[start : start + at_once], is_real[start : start + at_once].cpu()  # (client, position) of each record
             rows, counted = self._rows(index[block[:, 0], block[:, 1]], round_number)
-            if self.compiled is not None and self.left_out is None:
+            if self.compiled is not None and self.left_out is None:  # compiled code cannot tell which records it leaves out
                 block_sum = self.compiled.block_sum(weights, rows, counted, real)
                 sums[block[0, 0]] += block_sum.points  # all records of a block belong to one client
                 self._report_clipped_records(block_sum.norms[real])
@@ -151,12 +151,12 @@ class RecordGradientTrainer:
         return records[:, None], torch.ones(len(records), 1, device=records.device)
 
     def _negative_gradients_and_usable(self, weights: Tensor, rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the negative gradient (R, d) of each record with ``rows`` (R, B), and a mask (R,) of the records that have one."""
+        """Return the negative gradient (R, d) of each record with ``rows`` (R, B), and a mask (R,) of the records that raise no error."""
         usable = torch.ones(len(rows), dtype=torch.bool)
         try:
             return self._negative_gradients_of(weights, rows, mask), usable
         except (Exception, SystemExit) as error:
-            if not self.confined:
+            if not self.confined:  # the user of a simulation should see the error
                 raise
             kind = type(error).__name__
             usable = torch.tensor([self._runs_without_error(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
@@ -230,14 +230,14 @@ def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
 
 
 def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
-    """Return minus the gradient of the mean loss over each row of ``index`` (K, B), (K, d), at the same ``shared`` weights for all."""
+    """Return (K, d): for each row of samples in ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights."""
     doubled = len(index) == 1  # a batch of one uses other kernels, which round differently
     if doubled:
         index, mask = index.expand(2, -1), mask.expand(2, -1)
-    if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):
+    if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):  # the round that measures the center
         flat = _center_means(task, index, mask)
         return flat[:1] if doubled else flat
-    if not at_once:
+    if not at_once:  # the model cannot process all rows together
         flat = torch.cat([_negative_gradient_of_row(task, shared, *row) for row in zip(index, mask, strict=True)])
         return flat[:1] if doubled else flat
     names = list(shared)
@@ -252,7 +252,7 @@ def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tenso
 
 
 def _negative_gradient_of_row(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:
-    """Return minus the gradient of the mean loss over one row (B,), as (1, d). The row has copies of the model and the loss to itself."""
+    """Return minus the gradient of the mean loss over the samples ``index`` (B,), as (1, d), by copies of the model and the loss."""
     parameters = {name: value.clone().requires_grad_() for name, value in shared.items()}
     inputs, targets = task.batch(index)
     with task.isolated() as own, refuse_tensor_writes(own.module, parameters, by_value=True):

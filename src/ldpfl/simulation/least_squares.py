@@ -105,7 +105,8 @@ class LeastSquares:
     def solved(self, total: NoisySum, records: float) -> Tensor:
         """Return the weights (d,) float32 of the head from the ``total`` over ``records`` records, in the order of the model's layers.
 
-        They solve curvature @ head = crossed, for the means of u u' and of u t'. The file's docstring explains the raised eigenvalues.
+        They solve curvature @ head = crossed, for the means of u u' and of u t' over records with features u and targets t. Eigenvalues of
+        the curvature that may be noise are raised to a bound, as the file's docstring explains.
         """
         mean, noise, size = total.points / records, total.noise / records, len(self._triangle[0])
         first, second = (index.numpy() for index in self._triangle)
@@ -151,7 +152,7 @@ class LeastSquares:
         return sqrt(self.norm**2 + self.bias)
 
     def _features(self, inputs: Tensor) -> Tensor:
-        """Return features (R, width) of length 1 at most, float64."""
+        """Return features (R, width) float64: clipped to :attr:`norm`, with the constant of the bias, and scaled to length 1 at most."""
         rows = inputs.double()
         rows = rows * (self.norm * _INSIDE / torch.linalg.vector_norm(rows, dim=1).clamp_min(self.norm))[:, None]
         if self.bias:

@@ -167,6 +167,7 @@ class VectorizedTrainer:
     patches: bool = True
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
+        """Return the weights (K, d) of the K clients of ``schedule`` after training from ``weights``, (d,) or (K, d)."""
         if schedule.clients == 1:  # a batch of one uses other kernels, which round differently, so it is doubled
             doubled = BatchSchedule(schedule.index.expand(2, -1, -1), schedule.mask.expand(2, -1, -1))
             return self.train(weights.expand(2, -1), doubled, round_number)[:1]
@@ -174,7 +175,7 @@ class VectorizedTrainer:
             return self._train(weights, schedule, round_number)
 
     def _train(self, weights: Tensor, schedule: BatchSchedule, round_number: int) -> Tensor:
-        """Return what :meth:`train` does, for two or more clients."""
+        """Return the trained weights (K, d) of two or more clients. Each parameter has a dimension of clients in front."""
         task = self.task
         start = task.layout.unflatten(weights.to(task.data.device).expand(schedule.clients, -1))
         names = list(start)
@@ -191,7 +192,7 @@ class VectorizedTrainer:
                 gradients = torch.autograd.grad(total, parameters)
             if task.clip_norm is not None:
                 gradients = clipped(gradients, task.clip_norm)
-            descent.step(gradients, mask.amax(dim=1))
+            descent.step(gradients, active=mask.amax(dim=1))
         if len(parameters) == 1:  # no copy, which would take a tenth of a step of logistic regression
             return parameters[0].detach().flatten(1)
         return task.layout.flatten(dict(zip(names, (p.detach() for p in parameters), strict=True)))
@@ -226,6 +227,7 @@ class LoopTrainer:
     task: LocalTask
 
     def train(self, weights: Tensor, schedule: BatchSchedule, round_number: int = 1) -> Tensor:
+        """Return the weights (K, d) of the K clients of ``schedule``, each trained from ``weights`` (d,) by its own copy of the model."""
         trained = []
         for index, mask in zip(schedule.index, schedule.mask, strict=True):
             with self.task.isolated() as task:
@@ -320,7 +322,8 @@ class ManyAtOnce(TorchFunctionMode):
         self._context = ExitStack()
 
     def __enter__(self) -> ManyAtOnce:
-        with suppress(RuntimeError):  # the caller's own hooks are on, as those by which memory is measured
+        """Forbid packing of the tensors that are saved for the backward pass, and begin to intercept PyTorch's functions."""
+        with suppress(RuntimeError):  # raised if the caller itself has set such hooks, for example to measure memory
             self._context.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_NO_PACKING))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -332,6 +335,7 @@ class ManyAtOnce(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Call PyTorch's ``func``, or raise if it could mix the samples of several clients. Patches compute some convolutions."""
         if name := _named_batching_rule(func, args):
             raise RuntimeError(f"{name} has its own rule for vmap or its own backward pass, which could mix samples")
         if func in _WAYS_TO_HOOKS:

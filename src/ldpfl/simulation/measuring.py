@@ -61,12 +61,12 @@ class ColumnStages:
         return [ends.size - 1 for ends in self.edges]
 
     def counts(self, values: Sequence[Floats], rows: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return a client's counts (bins,) in the next histograms of all columns. Each of its ``rows`` (n,) adds its ``points`` (n,)."""
+        """Return a client's counts (bins,) in all columns' next histograms. Each of its ``rows`` (n,) adds an integer, ``points`` (n,)."""
         bin_of_rows = [scaling.bin_indices(column[rows], ends) for column, ends in zip(values, self.edges, strict=True)]
         return np.concatenate(_points_in_bins(bin_of_rows, self.bins, points))
 
     def after(self, total: NoisySum, point: int) -> ColumnStages:
-        """Return the state after the ``total`` of all clients' counts, in which a row counts ``point`` lattice points."""
+        """Return the state after a stage from the ``total`` of all clients' counts, in which each row adds the integer ``point``."""
         counts = np.split(total.points / point, np.cumsum(self.bins)[:-1])
         histograms = [Histogram(ends, column_counts, total.noise / point) for ends, column_counts in zip(self.edges, counts, strict=True)]
         return self.with_histograms(histograms)
@@ -105,11 +105,11 @@ def points_per_row(steps: int, columns: int) -> int:
 
 
 def count_offset(point: int, mechanism: DpSgd) -> int:
-    """Return the number of points that each client subtracts from every count before sending. The server adds it again, for each client.
+    """Return the number that each client subtracts from every count before sending. The server adds it again, for each client.
 
-    A sum's lattice holds ``steps`` points for each record in a coordinate. With a single column, ``point`` exceeds ``steps``, so that a
-    count of nearly all records would not fit. So half of the largest count is subtracted. It follows from the stated number of records,
-    which is public, and not from the data.
+    A row adds the integer ``point`` to a count. A sum has room for ``steps`` for each record in a coordinate. With a single column,
+    ``point`` exceeds ``steps``, so that a count of nearly all records would not fit. So half of the largest count is subtracted. It follows
+    from the number of records that the mechanism assumes, which is public, and not from the data.
     """
     return floor(point * mechanism.records / 2) if point > mechanism.steps else 0
 
@@ -158,16 +158,18 @@ class Measuring:
         *,
         stage: int,
     ) -> tuple[NoisySum, int]:
-        """Return the sum of all clients' counts for one histogram of each column, and the points of a row, which a person's rows share."""
+        """Release histograms: return the sum of all clients' counts, and the lattice points that a row, or all rows of a person, add."""
         if self.mechanism is None:
             rows = np.arange(len(values[0]))
             counts = stages.counts(values, rows, np.ones_like(rows)).astype(np.float64)
-            return NoisySum(counts, 0.0), 1
+            return NoisySum(counts, noise=0.0), 1
         row_points = points_per_row(self.mechanism.steps, len(stages.columns))
         offset = count_offset(row_points, self.mechanism)
         edges = b"".join(ends.tobytes() for ends in stages.edges)
 
         def counts_of(clients: range) -> Tensor:
+            """Return the counts (k, bins) that ``clients`` send, in lattice points, less the offset that the server adds again."""
+            # ``parts`` has each client's rows, and ``sharing`` how many rows each row's person has: these share the points of one row.
             counts = [stages.counts(values, parts[client], row_points // sharing[client]) for client in clients]
             return torch.from_numpy(np.stack(counts) - offset)
 
@@ -199,7 +201,7 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], remedy: str) -> Dataset:
-    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that noise has hidden or blurred."""
+    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that noise hid. ``remedy`` ends an error."""
     knots: list[Knots | None] = []
     shares: list[float] = []
     hidden: list[str] = []  # names of columns, here and below
@@ -212,7 +214,7 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], reme
         last, released_stages = column_stages[-1], [histogram for histogram in column_stages if histogram is not None]
         if column.classes:
             shares += _shares(released_stages, column)
-        elif column.place is None:
+        elif column.place is None:  # the target
             if kind == "survival":
                 target, ended = scaling.cuts_from_histogram(last, dataset, column.bounds, remedy)
             else:
@@ -226,9 +228,9 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], reme
                     dataset = dataset.with_notes(_note_on_one_value(column.name, *ends))
                 elif last is not None and (line := scaling.quantile_knots(last)) and scaling.is_scale_unreliable(released_stages, line):
                     rough.append(column.name)
-                shares += [mean] * (kind == "count")
+                shares += [mean] * (kind == "count")  # of a count, the mean stands where classes have their shares
         else:
-            column_knots = None if last is None else scaling.quantile_knots(last)
+            column_knots = None if last is None else scaling.quantile_knots(last)  # the points between which values are interpolated
             if column_knots is not None and scaling.is_scale_unreliable(released_stages, column_knots):
                 rough.append(column.name)
             if column_knots is None:
@@ -280,7 +282,7 @@ def _note_on_one_value(name: str, low: float, high: float) -> str:
 
 
 def _shares(histograms: Sequence[Histogram], column: Unscaled) -> list[float]:
-    """Return the share of each class of ``column``, or of the value 1 of a label, from all its ``histograms``; never exactly 0 or 1."""
+    """Return the share of each class of ``column``, or of the value 1 of a label, by the mean of its ``histograms``; never 0 or 1."""
     counts = np.mean([histogram.counts for histogram in histograms], axis=0)
     noise = histograms[0].noise / sqrt(len(histograms))
     # A count below its noise may be as large as the noise. An exact count is taken as one record at least.

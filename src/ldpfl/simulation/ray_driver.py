@@ -84,7 +84,7 @@ def run_ray_driver(where: str, folder: Path, pipe: Connection) -> None:
     with suppress(EOFError, OSError):
         try:
             _connect(where, folder)
-            pipe.send(None)
+            pipe.send(None)  # says that the cluster is connected
             _serve(pipe)
         except LdpflError as error:
             pipe.send(error)
@@ -157,11 +157,11 @@ def _serve(pipe: Connection) -> None:
             references[message.name] = ray.put((message.name, pickled, arrays))
         else:
             _train_round_on_cluster(pipe, message, references)
-            del references[message.start]
+            del references[message.start]  # so that Ray frees it; the federation is needed again in the next round
 
 
 def _train_round_on_cluster(pipe: Connection, request: RoundRequest, references: dict[str, Any]) -> None:
-    """Have all shares of a round trained, and send each answer at once. ``references`` has the values in Ray's object store, by name."""
+    """Have the cluster train all shares (groups of clients), and send each answer at once. ``references`` has Ray's values by name."""
     import ray
 
     if request.on_gpu and not ray.cluster_resources().get("GPU"):
@@ -186,7 +186,7 @@ def _train_round_on_cluster(pipe: Connection, request: RoundRequest, references:
 
 
 def _fetch(reference: Any) -> tuple[str, Any]:
-    """Return the name of the node that trained a share, and the share's outcome there.
+    """Return the name of the node that had a share (a group of clients), and the pickled result, or the node's versions if they differ.
 
     Raises:
         LdpflError: the node cannot train, or the share was lost too often.
@@ -247,11 +247,12 @@ def versions_finder() -> Callable[[], dict[str, str]]:
 
 
 def share_task() -> Callable[[Any, Any, bytes], tuple[str, Any]]:
-    """Return the task that a node runs for a share. It returns the node's name, and the pickled result or the node's different versions."""
+    """Return the task by which a node trains a share (a group of clients): it returns the node's name, and a pickle or its own versions."""
     versions = versions_finder()
     driver_versions = versions()
 
     def train(federation: Any, start: Any, share: bytes) -> tuple[str, Any]:
+        """Train a share on this node, unless its versions differ. Arguments are those of :func:`train_and_pickle`."""
         import platform
 
         node_versions = versions()
@@ -285,7 +286,7 @@ _unpack_start = lru_cache(maxsize=1)(_unpack)
 
 
 def train_and_pickle(federation: tuple[str, bytes, Any], start: tuple[str, bytes, Any], share: bytes) -> bytes:
-    """Return a pickle of the result of a ``share``, or of the error that stopped it, and of the kind of this processor."""
+    """Train a ``share`` (a group of clients). Return its result, or the error that stopped it, pickled with this processor's kind."""
     result: Collected | LdpflError
     try:
         unpacked = _unpack_federation(_StoredValue(*federation))

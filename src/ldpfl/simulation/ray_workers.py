@@ -55,6 +55,7 @@ class RayTasks:
     """
 
     def __init__(self, where: str, warn: Callable[[str], None] = lambda message: None) -> None:
+        """Start Ray's driver, a process beside this one, and wait until it is connected to the cluster ``where``."""
         if find_spec("ray") is None:
             raise ConfigError(f"workers {where!r} need Ray: pip install 'ldpfl[ray]'")
         self._warn, self._value_count = warn, 0
@@ -78,7 +79,7 @@ class RayTasks:
         return ONE_PROCESS.score(federation, weights)
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Return the result of each of ``shares``, in their order. After an error the cluster is disconnected."""
+        """Return the result of each of ``shares`` (groups of clients), in their order. After an error the cluster is disconnected."""
         total = sum(len(share.clients) for share in shares)
         done: dict[int, Collected] = {}
         try:

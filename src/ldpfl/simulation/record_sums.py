@@ -243,7 +243,7 @@ def released_pool(
     number: int,
     context: bytes = b"",
 ) -> ReportPool:
-    """Return the mixed reports of ``clients`` clients, whose values (k, size) ``values_of`` returns. See also :func:`released_sum`."""
+    """Return the mixed reports of ``clients`` clients, whose values (k, size) ``values_of`` returns. The arguments by name decide noise."""
     reports, at_once = [], max(1, _SUMS_AT_ONCE // ranges.dimension)
     summed = isinstance(mechanism, LatticeMechanism) and mechanism.summed
     for first in range(0, clients, at_once):

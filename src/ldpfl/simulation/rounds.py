@@ -43,12 +43,12 @@ def simulate(
         PrivacyError: a client's values cannot be randomised, for example because they are NaN. The round is lost, earlier rounds are not.
     """
     checkpoint, chunk_size = start, federation.chunk_size
-    joined = _rounds_joined(federation, start.state.round)
+    joined = _rounds_joined(federation, start.state.round)  # (N,) number of releases that each client took part in
     while checkpoint.state.round < rounds:
         cohort = federation.cohort(checkpoint.state.round + 1)
         if cohort.size == 0 or federation.has_stopped(checkpoint.history):
             checkpoint = _untrained_round(federation, checkpoint, cohort, joined)
-        elif federation.head is not None:
+        elif federation.head is not None:  # a linear model that is solved for, not trained
             checkpoint = _solved_round(federation, federation.head, checkpoint, cohort, joined)
         else:
             chunk_size = chunk_size or chunk_size_for(federation, checkpoint.state, cohort)
@@ -83,7 +83,7 @@ def _score_with_personal(federation: Federation, personal: Tensor | None, weight
 def _event(
     federation: Federation, number: int, release: Release, clients: int, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> RoundEvent:
-    """Return the privacy event of round ``number``, in which ``clients`` of the ``cohort`` reported."""
+    """Return the privacy event of a round in which ``clients`` clients reported. ``joined`` (N,) counts each client's earlier rounds."""
     participation = federation.participation
     return round_event(
         federation.ledger_number(number),

@@ -47,6 +47,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
         self._sources: dict[str, ModuleSource | None] = {}
 
     def reducer_override(self, value: Any) -> Any:
+        """Return the function that rebuilds ``value``, and its arguments, for the cases that the class's docstring names."""
         if type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided and not value.requires_grad:
             return torch.from_numpy, (value.numpy(),)
         if isinstance(value, ModuleType) and (source := self._source(value.__name__)):
@@ -112,7 +113,7 @@ def read_shared(path: Path) -> Any:
     """
     with path.open("rb") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    count, length = _HEADER.unpack_from(mapped)
+    count, length = _HEADER.unpack_from(mapped)  # of arrays, and of the pickle's bytes; the arrays' sizes, pickle and arrays follow
     sizes = struct.unpack_from(f"<{count}Q", mapped, _HEADER.size)
     start = _HEADER.size + 8 * count
     pickled, end = mapped[start : start + length], start + length

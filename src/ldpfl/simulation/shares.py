@@ -96,7 +96,7 @@ def cut_into_shares(federation: Federation, cohort: NDArray[np.int64], facts: Cl
 
 
 def collect(federation: Federation, start: RoundStart, share: Share, chunk_done: ChunkDone = lambda clients: None) -> Collected:
-    """Train the clients of a ``share`` and return their reports. Trained weights are dropped after each chunk of clients.
+    """Train a ``share`` (a group of the round's clients) and return its reports. Trained weights are dropped after each chunk of clients.
 
     Where :class:`CountedSteps` can count clients' bits in the compiled training step, these clients have no separate encoding.
 
@@ -125,7 +125,7 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
         reports.append(counter.reports())
         clipped_values.add_counts(counter.outside)
     outside, records = None if federation.perturbed == "gradient" else clipped_values.outside, clipped_records
-    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, tuple(kept))
+    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, kept=tuple(kept))
 
 
 def _train_and_encode(
@@ -184,6 +184,7 @@ class OneProcess:
     """Trains all shares in this process, with one thread, since more threads would round differently."""
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
+        """Train the clients of ``shares`` here, and return each share's result. ``clients_done`` is told how many of all are done."""
         total = sum(len(share.clients) for share in shares)
         done = 0
 
@@ -269,7 +270,7 @@ class RoundNoise:
     """The noise of a whole round. It is empty for a mechanism without a noise schedule."""
 
     def __init__(self, mechanism: Mechanism, before: Memory, sent: Sequence[SentNoise]) -> None:
-        """Join the memory ``before`` the round, of all clients of the federation, with the memory of those that ``sent`` reports."""
+        """Join what all clients remembered ``before`` the round (tensors by name, a row for each) with the new rows of the senders."""
         self._mechanism, self._sent = mechanism, sent
         self._memory = dict(before)
         for name in {name for part in sent for name in part.memory}:
@@ -283,7 +284,7 @@ class RoundNoise:
         return self._mechanism.schedule.memory_after_round(self._memory) if isinstance(self._mechanism, Gaussian) else {}
 
     def std(self) -> Tensor | None:
-        """Return the standard deviation (L,) of the noise in the mean of all reports; None without a schedule."""
+        """Return the standard deviation (L,) of the noise in the mean of all reports, by layer; None without a schedule of noise."""
         if not self._sent:
             return None
         sigma = self._by_client([part.sigma for part in self._sent])

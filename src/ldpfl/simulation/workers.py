@@ -67,9 +67,8 @@ class Processes:
     def __init__(self, count: int, warn: Callable[[str], None] = lambda message: None) -> None:
         self._count, self._warn = count, warn
         self._folder = _private_folder()
-        self._federations: dict[
-            int, tuple[Federation, Path | None]
-        ] = {}  # by id, which stays unique while the federation is referenced here
+        # By id, which stays unique while the federation is referenced here. The path is None if workers cannot load it.
+        self._federations: dict[int, tuple[Federation, Path | None]] = {}
         self._file_count = 0
         self._pool = self._start_pool()
 
@@ -105,7 +104,7 @@ class Processes:
     def _collect_missing(
         self, federation: Path, start: Path, shares: Sequence[Share], done: dict[int, Collected], clients_done: ClientsDone
     ) -> None:
-        """Add to ``done``, by index, the results of the ``shares`` that it lacks. Results that came before a worker's death are kept."""
+        """Add to ``done``, by index, the results of the ``shares`` that it lacks. Workers read the files ``federation`` and ``start``."""
         index_of: dict[Future[Collected], int] = {}
         for index, share in enumerate(shares):
             if index not in done:
@@ -114,7 +113,7 @@ class Processes:
         while waiting:
             finished, waiting = wait(waiting, timeout=_PROGRESS_S, return_when=FIRST_COMPLETED)
             for future in finished:
-                if not isinstance(future.exception(), BrokenProcessPool):
+                if not isinstance(future.exception(), BrokenProcessPool):  # results that came before a worker died are kept
                     done[index_of[future]] = future.result()
             clients_done(sum(part.clients for part in done.values()), total)  # may raise to end the run
             for future in finished:
@@ -215,7 +214,7 @@ class Automatic:
         self._processes: Processes | None = None
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Return the result of each of ``shares``, in their order. Each share that this process trains updates the estimate."""
+        """Train ``shares`` in this process until the rest of the run is expected to take ``PAYS_S`` seconds, then in several."""
         total, done = sum(len(share.clients) for share in shares), list[Collected]()
         began = time.perf_counter()
         while self._processes is None and len(done) < len(shares):

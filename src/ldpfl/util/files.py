@@ -217,7 +217,7 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
             raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, expected at most {most:,}", str(path))
         if size is not None and status.st_size < size:
             raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, expected {size:,}", str(path))
-        return file.read(status.st_size if size is None else size).decode()  # a larger number would be allocated whole
+        return file.read(status.st_size if size is None else size).decode()  # Python allocates all bytes that it is asked for
 
 
 _MAX_KEY_PARTS = 8

@@ -24,7 +24,7 @@ SEAL_BYTES = 48
 
 
 def sealed(plaintext: bytes, public_key: X25519PublicKey, info: bytes) -> bytes:
-    """Encrypt ``plaintext`` for ``public_key``. It can be decrypted with the same ``info`` only.
+    """Encrypt ``plaintext`` for ``public_key``. Decryption needs the same ``info``, which binds the text to its purpose.
 
     Raises:
         ConfigError: the key is a point of low order, which gives no secrecy.

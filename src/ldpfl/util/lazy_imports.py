@@ -20,6 +20,7 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
     """
 
     def get_exported(name: str) -> Any:
+        """Import the module that ``homes`` gives for ``name``, and return the exported object."""
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(homes[name])

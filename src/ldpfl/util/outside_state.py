@@ -42,7 +42,7 @@ class OutsideState:
 
     @classmethod
     def of(cls, *roots: object) -> OutsideState:
-        """Return the state that is reached from ``roots`` by attributes, elements of containers, classes and functions."""
+        """Return the users' classes and functions that ``roots`` refer to by attributes, elements of containers, classes and functions."""
         classes, functions = dict[type, None](), dict[FunctionType, None]()
         seen, waiting = set[int](), list(roots)
         while waiting:
@@ -58,7 +58,7 @@ class OutsideState:
         return cls(tuple(classes), tuple(functions))
 
     def snapshot(self) -> dict[str, object]:
-        """Return all values by name, in a form that can be compared."""
+        """Return all values that these classes and functions keep, by name, in a form that can be compared."""
         values: dict[str, object] = {f"{owner.__name__}.{key}": value for owner, key, value in self._class_values()}
         for function in self.functions:
             name = f"a default argument, an attribute or an enclosing variable of {function.__qualname__}"
@@ -67,7 +67,7 @@ class OutsideState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put all values back after the block as they were before it. A value that cannot be copied stays."""
+        """After the block, put back all values that the classes and functions keep. A value that cannot be copied stays."""
         of_classes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
         of_functions = [(function, comparable_copy(_kept_by_function(function)), _way_back(function)) for function in self.functions]
         try:
@@ -163,6 +163,7 @@ def _way_back(function: FunctionType) -> Callable[[], None]:
     )
 
     def put_back() -> None:
+        """Restore the enclosing variables (closure cells), defaults and attributes that were copied above."""
         for cell, value in cells:
             cell.cell_contents = value
         function.__defaults__, function.__kwdefaults__ = defaults, keyword_defaults
@@ -209,7 +210,7 @@ class _Contents(pickle.Pickler):
         return stream.getvalue()
 
     def reducer_override(self, value: object) -> Any:
-        """Return how to pickle ``value``: as usual if that works, else as the docstring of the class says."""
+        """Return how to pickle ``value``: as usual if that works, else a function by its parts, and others by type and identity."""
         with suppress(Exception):
             pickle.dumps(value)
             return NotImplemented  # pickle it as usual

@@ -95,7 +95,7 @@ def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
 
 
 def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
-    """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU), named by ``key``; see :meth:`SeededStreams.bound`."""
+    """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU): other values, or another ``key``, get other noise."""
     name = f"{index(seed)} {int(purpose)} {_python_integers(key)} {hidden.dtype} {tuple(hidden.shape)} "
     digest = hashlib.sha256(name.encode() + context)
     digest.update(hidden.contiguous().numpy().data)
@@ -108,7 +108,7 @@ def _python_integers(key: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
-    """Return the random generator for the noise on the values ``hidden``, named by ``key``; see :func:`bound_key`."""
+    """Return the random generator for the noise on the values ``hidden``: other values, or another ``key``, get other noise."""
     return stream(int.from_bytes(bound_key(seed, purpose, key, hidden, context)), purpose, *key)
 
 
@@ -126,8 +126,8 @@ class SeededStreams:
 
     def __init__(self, keys: bytes | Sequence[bytes], clients: Sequence[int] | NDArray[np.int64]) -> None:
         self._clients = np.asarray(clients, dtype=np.uint64)
-        self._blocks_used = np.zeros(len(self._clients), dtype=np.uint64)
-        self._shared_encryptor = _encryptor(keys) if isinstance(keys, bytes) else None
+        self._blocks_used = np.zeros(len(self._clients), dtype=np.uint64)  # number of AES blocks that each client has drawn
+        self._shared_encryptor = _encryptor(keys) if isinstance(keys, bytes) else None  # one key for all clients
         self._keys: Sequence[bytes] = () if isinstance(keys, bytes) else keys
 
     @classmethod
@@ -174,8 +174,8 @@ class SeededStreams:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
         row_slice, blocks = self._row_slice(rows.start, rows.stop), -(-count // _WORDS_PER_BLOCK)
         blocks_used, clients = self._blocks_used[row_slice, None], self._clients[row_slice, None]
-        words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)
-        # A few rows at a time, because counters that fit a core's cache take half the time.
+        words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)  # the library requires spare room
+        # AES encrypts a counter of two halves: the blocks used so far, and the client. Few rows at a time fit a core's cache.
         rows_at_once = max(1, _BLOCKS_AT_ONCE // max(1, blocks))
         counters, block_numbers = np.empty((min(rows_at_once, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
         for start in range(0, len(rows), rows_at_once):
@@ -193,11 +193,11 @@ class SeededStreams:
         row_slice = self._row_slice(int(rows[0]), int(rows[-1]) + 1)
         words_of_client = np.bincount(rows - row_slice.start)
         counters = np.empty((len(rows), 2), dtype="<u8")  # one block for each word: packing four words of a block would take longer
-        first_of_client = np.searchsorted(rows, rows)
+        first_of_client = np.searchsorted(rows, rows)  # for each entry, the index of its client's first entry
         np.add(self._blocks_used[rows], np.arange(len(rows)) - first_of_client, out=counters[:, 0], casting="unsafe")
         counters[:, 1] = self._clients[rows]
         self._blocks_used[row_slice] += words_of_client.astype(np.uint64)
-        words = np.empty(counters.nbytes + _SPARE_BYTES, dtype=np.uint8)
+        words = np.empty(counters.nbytes + _SPARE_BYTES, dtype=np.uint8)  # the library requires spare room
         self._encrypt_rows(counters, range(row_slice.start, row_slice.stop), words_of_client.tolist(), words)
         return words[:-_SPARE_BYTES].view("<i4")[::_WORDS_PER_BLOCK].copy()
 
@@ -209,7 +209,7 @@ class SeededStreams:
 
     def _encrypt_rows(self, counters: NDArray[np.uint64], rows: range, blocks: Sequence[int], words: NDArray[np.uint8]) -> None:
         """Encrypt ``counters`` (..., 2) to the beginning of ``words``. ``blocks`` says how many counters each of ``rows`` has, in order."""
-        if self._shared_encryptor is not None:
+        if self._shared_encryptor is not None:  # all clients have one key
             _encrypt(self._shared_encryptor, counters, words)
             return
         start = 0

@@ -32,10 +32,11 @@ class Supervised:
     """The command and its descendants."""
 
     def __init__(self, command: list[str]) -> None:
+        """Start ``command``, which dies with this process, and adopt its descendants whose parents end."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         parent = os.getpid()
 
-        def die_with_parent() -> None:
+        def die_with_parent() -> None:  # called in the child process, before the command begins
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # the parent ended before the line above
                 os._exit(_CODE_UNKNOWN)
@@ -51,7 +52,7 @@ class Supervised:
             except ChildProcessError:
                 self.code = _CODE_UNKNOWN if self.code is None else self.code
                 return
-            if pid == 0:
+            if pid == 0:  # no other child has ended
                 return
             if pid == self._process.pid:
                 code = os.waitstatus_to_exitcode(status)
@@ -76,8 +77,8 @@ class Supervised:
 
 def main() -> int:
     """Run the command that the arguments name; return its exit code, or 143 if it was stopped."""
-    grace, command = float(sys.argv[1]), sys.argv[2:]
-    wake_reader, wake_writer = os.pipe()
+    grace, command = float(sys.argv[1]), sys.argv[2:]  # grace: seconds in which a stopped command must end
+    wake_reader, wake_writer = os.pipe()  # through it, a signal wakes ``select``
     for end in (wake_reader, wake_writer):
         os.set_blocking(end, False)
     stopped: list[int] = []

@@ -192,9 +192,9 @@ class ModuleSource:
         if name.startswith(_FILE_MODULE):
             return cls(name, path, path.parent)
         top = name.partition(".")[0]
-        if top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):
+        if top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):  # every process finds it
             return None
-        return cls(name, path, path.parents[name.count(".") + hasattr(module, "__path__")])
+        return cls(name, path, path.parents[name.count(".") + hasattr(module, "__path__")])  # the folder of its top-level package
 
     def module(self) -> ModuleType:
         """Return the module. It is imported if this process has not imported it.

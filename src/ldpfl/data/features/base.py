@@ -81,6 +81,7 @@ class DrawnFeatures(FeatureMap):
     directions: int
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one sample's features, (directions,), or raise if a sample of the shape ``inputs`` does not fit."""
         if inputs != self.picture_shape:
             size = " x ".join(map(str, self.picture_shape[1:]))
             raise ConfigError(f"features {self.name!r} need {self.kind_of_pictures} of {size} pixels, got samples that are {inputs}")

@@ -52,7 +52,7 @@ class _Leaves:
 
 
 def draw_pictures(generator: torch.Generator, count: int) -> Tensor:
-    """Draw ``count`` pictures: (count, 3, 32, 32) uint8."""
+    """Draw ``count`` pictures (count, 3, 32, 32) uint8 of random shapes ("dead leaves") that lie over each other."""
     leaves = _draw_leaves(generator, count)
     side = _SUPERSAMPLING * SIDE
     coordinates = (torch.arange(side) + 0.5) / side * 2 - 1
@@ -66,7 +66,7 @@ def draw_pictures(generator: torch.Generator, count: int) -> Tensor:
 
 
 def _draw_leaves(generator: torch.Generator, count: int) -> _Leaves:
-    """Draw the leaves of ``count`` pictures."""
+    """Draw the leaves (random shapes that lie over each other) of ``count`` pictures: sizes, places, colours, stripes."""
 
     def uniform(*more: int) -> Tensor:
         return torch.rand(count, _LEAVES, *more, generator=generator)
@@ -93,9 +93,9 @@ def _draw_leaves(generator: torch.Generator, count: int) -> _Leaves:
 
 
 def _with_leaf(pictures: Tensor, leaves: _Leaves, number: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return ``pictures`` (N, 3, S, S) with the leaf ``number`` of each drawn over it. ``x`` and ``y`` (S, S) locate the pixels."""
+    """Return ``pictures`` (N, 3, S, S) with each one's leaf ``number``, a shape, drawn over it. ``x`` and ``y`` (S, S) locate pixels."""
 
-    def of_leaf(values: Tensor) -> Tensor:
+    def of_leaf(values: Tensor) -> Tensor:  # from (N, L) to (N, 1, 1), to be combined with ``x`` and ``y``
         return values[:, number, None, None]
 
     right, down = x - of_leaf(leaves.place[..., 0]), y - of_leaf(leaves.place[..., 1])

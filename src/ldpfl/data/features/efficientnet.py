@@ -58,6 +58,7 @@ class EfficientNetLite0(FeatureMap):
         _network(self.version)
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one image's features, (1280,), or raise if an image of the shape ``inputs`` does not fit."""
         if len(inputs) != 3 or inputs[0] not in (1, 3):
             raise ConfigError(f"efficientnet-lite{self.version} needs images of one or three channels, got samples that are {inputs}")
         if not 32 <= self.size <= 600:
@@ -65,8 +66,9 @@ class EfficientNetLite0(FeatureMap):
         return (CHANNELS,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        self.shape(tuple(inputs.shape[1:]))
-        inputs = inputs.expand(-1, 3, -1, -1)
+        """Return the network's features (N, 1280) of images: their square roots, so that few large ones do not dominate, centered."""
+        self.shape(tuple(inputs.shape[1:]))  # raises if they do not fit
+        inputs = inputs.expand(-1, 3, -1, -1)  # below, pixels are scaled as when the network was trained
         pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
         activations = _activations(self.version, pictures)
         if self.mirrored:
@@ -123,6 +125,7 @@ class _Block(nn.Module):
     """Three convolutions that widen, work on each channel by itself, and narrow; with a shortcut if input and output have one shape."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str, expansion: int, stride: int) -> None:
+        """Build the block ``name`` from its ``weights``. ``expansion`` is the factor by which it widens; 1 leaves this step out."""
         super().__init__()
         steps = [] if expansion == 1 else [_convolution(weights, f"{name}_expand_conv", f"{name}_bn0")]
         steps.append(_convolution(weights, f"{name}_depthwise_conv", f"{name}_bn1", stride=stride, by_channel=True))
@@ -140,7 +143,7 @@ class _Block(nn.Module):
 def _convolution(
     weights: Mapping[str, Tensor], name: str, norm: str, *, stride: int = 1, by_channel: bool = False, activated: bool = True
 ) -> nn.Module:
-    """Return the convolution ``name`` with the batch norm ``norm`` that follows it folded in, and ReLU6 if ``activated``."""
+    """Return the convolution ``name``, depthwise if ``by_channel``, with the batch norm ``norm`` folded in, and ReLU6 if ``activated``."""
     kernel = weights[f"{name}.weight"]
     outputs, inputs, size, _ = kernel.shape
     scale = weights[f"{norm}.weight"] / (weights[f"{norm}.running_var"] + _NORM_EPSILON).sqrt()
@@ -159,6 +162,7 @@ class _SamePadding(nn.Module):
         self.kernel, self.stride = kernel, stride
 
     def forward(self, maps: Tensor) -> Tensor:
+        """Pad ``maps`` (N, C, H, W) with zeros, evenly on opposite sides but for an odd pixel, which is on the right or below."""
         outputs = [-(-size // self.stride) for size in maps.shape[-2:]]  # size / stride, rounded up
         sizes = zip(maps.shape[-2:], outputs, strict=True)
         rows, columns = (max((output - 1) * self.stride + self.kernel - size, 0) for size, output in sizes)

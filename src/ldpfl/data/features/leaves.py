@@ -61,7 +61,8 @@ class LeafFeatures(DrawnFeatures):
     directions: int = DIRECTIONS
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        self.shape(tuple(inputs.shape[1:]))
+        """Return the filters' responses to pictures, centered and projected on the learnt directions: (N, directions)."""
+        self.shape(tuple(inputs.shape[1:]))  # raises if they do not fit
         tensors = leaves()
         centered = _responses(inputs, tensors["filters"], tensors["thresholds"]) - tensors["mean"]
         return unit_length(centered @ tensors["directions"][:, : self.directions])
@@ -85,7 +86,7 @@ def _correlations(values: Tensor, filters: Tensor) -> Tensor:
 
 
 def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
-    """Compute the tensors of :func:`ldpfl.models.leaf_network.leaves` from drawn pictures alone. It takes minutes.
+    """Compute filters, thresholds, and the mean and principal directions of responses, from drawn pictures alone. It takes minutes.
 
     ``progress`` is called with the number of steps that are done, and of all.
     """

@@ -134,6 +134,7 @@ class TimmFeatures(FrozenEncoder):
         return int(self._network.pretrained_cfg.get("input_size", (_RGB,))[0])
 
     def _vectors(self, inputs: Tensor) -> Tensor:
+        """Return the encoder's outputs (N, F) for images that are resized and normalised as its config says."""
         config = import_module("timm.data").resolve_data_config(pretrained_cfg=self._network.pretrained_cfg)
         size = (self.size, self.size) if self.size else tuple(config["input_size"][1:])
         mode: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
@@ -281,7 +282,7 @@ def _transformers_network(folder: str) -> Any:
             output_loading_info=True,
             **safe,
         )
-    missing = [key for key in report["missing_keys"] if "pooler." not in key]
+    missing = [key for key in report["missing_keys"] if "pooler." not in key]  # a pooler's output is not used
     not_loaded = sorted([*missing, *(key[0] for key in report["mismatched_keys"])])
     if not_loaded:
         raise ConfigError(

@@ -52,12 +52,14 @@ class ScatteringFeatures(FeatureMap):
     roots: bool = False
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape (F,) of one image's features, or raise if ``pooled`` does not divide the sides of its maps."""
         maps, height, width = Scattering().shape(inputs)
         if self.pooled < 1 or height % self.pooled or width % self.pooled:
             raise ConfigError(f"pooled is {self.pooled}, but scattering makes maps of {height} x {width}: set it to a divisor of both")
         return (maps * height * width // self.pooled**2,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the scattering of images as vectors (N, F) of length 1, after the steps that the attributes switch on."""
         maps = Scattering()(inputs)
         if self.mirrored:
             maps = (maps + Scattering()(inputs.flip(-1))) / 2
@@ -78,12 +80,14 @@ class Scattering(FeatureMap):
     """The scattering transform: images (N, C, H, W) uint8 to maps (N, 81 C, H / 4, W / 4) float32."""
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one image's maps, (81 C, H / 4, W / 4), or raise if an image of the shape ``inputs`` does not fit."""
         if len(inputs) != 3 or inputs[1] % _STRIDE or inputs[2] % _STRIDE or min(inputs[1:]) < 2 * _STRIDE:
             raise ConfigError(f"scattering needs images whose sides are multiples of 4 and at least 8, got samples that are {inputs}")
         channels, height, width = inputs
         return channels * MAPS, height // _STRIDE, width // _STRIDE
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the maps of images: the images, and moduli of their convolutions with wavelets, all averaged over 4 x 4 pixels."""
         images, shape = inputs, self.shape(tuple(inputs.shape[1:]))
         fine, coarse, average = _filters(images.shape[2] + 2 * _STRIDE, images.shape[3] + 2 * _STRIDE)
         padded = F.pad(images.float() / 255, (_STRIDE,) * 4, mode="reflect")
@@ -132,7 +136,7 @@ def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
 def _morlet(height: int, width: int, sigma: float, angle: float, frequency: float) -> NDArray[np.complex128]:
     """Return a Morlet wavelet: a Gabor function minus its envelope, scaled such that the mean is 0. See :func:`_gabor`."""
     slant = 4 / _DIRECTIONS
-    wave, envelope = _gabor(height, width, sigma, angle, frequency, slant), _gabor(height, width, sigma, angle, 0.0, slant)
+    wave, envelope = _gabor(height, width, sigma, angle, frequency, slant), _gabor(height, width, sigma, angle, frequency=0.0, slant=slant)
     wavelet: NDArray[np.complex128] = wave - wave.sum() / envelope.sum() * envelope
     return wavelet
 

@@ -51,7 +51,8 @@ class StrokeFeatures(DrawnFeatures):
     directions: int = DIRECTIONS
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        self.shape(tuple(inputs.shape[1:]))
+        """Return the scattering of images, centered and projected on the learnt directions: (N, directions)."""
+        self.shape(tuple(inputs.shape[1:]))  # raises if they do not fit
         tensors = load_learnt()
         return unit_length((normalised_scattering(inputs).flatten(1) - tensors["mean"]) @ tensors["directions"][:, : self.directions])
 
