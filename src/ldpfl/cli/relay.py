@@ -89,7 +89,7 @@ def revoke(
     store: StoreOption,
     older: Annotated[bool, typer.Option("--older", help="Only the older one of two, after renew.")] = False,
 ) -> None:
-    """Take a token away; it works no more from the next request on."""
+    """Revoke a token: it stops working with the next request."""
     operators.revoke_token(store, name, older=older)
 
 
