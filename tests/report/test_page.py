@@ -22,7 +22,7 @@ from ldpfl.experiments.public_figures import public_settings
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.privacy.statement import account
-from ldpfl.report import at_clients
+from ldpfl.report import client_figures
 from ldpfl.report.page import page
 from ldpfl.report.scores import intervals_sentence
 from ldpfl.report.watching import watching
@@ -312,12 +312,12 @@ def test_figures_of_clients_count_the_protected_unit_and_are_drawn_by_no_bootstr
     measured = {"round": 2, "records": 40, "figures": {"accuracy": figure}, "calibration": [], "confusion_noise": 2.0, "stated": True}
     name = f"accuracy{MEASURED_AT_CLIENTS}"
     result = {"at_clients": [measured], "privacy": {"guarantees": [{"unit": unit}]}, "intervals": {name: [0.3, 0.7]}}
-    said = at_clients.how_measured(result)
+    said = client_figures.how_measured(result)
     assert words in said
     assert f"the number of {unit}s." in said
     assert f"state the number of {unit}s" in said
-    assert at_clients.confusion_caption(result).startswith(f"{unit.capitalize()}s by their class")
+    assert client_figures.confusion_caption(result).startswith(f"{unit.capitalize()}s by their class")
     del measured["calibration"]  # an evaluation of several classes, for example, needs none
-    assert list(at_clients.bin_rows(result)) == []
+    assert list(client_figures.bin_rows(result)) == []
     assert intervals_sentence(result) == ""
     assert "bootstrap over test rows" in intervals_sentence({"intervals": {"accuracy": [0.3, 0.7], name: [0.3, 0.7]}})
