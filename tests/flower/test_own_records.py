@@ -25,7 +25,7 @@ from ldpfl.data import Dataset
 from ldpfl.errors import AllDeclined, ConfigError, PrivacyError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RecordTask, apps
 from ldpfl.flower.app_imports import client_output, unwrapped_code
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
@@ -309,6 +309,7 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
     asked = {
         "GivesWeights": (flower_parts.app_of(node=node), TERMS, "LdpClientApp(records=...)"),
         "GivesGradients": (app_of(task_of(), node), terms_of(), "set mechanism.perturbed to 'gradient'"),
+        "NotReadyApp": (app_of(task_of(), node), replace(TERMS, ready_app=True), "give the app a ServerApp with LdpStrategy"),
     }
     for app, terms, said in asked.values():
         reply = ask(app, instruction(terms))
@@ -318,6 +319,16 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
     assert "should use LdpClientApp(records=...): see docs/flower.md" in caplog.text
     assert "should set mechanism.perturbed to 'gradient'" in caplog.text
     assert node.steps == []
+
+
+def test_a_server_that_counts_on_ldpfls_own_app_gets_no_gradients_of_another() -> None:
+    """Its ledger would call them proved, and the nodes' budgets would not. What protects whole clients is proved for every app."""
+    config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.records=6", "training.rounds=1"], origin="test")
+    strategy, node = LdpStrategy(config, kind=Kind.READY_APP), OpenNode()
+    with pytest.raises(AllDeclined, match="give the app a ServerApp with LdpStrategy"):
+        strategy.start(InProcessGrid(app_of(task_of(), node), 3), flower_parts.start_arrays())
+    assert node.steps == []
+    assert ask(flower_parts.app_of(node=node), instruction(terms_of(ready_app=True))).has_content()
 
 
 def test_a_server_is_told_what_its_clients_apps_lack() -> None:
