@@ -396,8 +396,13 @@ CALLS = {
     'LdpClientApp("mine.training:app")': "weights",
     'LdpClientApp(records="mine.training:records")': "gradients",
     'LdpClientApp(records="mine.training:records", persons=True)': "gradients of persons",
-    'LdpClientApp("mine.training:app", gradients=True)': "unknown",
     "made()": "unknown",
+    'LdpClientApp(records="mine.training:records")\nfrom ldpfl.flower.apps import trial_app': "gradients",  # an import decides nothing
+    'LdpClientApp(records="a:b")\nother = LdpClientApp("a:b")': "gradients",
+    'None\napp = LdpClientApp(records="a:b")': "gradients",
+    'LdpClientApp(records="a:b")\nif True:\n    app = None': "unknown",
+    "None\nfrom ldpfl.flower.apps import client_app as app": "ready",
+    "None\nfrom ldpfl.flower.apps import server_app as app": "unknown",
 }
 
 
@@ -408,12 +413,25 @@ def test_a_policy_is_written_only_for_an_app_that_gives_what_its_server_asks_for
     for name, asked in (("dp-sgd", "gradients"), ("duchi", "weights")):
         own = tmp_path / f"{name}.toml"
         own.write_text(f'[mechanism]\nname = "{name}"\n' + ("records = 40\n" if name == "dp-sgd" else ""), encoding="utf-8")
-        if given == "unknown" or given.startswith(asked):
+        if given in ("unknown", "ready") or given.startswith(asked):
             policy = fitting_policy(offer := offer_of(str(app), own), ranges_for(offer, (12, 3)))
+            assert offer.own_model == (given != "ready")
             assert policy.protects == ("record" if name == "dp-sgd" else "client")
         else:
             with pytest.raises(ConfigError, match="each node would decline"):
                 offer_of(str(app), own)
+
+
+def test_no_policy_is_written_for_gradients_of_an_own_app_that_ldpfls_server_would_call_proved(tmp_path: Path) -> None:
+    app = folder_of(tmp_path / "app", 'LdpClientApp(records="mine.training:records")')
+    changes = 'mechanism.name="dp-sgd"; mechanism.perturbed="gradient"; mechanism.records=40'
+    settings = f"serverapp = 'mine.server:server_app'\n[tool.flwr.app.config.ldpfl]\nset = '{changes}'\n"
+    project = (app / "pyproject.toml").read_text(encoding="utf-8")
+    (app / "pyproject.toml").write_text(project + settings, encoding="utf-8")
+    assert offer_of(str(app)).own_model
+    (app / "mine" / "server.py").write_text("from ldpfl.flower.apps import server_app\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="should write a ServerApp with LdpStrategy"):
+        offer_of(str(app))
 
 
 @pytest.mark.slow
