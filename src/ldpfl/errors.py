@@ -18,6 +18,7 @@ The command line prints it and exits with code 2. What the relay answers, with i
     │   │   ├── GivesWeights
     │   │   ├── GivesGradients
     │   │   ├── NamesNoPersons
+    │   │   ├── NotReadyApp
     │   │   ├── OtherRunConfig
     │   │   ├── OtherVersion    (a ProtocolError, too)
     │   │   ├── ChargedBefore
@@ -199,6 +200,12 @@ class NamesNoPersons(Declined):
     """The terms protect persons, and the node's app does not say whose its records are. Which app a node has is no secret."""
 
     public = "declined: it names no persons; give LdpClientApp(records=..., persons=True)"
+
+
+class NotReadyApp(Declined):
+    """The server counts on ldpfl's own app to compute the gradients, and the node has another app. Which app a node has is no secret."""
+
+    public = "declined: its app is not ldpfl's own; give the app a ServerApp with LdpStrategy"
 
 
 class AskedForOther(Declined):

@@ -47,6 +47,8 @@ aggregator_keys = ["{public_text(generate_key())}"]
 APP = """
 [tool.flwr.app]
 publisher = "somebody"
+[tool.flwr.app.components]
+clientapp = "ldpfl.flower.apps:client_app"
 [tool.flwr.app.config.ldpfl]
 transport = "relay"
 min-clients = 100

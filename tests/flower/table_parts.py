@@ -81,7 +81,8 @@ def open_policy(**changes: Any) -> Policy:
 
 
 def grid_of(world: World, app: Any = apps.train, settings: UserConfig | None = None) -> InProcessGrid:
-    client = LdpClientApp(app, node=world.node, source=world.source, gradients=True)
+    with mock.patch.object(apps, "train", app):  # so that `app` counts as ldpfl's own
+        client = LdpClientApp(app, node=world.node, source=world.source)
     return InProcessGrid(client, CLIENTS, run_config=settings or {})
 
 

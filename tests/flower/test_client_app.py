@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -47,7 +48,7 @@ from numpy.typing import NDArray
 
 from ldpfl import LayerRanges, SeededStreams, mechanisms
 from ldpfl.errors import ConfigError, DataError, Declined, Exhausted, GivesWeights, NotSetUp, OtherRunConfig, OtherVersion
-from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy
+from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, apps
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.internals import unwrap_serialised
@@ -187,7 +188,7 @@ def no_node(context: Context) -> OpenNode:
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "rotated-sign"])
-def test_an_app_that_gives_trained_weights_is_asked_for_no_gradients(name: str) -> None:
+def test_an_app_that_gives_trained_weights_is_asked_for_no_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing bounds what one record does to trained weights: they are not taken for the gradients that the node's budget counts."""
     trained: list[str] = []
 
@@ -200,8 +201,15 @@ def test_an_app_that_gives_trained_weights_is_asked_for_no_gradients(name: str) 
     node = OpenNode()
     assert refused(ask(app_of(train, node), instruction(terms)), GivesWeights.public)
     assert (node.steps, trained) == ([], [])
-    assert ask(LdpClientApp(train, node=lambda context: node, source=simulator_bits, gradients=True), instruction(terms)).has_content()
-    assert (node.steps, trained) == (["admit"], [name])  # so it is that alone which was missing
+    monkeypatch.setattr(apps, "train", train)
+    assert ask(LdpClientApp(train, node=lambda context: node, source=simulator_bits), instruction(terms)).has_content()
+    assert (node.steps, trained) == (["admit"], [name])  # so all that was missing is that `train` is ldpfl's own function
+
+
+def test_an_app_is_not_ldpfls_own_because_it_has_its_name() -> None:
+    terms = instruction(terms_of(config=config_of("mechanism.name=dp-sgd", "mechanism.perturbed=gradient", "mechanism.records=5")))
+    for app in (functools.wraps(apps.train)(shift), "mine.apps:train"):
+        assert refused(ask(LdpClientApp(app, node=lambda context: OpenNode()), terms), GivesWeights.public)
 
 
 def test_without_a_node_nothing_leaves() -> None:

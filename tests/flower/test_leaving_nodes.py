@@ -43,7 +43,7 @@ class Leaving(InProcessGrid):
     """A grid from which the last node is away while ``is_away`` holds for the last round that was begun."""
 
     def __init__(self, is_away: Callable[[int], bool], world: World, settings: UserConfig) -> None:
-        app = LdpClientApp(apps.train, node=world.node, source=world.source, gradients=True)
+        app = LdpClientApp(apps.train, node=world.node, source=world.source)
         super().__init__(app, CLIENTS, run_config=settings)
         self._asked, self._is_away = RunFolder(Path(str(settings["ldpfl.out"]))).participation_path, is_away
 

@@ -83,7 +83,7 @@ def deployed(tables: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> RunF
     monkeypatch.setenv("LDPFL_DATA", str(tables / "{partition}.csv"))
     changes = listed({"data.name": "node", **{key.replace("__", "."): value for key, value in more.items()}})
     settings: UserConfig = {"ldpfl.recipe": "own", "ldpfl.set": ";".join(changes), "ldpfl.out": str(tables / "run")}
-    client = LdpClientApp(apps.train, node=lambda context: SimulatedNode(), source=simulator_source, gradients=True)
+    client = LdpClientApp(apps.train, node=lambda context: SimulatedNode(), source=simulator_source)
     grid = InProcessGrid(client, CLIENTS, run_config=settings)
     apps.server_app(grid, grid.server_context())
     return RunFolder(tables / "run")

@@ -25,7 +25,7 @@ from ldpfl.data import Dataset
 from ldpfl.errors import AllDeclined, ConfigError, PrivacyError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, LdpStrategy, RecordTask, apps
 from ldpfl.flower.app_imports import client_output, unwrapped_code
 from ldpfl.flower.arrays import layout_of, to_arrays, to_vector
@@ -309,6 +309,7 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
     asked = {
         "GivesWeights": (flower_parts.app_of(node=node), TERMS, "LdpClientApp(records=...)"),
         "GivesGradients": (app_of(task_of(), node), terms_of(), "set mechanism.perturbed to 'gradient'"),
+        "NotReadyApp": (app_of(task_of(), node), replace(TERMS, ready_app=True), "give the app a ServerApp with LdpStrategy"),
     }
     for app, terms, said in asked.values():
         reply = ask(app, instruction(terms))
@@ -318,6 +319,16 @@ def test_what_the_terms_ask_for_and_the_app_does_not_give_is_declined_for_nothin
     assert "should use LdpClientApp(records=...): see docs/flower.md" in caplog.text
     assert "should set mechanism.perturbed to 'gradient'" in caplog.text
     assert node.steps == []
+
+
+def test_a_server_that_counts_on_ldpfls_own_app_gets_no_gradients_of_another() -> None:
+    """Its ledger would call them proved, and the nodes' budgets would not. What protects whole clients is proved for every app."""
+    config = parse_config("", ["mechanism.name=dp-sgd", "mechanism.records=6", "training.rounds=1"], origin="test")
+    strategy, node = LdpStrategy(config, kind=Kind.READY_APP), OpenNode()
+    with pytest.raises(AllDeclined, match="give the app a ServerApp with LdpStrategy"):
+        strategy.start(InProcessGrid(app_of(task_of(), node), 3), flower_parts.start_arrays())
+    assert node.steps == []
+    assert ask(flower_parts.app_of(node=node), instruction(terms_of(ready_app=True))).has_content()
 
 
 def test_a_server_is_told_what_its_clients_apps_lack() -> None:
@@ -385,8 +396,13 @@ CALLS = {
     'LdpClientApp("mine.training:app")': "weights",
     'LdpClientApp(records="mine.training:records")': "gradients",
     'LdpClientApp(records="mine.training:records", persons=True)': "gradients of persons",
-    'LdpClientApp("mine.training:app", gradients=True)': "unknown",
     "made()": "unknown",
+    'LdpClientApp(records="mine.training:records")\nfrom ldpfl.flower.apps import trial_app': "gradients",  # an import decides nothing
+    'LdpClientApp(records="a:b")\nother = LdpClientApp("a:b")': "gradients",
+    'None\napp = LdpClientApp(records="a:b")': "gradients",
+    'LdpClientApp(records="a:b")\nif True:\n    app = None': "unknown",
+    "None\nfrom ldpfl.flower.apps import client_app as app": "ready",
+    "None\nfrom ldpfl.flower.apps import server_app as app": "unknown",
 }
 
 
@@ -397,12 +413,25 @@ def test_a_policy_is_written_only_for_an_app_that_gives_what_its_server_asks_for
     for name, asked in (("dp-sgd", "gradients"), ("duchi", "weights")):
         own = tmp_path / f"{name}.toml"
         own.write_text(f'[mechanism]\nname = "{name}"\n' + ("records = 40\n" if name == "dp-sgd" else ""), encoding="utf-8")
-        if given == "unknown" or given.startswith(asked):
+        if given in ("unknown", "ready") or given.startswith(asked):
             policy = fitting_policy(offer := offer_of(str(app), own), ranges_for(offer, (12, 3)))
+            assert offer.own_model == (given != "ready")
             assert policy.protects == ("record" if name == "dp-sgd" else "client")
         else:
             with pytest.raises(ConfigError, match="each node would decline"):
                 offer_of(str(app), own)
+
+
+def test_no_policy_is_written_for_gradients_of_an_own_app_that_ldpfls_server_would_call_proved(tmp_path: Path) -> None:
+    app = folder_of(tmp_path / "app", 'LdpClientApp(records="mine.training:records")')
+    changes = 'mechanism.name="dp-sgd"; mechanism.perturbed="gradient"; mechanism.records=40'
+    settings = f"serverapp = 'mine.server:server_app'\n[tool.flwr.app.config.ldpfl]\nset = '{changes}'\n"
+    project = (app / "pyproject.toml").read_text(encoding="utf-8")
+    (app / "pyproject.toml").write_text(project + settings, encoding="utf-8")
+    assert offer_of(str(app)).own_model
+    (app / "mine" / "server.py").write_text("from ldpfl.flower.apps import server_app\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="should write a ServerApp with LdpStrategy"):
+        offer_of(str(app))
 
 
 @pytest.mark.slow

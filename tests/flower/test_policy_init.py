@@ -18,6 +18,9 @@ APP = """
 [tool.flwr.app]
 publisher = "somebody"
 
+[tool.flwr.app.components]
+clientapp = "ldpfl.flower.apps:client_app"
+
 [tool.flwr.app.config.ldpfl]
 recipe = "quickstart"
 set = '{set}'

@@ -169,7 +169,7 @@ def test_frozen_weights_never_cross_the_wire(base: Path, tmp_path: Path, monkeyp
     }
     named = ";".join(f"{key}={toml_value(value)}" for key, value in changes.items())
     settings: UserConfig = {"ldpfl.recipe": "own", "ldpfl.set": named, "ldpfl.out": str(tmp_path / "run")}
-    client = LdpClientApp(apps.train, node=lambda context: SimulatedNode(), source=simulator_source, gradients=True)
+    client = LdpClientApp(apps.train, node=lambda context: SimulatedNode(), source=simulator_source)
     grid = WireGrid(client, 2, run_config=settings)
     grid.numbers, grid.octets = [], []
     apps.server_app(grid, grid.server_context())

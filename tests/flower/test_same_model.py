@@ -76,7 +76,7 @@ def simulator_source(ask: Ask, context: Context) -> SeededStreams:
 
 def grid_of(settings: UserConfig, config: RunConfig, data: Path) -> InProcessGrid:
     """The recipes' own client app, with the simulator's random bits."""
-    app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source, gradients=True)
+    app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source)
     return InProcessGrid(app, config.clients.count, run_config=settings, node_config={"data-dir": str(data)})
 
 
@@ -173,7 +173,7 @@ def test_an_app_that_gives_trained_weights_is_not_asked_for_gradients(
     config = parse_config(TINY_TOML, CASES["records"], origin="test")
     monkeypatch.setattr("ldpfl.flower.ready_server.load_recipe", lambda name, changes: config)
     monkeypatch.setenv("LDPFL_DATA_DIR", str(tiny_data))
-    app = LdpClientApp(train, node=lambda context: SimulatedNode(), source=simulator_source)
+    app = LdpClientApp(lambda *call: train(*call), node=lambda context: SimulatedNode(), source=simulator_source)  # not ldpfl's own object
     grid = InProcessGrid(app, config.clients.count, run_config={"ldpfl.recipe": "another app"}, node_config={"data-dir": str(tiny_data)})
     with pytest.raises(AllDeclined):
         server_app(grid, grid.server_context())

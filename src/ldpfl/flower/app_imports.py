@@ -60,37 +60,72 @@ def unwrapped_code(app: Path) -> Iterator[str]:
 
 
 def client_output(app: Path) -> Literal["weights", "gradients", "gradients of persons", "ready", "unknown"]:
-    """Return what clients of the app in this folder hand to ldpfl, judged by the ``LdpClientApp`` call in its client module.
+    """Return what clients of the app in this folder hand to ldpfl, judged by the object that its ``pyproject.toml`` names as clientapp.
 
     Nothing is run. ``ready`` means that the client is ldpfl's own, which trains the model that a config names. Weights and gradients belong
     to a model that the app defines itself. Gradients of persons come from an app that says to whom each record belongs.
     """
+    definition = _definition_of(app, "clientapp")
+    if definition == f"{_READY_MODULE}:client_app":
+        return "ready"
+    if isinstance(definition, str) or not _calls_wrapper(definition):
+        return "unknown"
+    arguments = {keyword.arg for keyword in definition.keywords}
+    names_persons = any(keyword.arg == "persons" and _is_true(keyword.value) for keyword in definition.keywords)
+    if "records" in arguments:
+        return "gradients of persons" if names_persons else "gradients"
+    return "weights"
+
+
+def has_ready_server(app: Path) -> bool:
+    """Tell whether the app in this folder certainly has ldpfl's own ServerApp. Nothing is run."""
+    return _definition_of(app, "serverapp") == f"{_READY_MODULE}:server_app"
+
+
+def _definition_of(app: Path, component: str) -> ast.expr | str | None:
+    """Return how the module of the app's ``component`` defines it: the import path of an imported object, or the assigned expression.
+
+    None if this is not known: the module cannot be read, or the last statement with the component's name does something else.
+    """
     try:
-        if (module := _client_module(app)) == _READY_MODULE:
-            return "ready"
-        spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the client module's own, unless a package is missing
+        module, _, name = _component(app, component).partition(":")
+        if module == _READY_MODULE:
+            return f"{module}:{name}"
+        spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the module's own, unless a package is missing
         body = ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
     except (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError):
-        return "unknown"
-    if any(isinstance(node, ast.ImportFrom) and node.module == _READY_MODULE for node in body):
-        return "ready"
-    for call in (node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign)):
-        if _calls_wrapper(call):
-            arguments = {keyword.arg for keyword in call.keywords}
-            names_persons = any(keyword.arg == "persons" and _is_true(keyword.value) for keyword in call.keywords)
-            if "records" in arguments:
-                return "gradients of persons" if names_persons else "gradients"
-            return "unknown" if "gradients" in arguments else "weights"  # `gradients` is meant for ldpfl's own app
-    return "unknown"
+        return None
+    definition: ast.expr | str | None = None
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) in (name, "*"):
+                    definition = f"{node.module}:{alias.name}" if node.level == 0 else None
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and _only_target(node) == name:
+            definition = node.value
+        elif any(name in (getattr(part, field, None) for field in ("id", "name", "asname")) for part in ast.walk(node)):
+            definition = None  # the statement may define the name, such as a function, or change the object
+    return definition
+
+
+def _only_target(node: ast.Assign | ast.AnnAssign) -> str:
+    """Return the name to which the statement assigns; "" if it assigns to several names, or to something else than a name."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
 
 
 def _client_module(app: Path) -> str:
     """Return the name of the module that the app's ``pyproject.toml`` names as its clientapp."""
+    return _component(app, "clientapp").partition(":")[0]
+
+
+def _component(app: Path, component: str) -> str:
+    """Return the import path that the app's ``pyproject.toml`` names as its ``component``: serverapp or clientapp."""
     try:
         tree = from_toml(read_text(app / "pyproject.toml"))
-        return str(tree["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(":")[0]
+        return str(tree["tool"]["flwr"]["app"]["components"][component])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{app / 'pyproject.toml'} has no `clientapp` in [tool.flwr.app.components]: add it") from error
+        raise ConfigError(f"{app / 'pyproject.toml'} has no `{component}` in [tool.flwr.app.components]: add it") from error
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:

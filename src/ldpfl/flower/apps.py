@@ -180,5 +180,5 @@ def serve(grid: Grid, context: Context) -> None:
     serve(grid, context)
 
 
-client_app = LdpClientApp("ldpfl.flower.apps:train", gradients=True)
-trial_app = LdpClientApp("ldpfl.flower.apps:train_for_trial", gradients=True)
+client_app = LdpClientApp("ldpfl.flower.apps:train")
+trial_app = LdpClientApp("ldpfl.flower.apps:train_for_trial")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, Declined, NoRecordSums, PrivacyError, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRecordSums, NotReadyApp, PrivacyError, ProtocolError
 from ldpfl.flower import confined_process
 from ldpfl.flower.app_failures import TRY_IT
 from ldpfl.flower.arrays import only_arrays, to_vector
@@ -28,12 +29,16 @@ from ldpfl.flower.round_request import Ask, Node, RoundRequest, read_request
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_name_in, require_adding_up
 from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
 from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.server import client_values
 from ldpfl.util.randomness import RandomSource, SecureSource
 
 LOGGER = logging.getLogger("flwr.ldpfl")
+
+_LDPFL_APPS = ("ldpfl.flower.apps:train", "ldpfl.flower.apps:train_for_trial")
+"""Import paths of ldpfl's own apps."""
 
 DECLINED, FAILED = Declined.public, "failed"
 """Error texts that a server receives in place of a report: the client declined, or it failed. Neither text depends on data."""
@@ -98,9 +103,6 @@ class LdpClientApp(ClientApp):
         node: function that returns the operator's settings of this node for a context.
         persons: whether ``records`` say to whom each row belongs (``RecordTask.persons``). If not, rounds that protect persons are
             declined. This must be known here, because the budget is charged before ``records`` is called.
-        gradients: whether the app is one of ldpfl's own. Such an app returns gradients where the terms ask for them, clipped record by
-            record where the mechanism protects records, and sums over records for evaluation and least squares. Arrays of any other app
-            are treated as trained weights, for which the influence of a single record is not bounded.
         source: function that returns the source of random bits, for tests; by default the operating system's secure source.
 
     Raises:
@@ -114,14 +116,13 @@ class LdpClientApp(ClientApp):
         records: Records | str | None = None,
         node: Callable[[Context], Node] = operator_node,
         persons: bool = False,
-        gradients: bool = False,
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
         super().__init__()
         self._app, self._node, self._source = _app_to_wrap(app, records), node, source
         self._by_path = isinstance(app or records, str)
-        self._returns_weights, self._returns_gradients = records is None, gradients or records is not None
-        self._is_ldpfl_app = gradients
+        self._is_ldpfl_app = _is_ldpfl_app(self._app)
+        self._returns_weights, self._returns_gradients = records is None, self._is_ldpfl_app or records is not None
         self._returns_persons = persons or records is None  # ldpfl's own app finds persons by the column that the terms name
         self._last_read: tuple[RecordDict, tuple[str, str], RoundRequest] | None = None
         self._last_question: tuple[RecordDict, str, Ask] | None = None
@@ -253,6 +254,12 @@ class LdpClientApp(ClientApp):
                 "another app; nothing was charged or sent"
             )
         check_values_asked(terms.config, weights=self._returns_weights, gradients=self._returns_gradients, persons=self._returns_persons)
+        if terms.ready_app and not self._is_ldpfl_app and isinstance(terms.config.mechanism, DpSgdSettings):
+            raise NotReadyApp(
+                "the server's ledger says that ldpfl's own app computes the gradients, but this node's app is another; nothing was charged "
+                "or sent. The app's author should write a ServerApp with LdpStrategy for it, or use the app that ldpfl init --flower "
+                "writes: see docs/flower.md"
+            )
 
     def _read_request(self, message: Message, context: Context) -> RoundRequest:
         """Read a message. Simulated clients of one process get the same content, so it is read once and kept for the next client."""
@@ -422,6 +429,18 @@ def _app_to_wrap(app: ClientAppCallable | str | None, records: Records | str | N
     raise ConfigError(
         "LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them"
     )
+
+
+def _is_ldpfl_app(app: ClientAppCallable | str) -> bool:
+    """Tell whether ``app`` is one of ldpfl's own functions, or the import path of one.
+
+    Such an app returns gradients where the terms ask for them, clipped record by record where the mechanism protects records, and sums
+    over records. Arrays of any other function count as trained weights, in which the influence of a single record is not bounded.
+    """
+    if isinstance(app, str):
+        return app in _LDPFL_APPS
+    # Objects are compared, not names: a decorator may copy the name of the function that it wraps.
+    return any(app is getattr(sys.modules.get(module), name, None) for module, name in (path.split(":") for path in _LDPFL_APPS))
 
 
 def _dtype(request: RoundRequest) -> torch.dtype:

@@ -23,12 +23,13 @@ from ldpfl.experiments.planned_ledger import initial_weights_and_ranges
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.record_sums import evaluation_vector_layout, is_evaluated
 from ldpfl.experiments.shipped import recipe_files
-from ldpfl.flower.app_imports import client_output
+from ldpfl.flower.app_imports import client_output, has_ready_server
 from ldpfl.flower.named_by_server import check_nothing_opened_or_run, code_names
 from ldpfl.flower.round_kinds import Kind, config_for_kind, last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.pretrained import licence_of
@@ -117,10 +118,8 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         else:
             offer = offer_of_settings(RunSettings.read(settings))
         output = client_output(project.parent)
-        _check_output(offer.config, output)
-        # With a config, a client of which it is unknown what it returns counts as training a model of its author.
-        own_model = output in ("weights", "gradients", "gradients of persons") or (output == "unknown" and config is not None)
-        return replace(offer, own_model=own_model)
+        _check_output(offer.config, output, ready_server=has_ready_server(project.parent))
+        return replace(offer, own_model=output != "ready")
     if config is not None:
         raise ConfigError(f"--config works only with a Flower app, and {path} is not a folder with a pyproject.toml")
     if Path(path).is_dir():
@@ -336,11 +335,12 @@ def _check_size(config: RunConfig) -> None:
         )
 
 
-def _check_output(config: RunConfig, output: str) -> None:
+def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None:
     """Raise if the app's clients do not return what ``config`` asks for.
 
     Args:
         output: what the clients return, as :func:`ldpfl.flower.app_imports.client_output` reads it from the client module.
+        ready_server: whether the app's ServerApp is ldpfl's own, which counts on ldpfl's own app where records are protected.
 
     Raises:
         ConfigError: each node would decline each round.
@@ -350,6 +350,11 @@ def _check_output(config: RunConfig, output: str) -> None:
         raise ConfigError(
             f"mechanism {config.mechanism.name!r} needs gradients, but this app's LdpClientApp returns trained weights: each node would "
             'decline. The app\'s author should use LdpClientApp(records="package.module:name"), see docs/flower.md'
+        )
+    if output.startswith("gradients") and ready_server and isinstance(config.mechanism, DpSgdSettings):
+        raise ConfigError(
+            "the app's ServerApp is ldpfl's own, which counts on ldpfl's own ClientApp for dp-sgd, but this app has another ClientApp: "
+            "each node would decline. The app's author should write a ServerApp with LdpStrategy, see docs/flower.md"
         )
     if asked == "gradient" and config.data.person and output == "gradients":
         raise ConfigError(

@@ -67,7 +67,7 @@ class LdpStrategy(Strategy):
             for simulations; policies refuse it unless they set ``immediate_replies``.
         run_config: the run's config, ``context.run_config``. Clients take part only if theirs is the same.
         kind: kind of run that the run folder states. All but the ready app count as training a model of the app's author, on whose code
-            a guarantee for records rests.
+            a guarantee for records rests. Nodes with another app than the ready one decline the ready app's rounds that protect records.
         on_measured: called once the columns of nodes' tables are measured; returns initial weights (d,) and rules for the new scaling. For
             the ready app, whose server scales its own rows in the same way.
 
@@ -289,6 +289,7 @@ class LdpStrategy(Strategy):
             asked=progress.round.asked,
             reply_s=self._reply_s,
             run_config=self._run_config,
+            ready_app=self._kind is Kind.READY_APP,
             **self._collector.terms(),
         )
 

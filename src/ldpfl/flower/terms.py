@@ -37,7 +37,7 @@ ARRAYS, CONFIG = "arrays", "config"
 RECORD = "ldpfl"
 """Name of the record with the terms, in a request, and of the record with the answer, in a reply."""
 
-VERSION = 6
+VERSION = 7
 """Version of both records. A node and a server of different versions do not understand each other."""
 
 SHORTEST_REPLY_S, _LONGEST_REPLY_S = 1.0, 7 * 24 * 3600.0
@@ -86,6 +86,7 @@ class _Wire(WireFields):
     linked: PositiveInt
     reply_s: Annotated[float, Field(ge=0, le=_LONGEST_REPLY_S, allow_inf_nan=False)]
     run_config: str
+    ready_app: bool
 
     @field_validator("reply_s")
     @classmethod
@@ -117,6 +118,8 @@ class RoundTerms:
         run_config: digest of the run config that every client has, see :func:`digest_of`.
         measured: in statistics rounds, the edges of the histograms that are asked for; later, how nodes scale their columns. See
             :mod:`ldpfl.flower.statistics`. Empty if no column is measured.
+        ready_app: whether the server's ledger says that ldpfl's own app computes what nodes send. If so, a node with another app declines
+            rounds whose guarantee for records would rest on that app.
     """
 
     run: str
@@ -135,6 +138,7 @@ class RoundTerms:
     kind: Kind = "training"
     measured: str = ""
     min_clients: int = 1
+    ready_app: bool = False
 
     def to_record(self) -> ConfigRecord:
         """Return the terms as a Flower record.
@@ -167,6 +171,7 @@ class RoundTerms:
                 "linked": self.linked,
                 "reply-s": self.reply_s,
                 "run-config": self.run_config,
+                "ready-app": self.ready_app,
             }
         )
 
@@ -203,6 +208,7 @@ class RoundTerms:
             linked=wire.linked,
             reply_s=wire.reply_s,
             run_config=wire.run_config,
+            ready_app=wire.ready_app,
         )
 
     def ranges(self, layout: ParameterLayout) -> LayerRanges:
