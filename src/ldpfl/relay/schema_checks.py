@@ -185,9 +185,11 @@ _RIGHTS_FAULTS = (
     ORDER BY 1""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
     FROM pg_proc WHERE prosecdef AND proowner = {_MY_ROLE} AND oid >= {_FIRST_USER_OID}""",
-    """SELECT 'functions in the language ' || lanname || ' run as the server, but it is marked as trusted, so that roles may write them'
-    FROM pg_language WHERE lanpltrusted AND oid <> 14 AND NOT EXISTS (SELECT FROM pg_proc WHERE pg_proc.oid = lanplcallfoid
-        AND prolang = 13 AND probin ~ '^[$]libdir/pl(pgsql|perl|tcl)$' AND prosrc ~ '^pl(pgsql|perl|tcl)_call_handler$')""",
+    """SELECT 'functions in the language ' || lanname || ' run as the server, but it is marked as trusted, so that roles may write them: '
+        || 'UPDATE pg_language SET lanpltrusted = false WHERE lanname = ' || quote_literal(lanname)
+    FROM pg_language WHERE lanpltrusted AND oid <> 14 AND (lanplcallfoid = 0 OR EXISTS (
+        SELECT FROM pg_proc WHERE pg_proc.oid IN (lanplcallfoid, laninline)
+        AND NOT (probin ~ '^[$]libdir/pl(pgsql|perl|tcl)$' AND prosrc ~ '^pl(pgsql|perl|tcl)_(call|inline)_handler$')))""",
     f"""SELECT coalesce(rolname, 'PUBLIC') || ' may read a table that is not for everybody: REVOKE ALL ON '
         || CAST(CAST(objoid AS regclass) AS text) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
     FROM pg_init_privs JOIN pg_class ON pg_class.oid = objoid CROSS JOIN aclexplode(relacl) AS given
