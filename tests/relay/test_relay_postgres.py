@@ -486,6 +486,21 @@ HOSTILE = {
     "mallory may change .*: REVOKE SET ON PARAMETER session_preload_libraries FROM mallory": [
         "GRANT SET ON PARAMETER session_preload_libraries TO mallory"
     ],
+    r"mallory may read a table that is not for everybody: REVOKE ALL ON pg_authid FROM mallory": ["GRANT SELECT ON pg_authid TO mallory"],
+    "REVOKE SET ON PARAMETER pljava.libjvm_location FROM mallory": ["GRANT SET ON PARAMETER pljava.libjvm_location TO mallory"],
+    "functions in the language cx run as the server": [
+        "INSERT INTO pg_language SELECT 90001, 'cx', lanowner, lanispl, true, 0, 0, 0, NULL FROM pg_language WHERE lanname = 'c'"
+    ],
+    "mallory has a user mapping.*: DROP USER MAPPING FOR mallory SERVER loop": [
+        "CREATE EXTENSION postgres_fdw SCHEMA public",
+        "CREATE SERVER loop FOREIGN DATA WRAPPER postgres_fdw",
+        "CREATE USER MAPPING FOR mallory SERVER loop OPTIONS (user 'relay', password_required 'false')",
+    ],
+    r"mallory may call .*: REVOKE EXECUTE ON FUNCTION public.f\(text\) FROM mallory": [
+        "CREATE FUNCTION public.f(text) RETURNS text LANGUAGE internal AS 'pg_read_file_all'",
+        "REVOKE ALL ON FUNCTION public.f(text) FROM PUBLIC",
+        "GRANT EXECUTE ON FUNCTION public.f(text) TO mallory",
+    ],
     "functions in the language c run as the server": ["UPDATE pg_language SET lanpltrusted = true WHERE lanname = 'c'"],
     "storage parameters: {fillfactor=50}": ["ALTER TABLE relay_uploads SET (fillfactor = 50)"],
     "relay_uploads_pkey has storage parameters": ["ALTER INDEX relay_uploads_pkey SET (fillfactor = 50)"],
@@ -649,6 +664,34 @@ def test_nothing_in_the_schema_runs_before_it_has_been_checked(postgres: Postgre
     )
     with pytest.raises(UnfitStore, match=r"operator .* depends on schema ldpfl_relay"):
         open_engine(postgres.url(database))
+    assert postgres.command("SELECT is_called FROM public.calls", database=database) == "f\n"
+
+
+@pytest.mark.slow
+def test_code_that_others_put_into_pg_catalog_is_refused_and_does_not_run(postgres: Postgres) -> None:
+    database = postgres.new_database()
+    plant = (
+        "CREATE SEQUENCE public.calls",
+        "GRANT ALL ON SEQUENCE public.calls TO PUBLIC",
+        "CREATE FUNCTION public.same(varchar, varchar) RETURNS bool LANGUAGE sql AS $$ SELECT nextval('public.calls') = 0 $$",
+    )
+    operator = "OPERATOR {}.= (LEFTARG = {}, RIGHTARG = {}, FUNCTION = public.same)"
+    postgres.command(*plant, f"CREATE {operator.format('public', 'varchar', 'varchar')}", database=database)
+    open_engine(postgres.url(database)).dispose()  # nothing is looked up in the schema public
+    for command in (
+        "GRANT CREATE ON SCHEMA pg_catalog TO PUBLIC",
+        f"CREATE {operator.format('pg_catalog', 'varchar', 'varchar')}",
+        "CREATE FUNCTION pg_catalog.lower(varchar) RETURNS text LANGUAGE sql AS 'SELECT NULL'",
+        "CREATE DOMAIN pg_catalog.lower AS text",
+        "CREATE CAST (bytea AS text) WITHOUT FUNCTION AS IMPLICIT",
+    ):
+        postgres.command(command, database=database)
+        with pytest.raises(UnfitStore, match="code of others could run as the relay") as error:
+            open_engine(postgres.url(database))
+        remedy = str(error.value).split(" must run ")[1].split(", or give")[0]
+        assert remedy.split()[1] == command.split()[1].replace("DOMAIN", "TYPE")
+        postgres.command(remedy, database=database)  # the next command would be refused for this one otherwise
+    open_engine(postgres.url(database)).dispose()
     assert postgres.command("SELECT is_called FROM public.calls", database=database) == "f\n"
 
 

@@ -185,14 +185,37 @@ _RIGHTS_FAULTS = (
     ORDER BY 1""",
     f"""SELECT 'the function ' || proname || ' lets others act as the relay'
     FROM pg_proc WHERE prosecdef AND proowner = {_MY_ROLE} AND oid >= {_FIRST_USER_OID}""",
-    """SELECT 'functions in the language ' || lanname || ' run as the server, but it is marked as trusted, so that roles may write them'
-    FROM pg_language WHERE lanname IN ('c', 'internal') AND lanpltrusted""",
+    """SELECT 'functions in the language ' || lanname || ' run as the server, but it is marked as trusted, so that roles may write them: '
+        || 'UPDATE pg_language SET lanpltrusted = false WHERE lanname = ' || quote_literal(lanname)
+    FROM pg_language WHERE lanpltrusted AND oid <> 14 AND (lanplcallfoid = 0 OR EXISTS (
+        SELECT FROM pg_proc WHERE pg_proc.oid IN (lanplcallfoid, laninline)
+        AND NOT (probin ~ '^[$]libdir/pl(pgsql|perl|tcl)$' AND prosrc ~ '^pl(pgsql|perl|tcl)_(call|inline)_handler$')))""",
+    f"""SELECT coalesce(rolname, 'PUBLIC') || ' may read a table that is not for everybody: REVOKE ALL ON '
+        || CAST(CAST(objoid AS regclass) AS text) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
+    FROM pg_init_privs JOIN pg_class ON pg_class.oid = objoid CROSS JOIN aclexplode(relacl) AS given
+    LEFT JOIN pg_roles ON pg_roles.oid = grantee
+    WHERE classoid = CAST('pg_class' AS regclass) AND objsubid = 0 AND rolsuper IS NOT TRUE
+    AND NOT EXISTS (SELECT FROM aclexplode(initprivs) AS initial WHERE initial.grantee = 0)
+    AND (grantee >= {_FIRST_USER_OID} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",
+    f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that runs as the server: REVOKE EXECUTE ON FUNCTION '
+        || CAST(CAST(pg_proc.oid AS regprocedure) AS text) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
+    FROM pg_proc CROSS JOIN aclexplode(coalesce(proacl, acldefault('f', proowner))) AS given
+    LEFT JOIN pg_roles ON pg_roles.oid = grantee
+    WHERE prolang IN (12, 13) AND pg_proc.oid >= {_FIRST_USER_OID} AND rolsuper IS NOT TRUE AND NOT EXISTS (
+        SELECT FROM pg_depend WHERE classid = CAST('pg_proc' AS regclass) AND objid = pg_proc.oid AND deptype = 'e') ORDER BY 1""",
+    # The options are hidden from the relay: among them may be the relay's name, with password_required 'false'.
+    """SELECT coalesce(rolname, 'PUBLIC') || ' has a user mapping, which may let it act as the relay: DROP USER MAPPING FOR '
+        || coalesce(quote_ident(rolname), 'PUBLIC') || ' SERVER ' || quote_ident(srvname)
+    FROM pg_user_mappings LEFT JOIN pg_roles ON pg_roles.oid = umuser
+    WHERE rolsuper IS NOT TRUE AND rolname IS DISTINCT FROM current_user ORDER BY 1""",
 )
 
 _PARAMETER_FAULTS = """SELECT coalesce(rolname, 'PUBLIC') || ' may change the server''s configuration: REVOKE ' || privilege_type
         || ' ON PARAMETER ' || parname || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
     FROM pg_parameter_acl CROSS JOIN aclexplode(paracl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
-    WHERE rolsuper IS NOT TRUE AND (privilege_type = 'ALTER SYSTEM' OR parname ~ 'librar|_init') ORDER BY 1"""
+    WHERE rolsuper IS NOT TRUE AND (privilege_type = 'ALTER SYSTEM' OR parname !~ '^(log|track)_[a-z_]+$'
+        AND parname NOT IN ('deadlock_timeout', 'lc_messages', 'session_replication_role', 'temp_file_limit')
+        AND NOT EXISTS (SELECT FROM pg_settings WHERE name = parname AND context = 'user')) ORDER BY 1"""
 """A parameter can be a command that the server runs, or, also in one session, a library or code. Such rights exist since version 15."""
 
 _OBJECT_FAULTS = (

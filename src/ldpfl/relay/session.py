@@ -81,6 +81,26 @@ _QUERY_STRONG_RIGHTS = """SELECT rolname,
     FROM pg_roles WHERE (rolsuper OR rolreplication OR rolbypassrls) AND pg_has_role(session_user, oid, 'MEMBER')
     ORDER BY rolname <> session_user, rolname LIMIT 1"""
 
+_QUERY_PLANTED_CODE = """SELECT 'DROP ' || upper(described.type) || ' ' || described.identity
+    FROM (SELECT tableoid AS class, oid, proowner AS owner FROM pg_proc WHERE pronamespace = '11'
+        UNION ALL SELECT tableoid, oid, oprowner FROM pg_operator WHERE oprnamespace = '11'
+        UNION ALL SELECT tableoid, oid, typowner FROM pg_type
+            WHERE typnamespace = '11' AND typrelid = '0' AND typelem = '0' AND typtype <> 'm'
+        UNION ALL SELECT tableoid, oid, conowner FROM pg_conversion WHERE connamespace = '11'
+        UNION ALL SELECT tableoid, oid, opcowner FROM pg_opclass WHERE opcdefault AND opcintype < '16384' AND opcmethod IN ('403', '405')
+        UNION ALL SELECT tableoid, oid, '10' FROM pg_cast WHERE castsource < '16384' AND casttarget < '16384') AS code
+    JOIN pg_roles ON pg_roles.oid = owner, pg_identify_object(class, code.oid, 0) AS described
+    WHERE code.oid >= '16384' AND NOT (rolsuper
+        AND EXISTS (SELECT FROM pg_depend WHERE classid = class AND objid = code.oid AND deptype = 'e'))
+    UNION ALL SELECT 'REVOKE CREATE ON SCHEMA pg_catalog FROM ' || coalesce(quote_ident(CAST(rolname AS text)), 'PUBLIC')
+    FROM pg_namespace CROSS JOIN aclexplode(nspacl) AS given LEFT JOIN pg_roles ON pg_roles.oid = grantee
+    WHERE pg_namespace.oid = '11' AND privilege_type = 'CREATE' AND rolsuper IS NOT TRUE"""
+"""Code that others have put where each statement of the relay is looked up: in pg_catalog (its number is 11), or as casts and default
+operator classes, which have no schema that matters. PostgreSQL's own objects have numbers below 16384; extensions list theirs.
+
+The query runs before such code is ruled out. So each operator and function in it has exactly the types of PostgreSQL's own, which win.
+"""
+
 
 def prepare_session(connection: psycopg.Connection[Any]) -> None:
     """Change the settings of a new connection, and check that its role has no rights that would let it read more than the relay's tables.
@@ -98,6 +118,7 @@ def prepare_session(connection: psycopg.Connection[Any]) -> None:
     statements = [_set_statement(name, value) for name, value in (settings | _TCP_SETTINGS).items()]
     connection.execute("; ".join(statements).encode())
     connection.commit()  # otherwise a rollback would undo the settings
+    _check_no_planted_code(connection)  # before any other query
     _check_role(connection)
     _check_settings(connection, settings | _CHECKED_ONLY)
     _check_start_settings(connection)
@@ -109,6 +130,16 @@ def _set_statement(name: str, value: str) -> str:
     """Return the SQL that sets ``name``; ``value`` may be a list, separated by a comma and a blank."""
     values = ", ".join(f"'{part}'" for part in value.split(", "))
     return f"SET {name} TO {values}"
+
+
+def _check_no_planted_code(connection: psycopg.Connection[Any]) -> None:
+    """Raise if code of another role would run as the relay, or another role may add such code."""
+    remedy = connection.execute(_QUERY_PLANTED_CODE.encode()).fetchone()
+    if remedy is not None:
+        raise UnfitStore(
+            f"code of others could run as the relay in the store's database: a superuser must run {remedy[0]}, "
+            "or give the relay a separate database"
+        )
 
 
 def _check_role(connection: psycopg.Connection[Any]) -> None:
