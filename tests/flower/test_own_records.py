@@ -201,6 +201,14 @@ def test_server_and_nodes_agree_that_the_guarantee_of_an_own_app_rests_on_its_co
     assert read_budget(tmp_path / "budget.sqlite").claims == (f"dp-sgd ({USERS_CODE})",)
 
 
+def test_at_nodes_what_protects_a_whole_client_is_proved_with_any_model() -> None:
+    """Each client has a process of its own, so no model passes data between clients."""
+    strategy = LdpStrategy(flower_parts.config_of("model.name=net.py:Net"))
+    strategy.start(InProcessGrid(flower_parts.app_of(), 3), flower_parts.start_arrays(), 1)
+    (event,) = strategy.checkpoint.ledger.events
+    assert (event.release.mechanism, event.release.author) == ("duchi", OURS)
+
+
 class Picky(nn.Sequential):
     """Raises for an image that is darker than made-up ones are."""
 

@@ -200,6 +200,7 @@ def build(
         if config.data.brought and noise_seed is not None
         else noise_seed,
         own_data=config.data.brought,
+        users_code=bool(config.users_code),
         task=local,
         trainer=with_personal_layers(
             trainer_after_trial(config, all_layers_task, mechanism, all_weights, data, warn, persons), layout, personal, module

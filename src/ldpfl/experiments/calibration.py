@@ -157,7 +157,7 @@ def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Ca
             else:
                 training_round = event.round - histograms_so_far
                 release = released(in_round(mechanism, PublicState(training_round, weights, None, ranges.sizes)), ranges, mechanism)
-            changed_ledger = changed_ledger.charge(replace(event, release=release))
+            changed_ledger = changed_ledger.charge(replace(event, release=replace(release, author=event.release.author)))
         return run_epsilon(changed_ledger, config.privacy.delta)
 
     return epsilon_of

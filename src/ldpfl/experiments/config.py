@@ -386,11 +386,13 @@ class RunConfig(_Section):
 
     @property
     def users_code(self) -> tuple[str, ...]:
-        """The model, task and features that are not ldpfl's code, such as "model net.py:Net".
+        """The model, task, features, data loader and partition that are not ldpfl's code, such as "model net.py:Net".
 
-        An object that was passed from Python has no name, so a model is then named "model" alone.
+        An object that was passed from Python has no name, so a model is then named "model" alone. Data that were passed from Python are
+        no code: they are rows already.
         """
         names = {"model": self.model.name, "task": self.task.name, "features": self.data.features}
+        names |= {key: name for key, name in (("data", self.data.name), ("partition", self.data.partition)) if name != GIVEN}
         return tuple(
             f"{what} {public_name(name)}".removesuffix(f" {GIVEN}") for what, name in names.items() if name == GIVEN or is_code(name)
         )

@@ -22,10 +22,10 @@ from ldpfl.experiments.quality import Reference, quality_entries
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.mechanisms import payload_bits
-from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
+from ldpfl.privacy.events import USERS_CODE
 from ldpfl.privacy.guarantee import Statement, json_number
 from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
@@ -35,7 +35,7 @@ from ldpfl.simulation.personal_layers import PersonalTrainer
 from ldpfl.tasks.weighted_metrics import OBSERVED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted, number
-from ldpfl.util.user_code import is_pretrained
+from ldpfl.util.user_code import is_code, is_pretrained, public_name
 
 
 def summarise(
@@ -359,17 +359,14 @@ def assumption_caveats(config: RunConfig) -> list[str]:
 def _code_caveats(config: RunConfig) -> list[str]:
     """Return the caveat that names code that is not ldpfl's; an empty list if there is none, or nothing is protected.
 
-    With ``dp-sgd`` the ledger's warnings say what is assumed of that code, because the release depends on it.
+    The ledger's warnings say what is assumed of that code.
     """
     if not config.users_code or config.mechanism.name == "none":
         return []
-    named = f"{' and '.join(config.users_code)}: code that is not ldpfl's"
-    if isinstance(config.mechanism, DpSgdSettings):
+    named = f"{' and '.join(config.users_code)}: {USERS_CODE}"
+    if not is_code(config.data.name):
         return [named]
-    return [
-        f"{named}. The guarantee assumes that nothing of one client, or of one record where records are protected, gets into what this "
-        "code computes of others. ldpfl tests this, but cannot prove it"
-    ]
+    return [f"{named}. Rows are protected as {public_name(config.data.name)} returns them: what it made of other rows is not covered"]
 
 
 def _extension_caveats(config: RunConfig) -> list[str]:

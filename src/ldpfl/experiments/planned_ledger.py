@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Ledger, Release
 from ldpfl.privacy.authors import released
-from ldpfl.privacy.events import without_claim
+from ldpfl.privacy.events import resting_on_users_code, without_claim
 from ldpfl.server import evaluation_event, histogram_event, once_cohort, round_cohort, round_event
 
 _MAX_CLIENT_ROUNDS = 2 * 10**8
@@ -78,7 +80,9 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
         if round_number in evaluated_rounds and evaluation is not None:
             events_joined, event_number = events_joined + 1, event_number + 1
             ledger = ledger.charge(evaluation_event(event_number, evaluation, events_joined, channel, colluding))
-    return ledger
+    if not config.users_code:
+        return ledger
+    return Ledger(tuple(replace(event, release=resting_on_users_code(event.release)) for event in ledger.events))
 
 
 def evaluation_release(config: RunConfig) -> Release:

@@ -22,9 +22,10 @@ of participants is seen. ``once``: each client joins one round of the whole run,
 OURS, UNKNOWN = "ldpfl", "unknown"
 """Author of a release: this project, or an unknown author. Any other author is named by a class, ``module:Class``."""
 
-USERS_CODE = "model code that is not ldpfl's"
-"""Author of a release that protects records or persons by this project's mechanism, while the model, loss or features are not this
-project's code. One record's share is bounded only if that code treats each record by itself."""
+USERS_CODE = "code that is not ldpfl's"
+"""Author of a release by this project's mechanism of values that other code computed: a model, loss, features or a data loader. One
+record's share is bounded only if that code treats each record by itself. In a simulation, one process runs that code for all clients, so
+the same holds for one client's share."""
 
 
 class Claim(NamedTuple):
@@ -267,6 +268,11 @@ def for_one_record(release: Release) -> Release:
     if isinstance(release, GaussianRelease) and release.unit == "person":
         return replace(release, mu=2 * release.mu, unit="record", rate=1.0)
     return release
+
+
+def resting_on_users_code(release: Release) -> Release:
+    """Return ``release`` with the author :data:`USERS_CODE` if its author is this project. Releases without protection stay as they are."""
+    return replace(release, author=USERS_CODE) if release.protected and release.author == OURS else release
 
 
 def without_claim(release: Release) -> Release:

@@ -147,18 +147,19 @@ def _distance(groups: Sequence[RoundGroup], shuffled: ShuffledAccountant | None)
 
 
 def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
-    """Return a warning for each third-party mechanism, and for a model that is not ldpfl's: all epsilons depend on that code."""
+    """Return a warning for each third-party mechanism, and for a user's model or data loader: all epsilons depend on that code."""
     warnings = []
     for release in (group.release for group in groups if group.release.author != OURS):
         name, author = release.mechanism, release.author
         foreign = f"nothing is proved of {name}, whose code ({author}) is not ldpfl's: the figures rest on its author's claim"
-        warnings.append(_ON_USERS_CODE.format(name=name, unit=release.unit) if author == USERS_CODE else foreign)
+        unit = least_protected([release.unit])
+        warnings.append(_ON_USERS_CODE.format(name=name, unit=unit) if author == USERS_CODE else foreign)
     return list(dict.fromkeys(warnings))
 
 
 _ON_USERS_CODE = (
-    "nothing is proved of {name} on a model, loss or features that are not ldpfl's: the figures hold if their code treats each {unit} by "
-    "itself and keeps nothing of it, which ldpfl tests but cannot prove"
+    "nothing is proved of {name} on a model, loss, features or data from code that is not ldpfl's: the figures hold if this code treats "
+    "each {unit} by itself and keeps nothing of it for another, which ldpfl cannot prove"
 )
 
 

@@ -110,7 +110,7 @@ def _guarantee_sentences(ledger: Ledger, statement: Statement) -> Iterator[str]:
         if USERS_CODE in authors:
             yield (
                 f"What follows is not proved by ldpfl: it assumes that the {USERS_CODE} treats each {finite[0].unit} by itself and keeps "
-                "nothing of it."
+                "nothing of it for another."
             )
         if others := ", ".join(sorted(map(printable, authors - {USERS_CODE}))):
             yield f"What follows is claimed by the author of the mechanism ({others}), and not proved by ldpfl."

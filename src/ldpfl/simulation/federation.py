@@ -21,7 +21,7 @@ from ldpfl.mechanisms.gaussian.mechanism import Gaussian
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.ranges import NormQuantile, RangeRule
 from ldpfl.mechanisms.reports.summed import SummedReports
-from ldpfl.privacy.events import Channel
+from ldpfl.privacy.events import Channel, Release, resting_on_users_code
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
 from ldpfl.simulation.evaluating import ClientEvaluation
 from ldpfl.simulation.least_squares import LeastSquares
@@ -100,6 +100,7 @@ class Federation:
         seed: seed of all random streams that may be public: divisions, batches, the server's choice of clients.
         secret_seed: seed of the noise; None if the run's secret is missing, so that no noise can be drawn.
         coin_seed: seed of the secret choice of clients, and of records within a client; None if the run's secret is missing.
+        users_code: whether code that is not ldpfl's, such as a user's model, takes part. See :meth:`charged`.
         own_data: whether the data are a user's own. Then noise also depends on the values that it hides, see :meth:`SeededStreams.bound`.
         task: model, layout, training samples and optimiser.
         trainer: turns a broadcast vector into the clients' trained vectors.
@@ -136,6 +137,7 @@ class Federation:
     work: LocalWork
     chunk_size: int | None = None
     own_data: bool = False
+    users_code: bool = False
     measured: int = 0
     notes: tuple[str, ...] = ()
     encoder: Encoder | None = None
@@ -195,6 +197,13 @@ class Federation:
         return bound_stream(
             require_secret(self.secret_seed), Purpose.MIXING, (round_number,), SummedReports.total_without_noise(reports), context
         )
+
+    def charged(self, release: Release) -> Release:
+        """Return ``release`` with the author that the ledger states.
+
+        A simulation runs all clients in one process, so a user's code could pass one client's data to others. Nothing is then proved.
+        """
+        return resting_on_users_code(release) if self.users_code else release
 
     @property
     def rules(self) -> ServerRules:

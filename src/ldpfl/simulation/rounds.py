@@ -87,7 +87,7 @@ def _event(
     participation = federation.participation
     return round_event(
         federation.ledger_number(number),
-        release,
+        federation.charged(release),
         clients,
         joined + np.bincount(cohort, minlength=joined.size),
         participation.channel,
@@ -181,7 +181,8 @@ def _evaluate_at_clients(federation: Federation, evaluation: ClientEvaluation, b
     with one_thread(federation.device):
         result = evaluation.measured(federation.task, before.state.model, require_secret(federation.secret_seed), number)
     event_number = federation.ledger_number(number) + 1
-    event = evaluation_event(event_number, evaluation.release, joined, federation.participation.channel, federation.participation.colluding)
+    release, participation = federation.charged(evaluation.release), federation.participation
+    event = evaluation_event(event_number, release, joined, participation.channel, participation.colluding)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=result))
     return replace(before, history=history, ledger=before.ledger.charge(event))
 

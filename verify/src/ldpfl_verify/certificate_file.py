@@ -34,8 +34,8 @@ INFINITY = "infinity"
 OURS, UNKNOWN = "ldpfl", "unknown"
 """Author of a mechanism: the ldpfl project, or nobody that is known. Any other author is a Python class, ``module:Class``."""
 
-USERS_CODE = "model code that is not ldpfl's"
-"""Author of a report about records or persons that the project's mechanism protects, while other code computes what each of them adds."""
+USERS_CODE = "code that is not ldpfl's"
+"""Author of a report that the project's mechanism protects, while other code computes what each record, person or client adds."""
 
 MAX_KINDS_OF_ROUNDS = 10_000
 MAX_GUARANTEES = 8

@@ -174,7 +174,7 @@ def _with_authors_claim(verdict: Verdict, charged: Sequence[ChargedRounds]) -> V
     whose = ", ".join(others) or "a mechanism"
     claim = f"what the author of {whose} claims is true"
     if set(others) == {USERS_CODE}:
-        claim = f"the {USERS_CODE} treats each {verdict.line.protects} by itself and keeps nothing of it"
+        claim = f"the {USERS_CODE} treats each {verdict.line.protects} by itself and keeps nothing of it for another"
     return replace(
         verdict,
         status="author's claim",

@@ -74,7 +74,7 @@ def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelea
         raise ValueError(
             f"bits at epsilon {counted:g} have a realised epsilon of {quoted(realised)}: expected above 0 and at most {counted:g}"
         )
-    return release if release.author != OURS or realised >= _least_realised(counted) else replace(release, author=DOUBTED)
+    return release if release.author not in (OURS, USERS_CODE) or realised >= _least_realised(counted) else replace(release, author=DOUBTED)
 
 
 def _least_realised(epsilon: float) -> float:
