@@ -79,7 +79,10 @@ def _start_process(task: _Task, out: Path, data_dir: Path | None) -> subprocess.
     command = [sys.executable, "-P", "-m", "ldpfl", "run", *source, "--out", str(task.folder.path)]
     command += ["--no-baseline", "--no-report", "--json", "--device", "cpu"]
     data = [] if data_dir is None else ["--data-dir", str(data_dir)]
-    with writing(out), config.with_suffix(".log").open("wb") as log:
+    log_file = config.with_suffix(".log")
+    with writing(out):
+        log_file.unlink(missing_ok=True)  # a link in a stranger's folder could point to a file of this user, which would be overwritten
+    with writing(out), log_file.open("xb") as log:
         return subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__, str(_GRACE_S), *command, *data],
             stdin=subprocess.PIPE,  # the run ends when this pipe closes, however this process ends
