@@ -8,6 +8,7 @@ from functools import cached_property
 from math import ceil, inf, isinf
 
 import numpy as np
+from scipy import stats
 
 from ldpfl.auditing.bounds import (
     Bins,
@@ -26,6 +27,7 @@ from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS
 from ldpfl.auditing.report_bits import BitBench, epsilon_of_bits
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.privacy import GaussianRelease
 from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStreams
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))
@@ -53,6 +55,9 @@ _LEVELS = 512
 
 _PILOT = 1 << 15
 """Number of trials of each input from which the quantiles are computed."""
+
+_NO_NOISE = 1e-12
+"""Standard deviation of estimates below which they differ by rounding only."""
 
 _CLOSED_FORM = 1e-6
 """Relative rounding error of a variance in float32."""
@@ -125,8 +130,11 @@ class Examination:
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
         self.claims = tests_by_experiment(mechanism, _whole_reports(trials), seed)
-        estimate_checks = len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2)  # the last are those of independence
-        wire_and_claim_checks = len(BIT_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
+        is_normal = isinstance(self.release, GaussianRelease)  # its noise must be independent in all weights
+        self.noise_is_fresh_in_weights = probe.by_weight or is_normal
+        estimate_checks = len(PAIRS) + 2 * len(self.positions) + 2 + self.noise_is_fresh_in_weights + is_normal
+        estimate_checks += 3 if probe.by_weight else 2  # of each weight; of neighbouring rows
+        wire_and_claim_checks = len(BIT_PAIRS) + len(self.claims) + claims_blanket(self.release)
         self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
         self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
         if probe.by_weight:  # a weight is a trial; otherwise a client's whole row is one
@@ -254,15 +262,35 @@ class Examination:
             lower = epsilon_of_bits(first, second, clients, self.delta, self.error_per_check)
             yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"single bits of the payload ({pair}) show")
         if not self.bench.by_weight:
-            yield self._neighbour_check()
-        else:
-            yield self._shared_noise_check()
+            yield from self._neighbour_checks()
+        if self.noise_is_fresh_in_weights:
+            noise = self.bit_bench.noise()
+            yield self._shared_noise_check(noise)
+            if isinstance(self.release, GaussianRelease):
+                yield self._direction_check(noise)
 
-    def _shared_noise_check(self) -> Check:
-        """Check that no two weights have correlated noise."""
-        noise = self.bit_bench.noise()
+    def _direction_check(self, noise: Floats) -> Check:
+        """Check that normal noise (K, d) has the stated variance in each weight, in differences of neighbouring weights and in sums.
+
+        Noise that weights share would be larger in some directions, and missing in others.
+        """
+        standard = noise / np.sqrt(self.bit_bench.stated_variance())
+        signs = np.sign(self.bit_bench.inputs["first"])
+        sums = standard @ np.stack([np.ones_like(signs), signs], axis=1) / np.sqrt(signs.size)
+        projections = np.concatenate([standard, np.diff(standard, axis=1) / np.sqrt(2), sums], axis=1)
+        variances, freedom = projections.var(axis=0, ddof=1), len(noise) - 1
+        # The variance of normal noise follows a chi-squared law. Each of its two tails gets half of the error rate.
+        share = self.error_per_check / (2 * variances.size)
+        largest, smallest = stats.chi2.isf(share, freedom) / freedom, stats.chi2.ppf(share, freedom) / freedom
+        excess = np.maximum(variances / largest, smallest / np.maximum(variances, 1e-300))
+        figure = float(excess.max())  # NaN if any is
+        sentence = f"the noise of a weight, a sum or a difference of weights is off by {figure:.3g} times what chance explains"
+        return Check("noise of sums and differences", figure, 1.0, self.error_per_check, figure <= 1, sentence)
+
+    def _shared_noise_check(self, noise: Floats) -> Check:
+        """Check that no two weights have correlated noise (K, d)."""
         deviation = noise.std(axis=0)
-        if not deviation.all():
+        if not bool((deviation > _NO_NOISE).all()):
             return Check(
                 "noise of each weight",
                 figure=0.0,
@@ -274,9 +302,21 @@ class Examination:
         correlation = most_correlated_pair((noise / deviation).T, None, self.error_per_check)
         return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
 
-    def _neighbour_check(self) -> Check:
-        """Check how well a row can be distinguished from a row that differs from it in the sign of one weight."""
-        rows = [[self.bench.project_neighbouring_rows(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
+    def _neighbour_checks(self) -> Iterator[Check]:
+        """Check how well a row can be distinguished from a row that differs from it in the sign of one weight.
+
+        The second statistic is the best linear one (Fisher 1936): it cancels noise that weights share.
+        """
+        rows = [[self.bench.draw_neighbours(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
+        covariance = np.atleast_2d(np.cov(rows[0][0].T))
+        first_weight = np.eye(len(covariance))[0]
+        regular = covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(len(covariance))
+        best = np.linalg.solve(regular, first_weight) if np.isfinite(regular).all() else first_weight
+        for name, direction in (("one sign turned", self.bench.neighbour_direction), ("one sign turned, without shared noise", best)):
+            yield self._neighbour_check(name, [[drawn @ direction for drawn in draws] for draws in rows])
+
+    def _neighbour_check(self, name: str, rows: list[list[Floats]]) -> Check:
+        """Check how well projections of rows can be distinguished from those of their neighbours."""
         bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
         # The first draw of a row orders events, the second chooses an event, and the others test it. The keys stand for positions.
         counts = {
@@ -285,7 +325,7 @@ class Examination:
         }
         lower = self._epsilon_lower_bound(counts, (0.0, 1.0))
         shown = "comparing a row with a copy in which one sign is changed shows"
-        return self._epsilon_check("epsilon, one sign turned", lower, self.epsilon_of_trial, shown)
+        return self._epsilon_check(f"epsilon, {name}", lower, self.epsilon_of_trial, shown)
 
     def _epsilon_check(self, name: str, lower: float, claimed: float, shown: str) -> Check:
         """Return the check that a lower bound of epsilon is not above the claimed epsilon; ``shown`` begins the sentence."""

@@ -75,18 +75,24 @@ class Bench:
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
         return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
 
-    def project_neighbouring_rows(self, *, turned: bool) -> Floats:
-        """Return the projections (n,) on the signs of rows at the ends of their ranges, with the first weight's sign ``turned`` or not.
+    @property
+    def neighbour_direction(self) -> Floats:
+        """The direction (d,) of the signs, in which the first weight counts half.
 
-        The first weight counts half. So a row and its neighbour have different projections, even where estimates have only a few values.
+        So a row and its neighbour have different projections, even where estimates have only a few values.
         """
-        signs, direction = self._signs.clone(), self._signs.clone()
+        direction = self._signs.clone()
         direction[0] /= 2
+        return np.asarray(direction.numpy())
+
+    def draw_neighbours(self, *, turned: bool) -> Floats:
+        """Return estimates (n, d), in radii, of rows at the ends of their ranges, with the first weight's sign ``turned`` or not."""
+        signs = self._signs.clone()
         if turned:
             signs[0] *= -1
         values = (self._center + self._radius * signs).float().repeat(self.rows, 1)
         estimates = self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double()
-        return np.asarray(((estimates - self._center) / self._radius @ direction).numpy())
+        return np.asarray(((estimates - self._center) / self._radius).numpy())
 
     def report(self, position: float) -> Any:
         """Return the clients' reports as the server reads them from the wire."""

@@ -63,6 +63,10 @@ class BitBench:
             total = (total[:length] if total.size else 0) + set_bits[:length]
         return total
 
+    def stated_variance(self) -> Floats:
+        """Return the variance (d,) that the mechanism states for the estimates of clients that hold the centers."""
+        return np.asarray(self.mechanism.noise(self.ranges).variance(self.ranges.expand()[0].float()[None])[0].double().numpy())
+
     def noise(self) -> Floats:
         """Return the noise (K, d) in the estimates of clients that hold the centers, less its mean over clients."""
         center, step, rows = self.ranges.expand()[0].float(), max(1, _BLOCK // self.ranges.dimension), []
