@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf, isinf
+from math import ceil, inf, isinf, log, sqrt
 
 import numpy as np
 from scipy import stats
@@ -133,7 +133,7 @@ class Examination:
         is_normal = isinstance(self.release, GaussianRelease)  # its noise must be independent in all weights
         self.noise_is_fresh_in_weights = probe.by_weight or is_normal
         estimate_checks = len(PAIRS) + 2 * len(self.positions) + 2 + self.noise_is_fresh_in_weights + is_normal
-        estimate_checks += 3 if probe.by_weight else 2  # of each weight; of neighbouring rows
+        estimate_checks += 3 if probe.by_weight else 2  # the lag and two checks of each weight's bits; two of neighbouring rows
         wire_and_claim_checks = len(BIT_PAIRS) + len(self.claims) + claims_blanket(self.release)
         self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
         self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
@@ -261,6 +261,10 @@ class Examination:
             second = self.bit_bench.set_bit_counts(pair)
             lower = epsilon_of_bits(first, second, clients, self.delta, self.error_per_check)
             yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"single bits of the payload ({pair}) show")
+            neighbour = second  # the last input differs from the first in one weight only
+        if self.bench.by_weight:
+            yield self._weight_bias_check()
+            yield self._other_weights_check(first, neighbour)
         if not self.bench.by_weight:
             yield from self._neighbour_checks()
         if self.noise_is_fresh_in_weights:
@@ -268,6 +272,26 @@ class Examination:
             yield self._shared_noise_check(noise)
             if isinstance(self.release, GaussianRelease):
                 yield self._direction_check(noise)
+
+    def _weight_bias_check(self) -> Check:
+        """Check the mean estimate of each weight where weights are unequal. A bit about another weight would estimate that weight."""
+        figures, bounds = self.bit_bench.mean_deviations(self.error_per_check)
+        return self._worst_check("bias, unequal weights", figures, bounds, "the mean estimate of a weight differs from it by", "radii")
+
+    def _other_weights_check(self, first: Floats, second: Floats) -> Check:
+        """Check that the bits of other weights do not depend on a weight. The counts of set bits are of inputs that differ in one weight.
+
+        As many bits as one weight has may differ, so these are left out: it is not known which bits are about which weight.
+        """
+        length, clients = min(first.size, second.size), self.bit_bench.clients
+        allowed = ceil(payload_bits(self.mechanism, self.bit_bench.ranges) / self.bit_bench.ranges.dimension)
+        differences = np.sort(np.abs(first[:length] - second[:length]) / clients)
+        figure = float(differences[: length - allowed].max(initial=0.0))
+        bound = sqrt(log(2 * length / self.error_per_check) / clients)  # Hoeffding 1963, for a difference of two means
+        sentence = (
+            f"changing one weight changes the frequency of other weights' bits by {figure:.3g}, and chance explains up to {bound:.3g}"
+        )
+        return Check("bits of other weights", figure, bound, self.error_per_check, figure <= bound, sentence)
 
     def _direction_check(self, noise: Floats) -> Check:
         """Check that normal noise (K, d) has the stated variance in each weight, in differences of neighbouring weights and in sums.
@@ -377,11 +401,16 @@ class Examination:
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
         """Return the check of the group whose figure is largest relative to its bound. ``prefix`` is the beginning of its sentence."""
-        worst = int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
-        figure, bound = float(figures[worst]), float(bounds[worst])
-        passed = figure <= bound  # False where an estimate is no number
+        worst = _worst_place(figures, bounds)
         layer = f"{_layer_name(worst)}: " if self.bench.groups > 1 else ""
-        sentence = f"{layer}{prefix} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
+        return self._worst_check(name, figures, bounds, f"{layer}{prefix}", unit)
+
+    def _worst_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
+        """Return the check of the figure that is largest relative to its bound. ``prefix`` is the beginning of its sentence."""
+        worst = _worst_place(figures, bounds)
+        figure, bound = float(figures.flat[worst]), float(bounds.flat[worst])
+        passed = figure <= bound  # False where an estimate is no number
+        sentence = f"{prefix} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
         return Check(name, figure, bound, self.error_per_check, passed, sentence)
 
     # --- fresh noise --------------------------------------------------------------------------------------------------
@@ -463,6 +492,11 @@ class Examination:
         refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
         yield Check("readable reports", float(bool(refused)), bound=0.0, error_rate=0.0, passed=not refused, sentence=sentence)
+
+
+def _worst_place(figures: Floats, bounds: Floats) -> int:
+    """Return the flat index of the figure that is largest relative to its bound; of NaN, if a figure is NaN."""
+    return int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
 
 
 def _with_total(counts: Counts) -> list[Counts]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.auditing.bounds import Bins, Counts, Floats
+from ldpfl.auditing.bounds import FLOAT32, Bins, Counts, Floats
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -22,9 +22,6 @@ RADII = (0.02, 0.25, 1e-3, 1e-6)
 
 STREAM_KEY = 0x41554449
 """First part of the key of an audit's random streams. No round has this number, so no round shares a stream."""
-
-_FLOAT32 = 2.0**-23
-"""Distance of 1 from the next larger float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +124,7 @@ class Bench:
     def rounding(self, largest: Floats) -> Floats:
         """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` (G,) radii from the center."""
         distance = (self._center.abs() / self._radius).reshape(self.groups, -1).amax(dim=1)
-        rounding: Floats = _FLOAT32 * (distance.double().numpy() + largest)
+        rounding: Floats = FLOAT32 * (distance.double().numpy() + largest)
         return rounding
 
     def _inputs(self, position: float) -> Tensor:
