@@ -379,7 +379,7 @@ class PartlyShared(LaplaceNoise):
     """A part of each weight's noise is the first weight's. No pair shows it, but their sum does."""
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
-        sent, (center, radius) = super().encode(values, ranges, generator).values.double(), ranges.expand()
+        sent, radius = super().encode(values, ranges, generator).values.double(), ranges.expand()[1]
         first = (sent[:, :1] - ranges.clamp(values)[:, :1].double()) / radius[0]
         return DenseReports((sent + 0.1 * first * radius).float())
 

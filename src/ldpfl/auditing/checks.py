@@ -25,6 +25,7 @@ from ldpfl.auditing.claims import ClaimResult, check_unit_blanket, claims_blanke
 from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
 from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS
 from ldpfl.auditing.report_bits import BitBench, epsilon_of_bits
+from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import GaussianRelease
@@ -129,6 +130,11 @@ class Examination:
         # A mechanism that claims no privacy need not clamp, so it is not tested with inputs beyond the range.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
+        if isinstance(self.release, GaussianRelease) and mechanism.properties.delta == 0:  # no epsilon would be finite, so none tested
+            raise ConfigError(
+                f"{mechanism.name} states a GaussianRelease, but no delta, so no epsilon can be tested: "
+                "let its property properties return Properties(delta=1e-5)"
+            )
         self.claims = tests_by_experiment(mechanism, _whole_reports(trials), seed)
         is_normal = isinstance(self.release, GaussianRelease)  # its noise must be independent in all weights
         self.noise_is_fresh_in_weights = probe.by_weight or is_normal
