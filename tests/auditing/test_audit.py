@@ -495,7 +495,7 @@ def test_noise_that_weights_of_a_vector_share_is_found(name: str) -> None:
 @pytest.mark.slow
 def test_normal_noise_without_a_delta_is_refused() -> None:
     class NoDelta(NormalShared):
-        properties = Properties()  # type: ignore[assignment]
+        properties = Properties()
 
     with pytest.raises(ConfigError, match=r"Properties\(delta=1e-5\)"):
         audited(NoDelta(1.0, unit="vector"), trials=1000)

@@ -31,7 +31,9 @@ class BitBench:
     """Runs clients with unequal values in ``LAYERS`` layers, some far outside their range, and counts the bits on the wire."""
 
     def __init__(self, mechanism: Mechanism, clients: int, source: RandomSource, key: int) -> None:
-        """Draw the inputs, which ``key`` determines: a vector, the same with all signs turned, the same shifted by half its length, and the same with
+        """Draw the inputs, which ``key`` determines.
+
+        They are a vector, the same with all signs turned, the same shifted by half its length, and the same with
         the first weight's sign turned.
         """
         self.mechanism, self.clients, self._source = mechanism, clients, source
