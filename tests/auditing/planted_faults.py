@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -42,6 +42,22 @@ class OwnEncoder(Duchi):
         words = torch.stack([draw(as_source(generator), row, ranges.dimension) for row in range(len(values))])
         bits = (words.double() + 2**31) / 2**32 < self.plus((values - center) / radius)
         return BitReports(np.packbits(bits.numpy(), axis=1, bitorder="little"), ranges.dimension)
+
+
+@dataclass(frozen=True)
+class Rearranged(OwnEncoder):
+    """Sends bits about other weights: those that ``rearranged`` puts in their places."""
+
+    rearranged: Callable[[Tensor], Tensor] = torch.clone
+
+    def plus(self, distance: Tensor) -> Tensor:
+        return super().plus(self.rearranged(distance))
+
+
+class SecondTurnedByFirst(OwnEncoder):
+    def plus(self, distance: Tensor) -> Tensor:
+        second = torch.where(distance[:, :1] > 0, distance[:, 1:2], -distance[:, 1:2])
+        return super().plus(torch.cat([distance[:, :1], second, distance[:, 2:]], dim=1))
 
 
 class NoClamp(OwnEncoder):
@@ -347,6 +363,30 @@ class SharedRows(LaplaceNoise):
         return super().encode(values, ranges, Reusing(as_source(generator), clients=True))
 
 
+class SharedByWeights(LaplaceNoise):
+    """All weights of a client have the same noise, so their differences have none."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        return super().encode(values, ranges, Reusing(as_source(generator), period=1))
+
+
+class NormalShared(SharedByWeights):
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 9.0)
+
+
+class PartlyShared(LaplaceNoise):
+    """A part of each weight's noise is the first weight's. No pair shows it, but their sum does."""
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        sent, radius = super().encode(values, ranges, generator).values.double(), ranges.expand()[1]
+        first = (sent[:, :1] - ranges.clamp(values)[:, :1].double()) / radius[0]
+        return DenseReports((sent + 0.1 * first * radius).float())
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 9.0)
+
+
 class RestartingRows(LaplaceNoise):
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
         return super().encode(values, ranges, SeededStreams.for_clients(7, 1, range(len(values))))
@@ -403,6 +443,14 @@ class LouderAtTheEnds(LaplaceNoise):
         return GaussianRelease(self.name, 9.0, alike=True)
 
 
+class NoNormalNoise(LaplaceNoise):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        return DenseReports(ranges.clamp(require_finite(values, ranges)).float())
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, 9.0, alike=True)
+
+
 class SeldomCounted(LaplaceNoise):
     def release(self, ranges: LayerRanges) -> GaussianRelease:
         return GaussianRelease(self.name, 9.0, unit="record", rate=0.01)
@@ -453,6 +501,12 @@ FAULTS: Mapping[str, Planted] = {
     "two per cent more": Planted(TwoPercentMore(1.0), "epsilon"),
     "two per cent less": Planted(TwoPercentLess(1.0), "bias"),
     "a wider range of the third layer": Planted(OneLayer(1.0, layer=2), "bias"),
+    "bits of the next weight": Planted(Rearranged(1.0, lambda t: t.roll(1, 1)), "bias"),
+    "weights in reverse": Planted(Rearranged(1.0, lambda t: t.flip(1)), "bias"),
+    "sorted weights": Planted(Rearranged(1.0, lambda t: t.sort(dim=1).values), "bias"),
+    "the mean of all weights in each": Planted(Rearranged(1.0, lambda t: t.mean(dim=1, keepdim=True).expand_as(t)), "bias"),
+    "the first weight in each": Planted(Rearranged(1.0, lambda t: t[:, :1].expand_as(t)), "bits of other weights"),
+    "a second weight that the first one turns": Planted(SecondTurnedByFirst(1.0), "bits of other weights"),
     "the same bits for every client": Planted(Reuser(1.0, reuse=(("clients", True),)), "independent clients"),
     "the same bits for every weight": Planted(Reuser(1.0, reuse=(("period", 1),)), "independent weights"),
     "the same bits every 64 weights": Planted(Reuser(1.0, reuse=(("period", 64),)), "independent weights"),
@@ -472,6 +526,10 @@ FAULTS: Mapping[str, Planted] = {
     "noise of one weight for a whole client": Planted(LaplaceNoise(1.0, unit="client", divided=False), "epsilon"),
     "noise of one weight for a whole layer": Planted(LaplaceNoise(1.0, unit="layer", divided=False), "epsilon"),
     "rows that share their noise": Planted(SharedRows(1.0, unit="vector"), "independent clients"),
+    "the same noise in all weights of a vector": Planted(SharedByWeights(1.0, unit="vector"), "epsilon"),
+    "the same normal noise in all weights": Planted(NormalShared(1.0, unit="vector"), "noise of each weight"),
+    "noise that weights share in part": Planted(PartlyShared(1.0, unit="vector"), "noise of sums and differences"),
+    "no noise on normal vectors": Planted(NoNormalNoise(1.0, unit="vector"), "noise alike"),
     "rows with the same noise in every call": Planted(RestartingRows(1.0, unit="vector"), "independent calls"),
     "the first weight without noise": Planted(FirstOpen(1.0), "epsilon of bits"),
     "the last thousandth without noise": Planted(LastThousandthOpen(1.0), "epsilon of bits"),

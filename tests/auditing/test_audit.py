@@ -23,11 +23,14 @@ from planted_faults import (
     LaplaceNoise,
     LateClamp,
     NoClamp,
+    NormalShared,
     OneLayer,
     OwnEncoder,
+    Rearranged,
     Restarting,
     RestartingRows,
     Scaled,
+    SecondTurnedByFirst,
     SharedRows,
     Silent,
     TwoPercentLess,
@@ -56,6 +59,7 @@ from ldpfl.mechanisms import Identity, Mechanism
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.properties import Properties
 from ldpfl.util.randomness import Purpose, stream
 
 TRIALS = 60_000
@@ -464,6 +468,37 @@ OF_BITS = [name for name, planted in FAULTS.items() if planted.found in ("epsilo
 def test_a_fault_of_few_weights_or_of_raw_bits_is_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     assert found in failures(audited(mechanism, trials=8_000 if isinstance(mechanism, Harmony) else 100_000))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, planted in FAULTS.items() if isinstance(planted.mechanism, Rearranged | SecondTurnedByFirst)],
+)
+@pytest.mark.slow
+@pytest.mark.thorough_except("bits of the next weight")
+def test_bits_about_other_weights_are_found(name: str) -> None:
+    mechanism, found = FAULTS[name]
+    assert found in failures(audited(mechanism, trials=250_000))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["the same noise in all weights of a vector", "the same normal noise in all weights", "noise that weights share in part"],
+)
+@pytest.mark.slow
+@pytest.mark.thorough_except("the same noise in all weights of a vector")
+def test_noise_that_weights_of_a_vector_share_is_found(name: str) -> None:
+    mechanism, found = FAULTS[name]
+    assert found in failures(audited(mechanism, trials=20_000))
+
+
+@pytest.mark.slow
+def test_normal_noise_without_a_delta_is_refused() -> None:
+    class NoDelta(NormalShared):
+        properties = Properties()
+
+    with pytest.raises(ConfigError, match=r"Properties\(delta=1e-5\)"):
+        audited(NoDelta(1.0, unit="vector"), trials=1000)
 
 
 @pytest.mark.slow

@@ -91,7 +91,8 @@ def audit_mechanism(
     Source: privacy auditing by attack, Jagielski et al. 2020 and Nasr et al. 2021.
 
     Raises:
-        ConfigError: fewer than 1000 trials, an error rate outside (0, 0.5), or a seed that is not a whole number of at least 0.
+        ConfigError: fewer than 1000 trials, a Gaussian release without a delta, an error rate outside (0, 0.5),
+            or a seed that is not a whole number of at least 0.
     """
     _check_arguments(trials, seed, error_rate)
     examination = Examination(mechanism, trials, seed, error_rate)

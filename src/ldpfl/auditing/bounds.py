@@ -21,6 +21,9 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+FLOAT32 = 2.0**-23
+"""Distance of 1 from the next larger float32."""
+
 _NEIGHBOURS = (1, 16, 256)
 """Numbers of neighbouring bins that share one likelihood ratio: few to find narrow leaks, many to reduce chance effects."""
 

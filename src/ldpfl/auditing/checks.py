@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf, isinf
+from math import ceil, inf, isinf, log, sqrt
 
 import numpy as np
+from scipy import stats
 
 from ldpfl.auditing.bounds import (
     Bins,
@@ -24,8 +25,10 @@ from ldpfl.auditing.claims import ClaimResult, check_unit_blanket, claims_blanke
 from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
 from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS
 from ldpfl.auditing.report_bits import BitBench, epsilon_of_bits
+from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.privacy import GaussianRelease
 from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStreams
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (1e6, -1.0), (0.0, 1.0))
@@ -53,6 +56,9 @@ _LEVELS = 512
 
 _PILOT = 1 << 15
 """Number of trials of each input from which the quantiles are computed."""
+
+_NO_NOISE = 1e-12
+"""Standard deviation of estimates below which they differ by rounding only."""
 
 _CLOSED_FORM = 1e-6
 """Relative rounding error of a variance in float32."""
@@ -124,9 +130,17 @@ class Examination:
         # A mechanism that claims no privacy need not clamp, so it is not tested with inputs beyond the range.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
+        if isinstance(self.release, GaussianRelease) and mechanism.properties.delta == 0:  # no epsilon would be finite, so none tested
+            raise ConfigError(
+                f"{mechanism.name} states a GaussianRelease, but no delta, so no epsilon can be tested: "
+                "let its property properties return Properties(delta=1e-5)"
+            )
         self.claims = tests_by_experiment(mechanism, _whole_reports(trials), seed)
-        estimate_checks = len(PAIRS) + 2 * len(self.positions) + (3 if probe.by_weight else 2)  # the last are those of independence
-        wire_and_claim_checks = len(BIT_PAIRS) + 1 + len(self.claims) + claims_blanket(self.release)
+        is_normal = isinstance(self.release, GaussianRelease)  # its noise must be independent in all weights
+        self.noise_is_fresh_in_weights = probe.by_weight or is_normal
+        estimate_checks = len(PAIRS) + 2 * len(self.positions) + 2 + self.noise_is_fresh_in_weights + is_normal
+        estimate_checks += 3 if probe.by_weight else 2  # the lag and two checks of each weight's bits; two of neighbouring rows
+        wire_and_claim_checks = len(BIT_PAIRS) + len(self.claims) + claims_blanket(self.release)
         self.error_per_check = error_rate / (estimate_checks + wire_and_claim_checks)
         self.bit_bench = BitBench(mechanism, _bit_bench_clients(trials), _source(seed, _BIT_ROWS), STREAM_KEY)
         if probe.by_weight:  # a weight is a trial; otherwise a client's whole row is one
@@ -253,16 +267,60 @@ class Examination:
             second = self.bit_bench.set_bit_counts(pair)
             lower = epsilon_of_bits(first, second, clients, self.delta, self.error_per_check)
             yield self._epsilon_check(f"epsilon of bits, {pair}", lower, self.epsilon, f"single bits of the payload ({pair}) show")
+            neighbour = second  # the last input differs from the first in one weight only
+        if self.bench.by_weight:
+            yield self._weight_bias_check()
+            yield self._other_weights_check(first, neighbour)
         if not self.bench.by_weight:
-            yield self._neighbour_check()
-        else:
-            yield self._shared_noise_check()
+            yield from self._neighbour_checks()
+        if self.noise_is_fresh_in_weights:
+            noise = self.bit_bench.noise()
+            yield self._shared_noise_check(noise)
+            if isinstance(self.release, GaussianRelease):
+                yield self._direction_check(noise)
 
-    def _shared_noise_check(self) -> Check:
-        """Check that no two weights have correlated noise."""
-        noise = self.bit_bench.noise()
+    def _weight_bias_check(self) -> Check:
+        """Check the mean estimate of each weight where weights are unequal. A bit about another weight would estimate that weight."""
+        figures, bounds = self.bit_bench.mean_deviations(self.error_per_check)
+        return self._worst_check("bias, unequal weights", figures, bounds, "the mean estimate of a weight differs from it by", "radii")
+
+    def _other_weights_check(self, first: Floats, second: Floats) -> Check:
+        """Check that the bits of other weights do not depend on a weight. The counts of set bits are of inputs that differ in one weight.
+
+        As many bits as one weight has may differ, so these are left out: it is not known which bits are about which weight.
+        """
+        length, clients = min(first.size, second.size), self.bit_bench.clients
+        allowed = ceil(payload_bits(self.mechanism, self.bit_bench.ranges) / self.bit_bench.ranges.dimension)
+        differences = np.sort(np.abs(first[:length] - second[:length]) / clients)
+        figure = float(differences[: length - allowed].max(initial=0.0))
+        bound = sqrt(log(2 * length / self.error_per_check) / clients)  # Hoeffding 1963, for a difference of two means
+        sentence = (
+            f"changing one weight changes the frequency of other weights' bits by {figure:.3g}, and chance explains up to {bound:.3g}"
+        )
+        return Check("bits of other weights", figure, bound, self.error_per_check, figure <= bound, sentence)
+
+    def _direction_check(self, noise: Floats) -> Check:
+        """Check that normal noise (K, d) has the stated variance in each weight, in differences of neighbouring weights and in sums.
+
+        Noise that weights share would be larger in some directions, and missing in others.
+        """
+        standard = noise / np.sqrt(self.bit_bench.stated_variance())
+        signs = np.sign(self.bit_bench.inputs["first"])
+        sums = standard @ np.stack([np.ones_like(signs), signs], axis=1) / np.sqrt(signs.size)
+        projections = np.concatenate([standard, np.diff(standard, axis=1) / np.sqrt(2), sums], axis=1)
+        variances, freedom = projections.var(axis=0, ddof=1), len(noise) - 1
+        # The variance of normal noise follows a chi-squared law. Each of its two tails gets half of the error rate.
+        share = self.error_per_check / (2 * variances.size)
+        largest, smallest = stats.chi2.isf(share, freedom) / freedom, stats.chi2.ppf(share, freedom) / freedom
+        excess = np.maximum(variances / largest, smallest / np.maximum(variances, 1e-300))
+        figure = float(excess.max())  # NaN if any is
+        sentence = f"the noise of a weight, a sum or a difference of weights is off by {figure:.3g} times what chance explains"
+        return Check("noise of sums and differences", figure, 1.0, self.error_per_check, figure <= 1, sentence)
+
+    def _shared_noise_check(self, noise: Floats) -> Check:
+        """Check that no two weights have correlated noise (K, d)."""
         deviation = noise.std(axis=0)
-        if not deviation.all():
+        if not bool((deviation > _NO_NOISE).all()):
             return Check(
                 "noise of each weight",
                 figure=0.0,
@@ -274,9 +332,21 @@ class Examination:
         correlation = most_correlated_pair((noise / deviation).T, None, self.error_per_check)
         return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
 
-    def _neighbour_check(self) -> Check:
-        """Check how well a row can be distinguished from a row that differs from it in the sign of one weight."""
-        rows = [[self.bench.project_neighbouring_rows(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
+    def _neighbour_checks(self) -> Iterator[Check]:
+        """Check how well a row can be distinguished from a row that differs from it in the sign of one weight.
+
+        The second statistic is the best linear one (Fisher 1936): it cancels noise that weights share.
+        """
+        rows = [[self.bench.draw_neighbours(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
+        covariance = np.atleast_2d(np.cov(rows[0][0].T))
+        first_weight = np.eye(len(covariance))[0]
+        regular = covariance + (1e-9 * np.trace(covariance) + 1e-300) * np.eye(len(covariance))
+        best = np.linalg.solve(regular, first_weight) if np.isfinite(regular).all() else first_weight
+        for name, direction in (("one sign turned", self.bench.neighbour_direction), ("one sign turned, without shared noise", best)):
+            yield self._neighbour_check(name, [[drawn @ direction for drawn in draws] for draws in rows])
+
+    def _neighbour_check(self, name: str, rows: list[list[Floats]]) -> Check:
+        """Check how well projections of rows can be distinguished from those of their neighbours."""
         bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
         # The first draw of a row orders events, the second chooses an event, and the others test it. The keys stand for positions.
         counts = {
@@ -285,7 +355,7 @@ class Examination:
         }
         lower = self._epsilon_lower_bound(counts, (0.0, 1.0))
         shown = "comparing a row with a copy in which one sign is changed shows"
-        return self._epsilon_check("epsilon, one sign turned", lower, self.epsilon_of_trial, shown)
+        return self._epsilon_check(f"epsilon, {name}", lower, self.epsilon_of_trial, shown)
 
     def _epsilon_check(self, name: str, lower: float, claimed: float, shown: str) -> Check:
         """Return the check that a lower bound of epsilon is not above the claimed epsilon; ``shown`` begins the sentence."""
@@ -337,11 +407,16 @@ class Examination:
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
         """Return the check of the group whose figure is largest relative to its bound. ``prefix`` is the beginning of its sentence."""
-        worst = int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
-        figure, bound = float(figures[worst]), float(bounds[worst])
-        passed = figure <= bound  # False where an estimate is no number
+        worst = _worst_place(figures, bounds)
         layer = f"{_layer_name(worst)}: " if self.bench.groups > 1 else ""
-        sentence = f"{layer}{prefix} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
+        return self._worst_check(name, figures, bounds, f"{layer}{prefix}", unit)
+
+    def _worst_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
+        """Return the check of the figure that is largest relative to its bound. ``prefix`` is the beginning of its sentence."""
+        worst = _worst_place(figures, bounds)
+        figure, bound = float(figures.flat[worst]), float(bounds.flat[worst])
+        passed = figure <= bound  # False where an estimate is no number
+        sentence = f"{prefix} {figure:.3g} {unit}, and chance explains up to {bound:.3g}"
         return Check(name, figure, bound, self.error_per_check, passed, sentence)
 
     # --- fresh noise --------------------------------------------------------------------------------------------------
@@ -423,6 +498,11 @@ class Examination:
         refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
         yield Check("readable reports", float(bool(refused)), bound=0.0, error_rate=0.0, passed=not refused, sentence=sentence)
+
+
+def _worst_place(figures: Floats, bounds: Floats) -> int:
+    """Return the flat index of the figure that is largest relative to its bound; of NaN, if a figure is NaN."""
+    return int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
 
 
 def _with_total(counts: Counts) -> list[Counts]:

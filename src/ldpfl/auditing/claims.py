@@ -231,8 +231,9 @@ def _check_equal_noise(outcomes: Outcomes, size_name: str, error: float) -> Clai
         freedom, squares = statistic.size - 1, float(statistic.var(ddof=1)) * (statistic.size - 1)
         ends.append((squares / float(stats.chi2.isf(share, freedom)), squares / float(stats.chi2.ppf(share, freedom))))
     largest, smallest = max(low for low, _ in ends), min(high for _, high in ends)
-    sentence = f"claimed: the same noise for all inputs; found: its variance differs by a factor of at least {largest / smallest:.4g}"
-    return ClaimResult(f"noise alike, {size_name}", largest, smallest, sentence)
+    factor = largest / smallest if smallest > 0 else inf  # without noise, nothing is alike
+    sentence = f"claimed: the same noise for all inputs; found: its variance differs by a factor of at least {factor:.4g}"
+    return ClaimResult(f"noise alike, {size_name}", factor, 1.0, sentence)
 
 
 def _tests_of_mixing(reports: WholeReports) -> Iterator[Test]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.auditing.bounds import Bins, Counts, Floats
+from ldpfl.auditing.bounds import FLOAT32, Bins, Counts, Floats
 from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -22,9 +22,6 @@ RADII = (0.02, 0.25, 1e-3, 1e-6)
 
 STREAM_KEY = 0x41554449
 """First part of the key of an audit's random streams. No round has this number, so no round shares a stream."""
-
-_FLOAT32 = 2.0**-23
-"""Distance of 1 from the next larger float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,18 +72,24 @@ class Bench:
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
         return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
 
-    def project_neighbouring_rows(self, *, turned: bool) -> Floats:
-        """Return the projections (n,) on the signs of rows at the ends of their ranges, with the first weight's sign ``turned`` or not.
+    @property
+    def neighbour_direction(self) -> Floats:
+        """The direction (d,) of the signs, in which the first weight counts half.
 
-        The first weight counts half. So a row and its neighbour have different projections, even where estimates have only a few values.
+        So a row and its neighbour have different projections, even where estimates have only a few values.
         """
-        signs, direction = self._signs.clone(), self._signs.clone()
+        direction = self._signs.clone()
         direction[0] /= 2
+        return np.asarray(direction.numpy())
+
+    def draw_neighbours(self, *, turned: bool) -> Floats:
+        """Return estimates (n, d), in radii, of rows at the ends of their ranges, with the first weight's sign ``turned`` or not."""
+        signs = self._signs.clone()
         if turned:
             signs[0] *= -1
         values = (self._center + self._radius * signs).float().repeat(self.rows, 1)
         estimates = self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double()
-        return np.asarray(((estimates - self._center) / self._radius @ direction).numpy())
+        return np.asarray(((estimates - self._center) / self._radius).numpy())
 
     def report(self, position: float) -> Any:
         """Return the clients' reports as the server reads them from the wire."""
@@ -121,7 +124,7 @@ class Bench:
     def rounding(self, largest: Floats) -> Floats:
         """Return the largest rounding error (G,) of float32, in radii, for estimates up to ``largest`` (G,) radii from the center."""
         distance = (self._center.abs() / self._radius).reshape(self.groups, -1).amax(dim=1)
-        rounding: Floats = _FLOAT32 * (distance.double().numpy() + largest)
+        rounding: Floats = FLOAT32 * (distance.double().numpy() + largest)
         return rounding
 
     def _inputs(self, position: float) -> Tensor:

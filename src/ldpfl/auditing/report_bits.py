@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ldpfl.auditing.bounds import Floats, epsilon_lower_bound
-from ldpfl.mechanisms import Mechanism
+from ldpfl.auditing.bounds import FLOAT32, Floats, epsilon_lower_bound, mean_bound
+from ldpfl.mechanisms import Mechanism, guarantee_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.util.randomness import Purpose, RandomSource, stream
 
 LAYERS, WIDTH = 12, 96
 """Number of layers, and of weights of each layer: enough to find a fault of one layer, one weight, or the last thousandth."""
 
-PAIRS = ("all signs turned", "the largest moved elsewhere")
+PAIRS = ("all signs turned", "the largest moved elsewhere", "the first sign turned")
 
 _BLOCK = 1 << 20
 _CANDIDATES = 32
@@ -31,7 +31,11 @@ class BitBench:
     """Runs clients with unequal values in ``LAYERS`` layers, some far outside their range, and counts the bits on the wire."""
 
     def __init__(self, mechanism: Mechanism, clients: int, source: RandomSource, key: int) -> None:
-        """Draw the inputs, which ``key`` determines: a vector, the same with all signs turned, and the same shifted by half its length."""
+        """Draw the inputs, which ``key`` determines.
+
+        They are a vector, the same with all signs turned, the same shifted by half its length, and the same with
+        the first weight's sign turned.
+        """
         self.mechanism, self.clients, self._source = mechanism, clients, source
         radius = torch.tensor(10.0 ** np.linspace(-3, 0.5, LAYERS), dtype=torch.float64)
         center = torch.tensor([0.0, 0.3, -2.0] * (LAYERS // 3), dtype=torch.float64)
@@ -41,7 +45,11 @@ class BitBench:
         sizes = 10.0 ** generator.uniform(-1.5, 1.5, dimension)  # in radii: a third lies beyond the range
         sizes[0] = sizes[-1] = 30.0
         first = sizes * generator.choice((-1.0, 1.0), dimension)
-        self.inputs = {"first": first, PAIRS[0]: -first, PAIRS[1]: np.roll(first, dimension // 2)}
+        self.inputs = {"first": first, PAIRS[0]: -first, PAIRS[1]: np.roll(first, dimension // 2), PAIRS[2]: first.copy()}
+        self.inputs[PAIRS[2]][0] *= -1
+        self.by_weight = guarantee_of(mechanism, self.ranges).unit == "weight"
+        self.deviation_sums = {name: np.zeros(dimension) for name in self.inputs}
+        self.largest_deviation = 0.0
 
     def values(self, input_name: str) -> Tensor:
         """Return the rows (K, d) of clients that all hold the input ``input_name``."""
@@ -58,10 +66,40 @@ class BitBench:
             shortest = min(map(len, payloads))  # unequal lengths are found by another check
             bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])
             set_bits = bits.sum(axis=0, dtype=np.float64)
+            if self.by_weight:
+                self._add_deviations(input_name, self.mechanism.decode(sent, self.ranges))
             # Bits that some report lacks are left out.
             length = min(set_bits.size, total.size) if total.size else set_bits.size
             total = (total[:length] if total.size else 0) + set_bits[:length]
         return total
+
+    def _add_deviations(self, input_name: str, estimates: Tensor) -> None:
+        """Add the distances of ``estimates`` (K, d) from the clipped input, in radii, to the sums of each weight."""
+        center, radius = self.ranges.expand()
+        clipped = torch.from_numpy(self.inputs[input_name].clip(-1, 1))
+        deviations = ((estimates.double() - center) / radius - clipped).numpy()
+        self.deviation_sums[input_name] += deviations.sum(axis=0)
+        self.largest_deviation = max(self.largest_deviation, float(np.abs(deviations).max()))
+
+    def mean_deviations(self, error: float) -> tuple[Floats, Floats]:
+        """Return how far the mean estimates of each input's weights are from the clipped input, and how far chance can move them.
+
+        Both are (inputs, d), in radii. The second one fails with probability ``error`` at most, over all inputs and weights. The reports
+        are those of :meth:`set_bit_counts`.
+        """
+        center, radius = (part.double().numpy() for part in self.ranges.expand())
+        figures, bounds = [], []
+        for name, sums in self.deviation_sums.items():
+            variances = self.mechanism.noise(self.ranges).variance(self.values(name)[:1])[0].double().numpy() / radius**2
+            share = error / (len(self.inputs) * sums.size)
+            chance = np.array([mean_bound(self.clients, float(variance), self.largest_deviation, share) for variance in variances])
+            figures.append(np.abs(sums) / self.clients)
+            bounds.append(chance + FLOAT32 * (np.abs(center) / radius + self.largest_deviation))
+        return np.stack(figures), np.stack(bounds)
+
+    def stated_variance(self) -> Floats:
+        """Return the variance (d,) that the mechanism states for the estimates of clients that hold the centers."""
+        return np.asarray(self.mechanism.noise(self.ranges).variance(self.ranges.expand()[0].float()[None])[0].double().numpy())
 
     def noise(self) -> Floats:
         """Return the noise (K, d) in the estimates of clients that hold the centers, less its mean over clients."""

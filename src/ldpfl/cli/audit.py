@@ -22,7 +22,9 @@ AUDIT_FAILED = 3
 def audit(
     what: Annotated[str, typer.Argument(metavar="MECHANISM|RUN", help="A mechanism's name, or a run's folder.")],
     epsilon: Annotated[float | None, typer.Option(help="Budget of one report, for a mechanism.", show_default="1")] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials for each input.", show_default="by what is audited")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=100, help="Trials for each input: 1000 or more for a mechanism.", show_default="by what is audited")
+    ] = None,
     error_rate: Annotated[
         float | None, typer.Option(help="Probability that a sound mechanism fails.", show_default=f"{ERROR_RATE:g}")
     ] = None,
