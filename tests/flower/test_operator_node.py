@@ -344,7 +344,7 @@ def test_a_relay_that_restarts_is_waited_for_before_the_charge(tmp_path: Path, b
         monkeypatch.setenv(f"LDPFL_{name}", str(value))
     monkeypatch.setenv("LDPFL_RELAY_TOKEN", str(tmp_path / "relay.token"))
     waited: list[float] = []
-    monkeypatch.setattr("ldpfl.flower.operator_node.RelayClient", partial(RelayClient, sleep=waited.append))
+    monkeypatch.setattr(sys.modules["ldpfl.flower.operator_node"], "RelayClient", partial(RelayClient, sleep=waited.append))
     context = next(iter(InProcessGrid(LdpClientApp(shift), 1)._contexts.values()))
     with operator_node(context).connect() as relay, pytest.raises(RelayUnreachable):
         relay.round_status("run", 1)
