@@ -6,9 +6,11 @@ import base64
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from email.utils import formatdate
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,34 @@ def test_a_relay_that_refuses_says_why(status: int, words: str, node: NodeSetUp)
     assert words in said(node, "relay", status)
 
 
+@pytest.mark.parametrize(("ahead_s", "words"), [(30, "s ahead of the relay's"), (-400, "s behind the relay's"), (2, ""), (-200, "")])
+def test_a_clock_that_flower_would_refuse_is_named(ahead_s: float, words: str, node: NodeSetUp) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"signer": None}, headers={"Date": formatdate(time.time() - ahead_s, usegmt=True)})
+
+    def connect(url: str, token: str, verify: Any) -> RelayClient:
+        return RelayClient(url, token, transport=httpx.MockTransport(answer), patience=Patience(tries=1))
+
+    lines = [one.said for one in check_node(node, connect) if one.what == "clock"]
+    assert len(lines) == bool(words)
+    assert words in "".join(lines)
+
+
+def test_a_url_or_key_of_the_wrong_kind_is_named_with_the_right_one(node: NodeSetUp) -> None:
+    assert "expected HOST:PORT, without https://" in said(replace(node, superlink="https://superlink.example:8000"), "SuperLink")
+    public_half = Path(f"{node.node_key}.pub")
+    assert f"is the public half: name the private key, {node.node_key}" in said(replace(node, node_key=public_half), "node key")
+
+    def connect(url: str, token: str, verify: Any) -> RelayClient:
+        def answer(request: httpx.Request) -> httpx.Response:
+            raise httpx.RemoteProtocolError("TLS")
+
+        return RelayClient(url, token, transport=httpx.MockTransport(answer), patience=Patience(tries=1))
+
+    lines = [one.said for one in check_node(node, connect) if one.what == "relay"]
+    assert lines[-1] == "if the relay uses TLS, its URL is https://127.0.0.1:8473"
+
+
 def test_a_policy_that_would_decline_the_app_is_found_before_it_does(node: NodeSetUp) -> None:
     assert node.policy is not None
     for before, after, words in (
@@ -305,6 +335,10 @@ def test_certificates_are_checked_by_authority_name_and_end(node: NodeSetUp, tmp
     issue(tmp_path / "tls", ["localhost,127.0.0.1"], 90)
     issue(tmp_path / "soon", ["127.0.0.1"], 5)
     issue(tmp_path / "other", ["else.example"], 90)
+    issue(tmp_path / "ended", ["127.0.0.1"], -1)
+    with serving(tmp_path / "ended" / "127.0.0.1") as port:
+        ended = replace(node, superlink=f"127.0.0.1:{port}", superlink_ca=tmp_path / "ended" / "ca.crt")
+        assert "has expired): check this machine's clock, and the certificate's dates" in said(ended, "SuperLink")
     with serving(tmp_path / "tls" / "localhost") as port:
         fine = replace(node, superlink=f"127.0.0.1:{port}", superlink_ca=tmp_path / "tls" / "ca.crt")
         (one,) = [one for one in found(fine) if one.what == "SuperLink"]
@@ -392,7 +426,7 @@ def test_data_of_an_own_app_may_be_any_file(node: NodeSetUp, tmp_path: Path) -> 
     assert f"wrong: {arrays} is empty, expected the node's data" in own_data(node, arrays)
     arrays.write_bytes(b"something")
     (line,) = own_data(node, arrays)
-    assert line == f"ok: {arrays} is there. To see whether the app can read it, use --try"
+    assert line == f"ok: {arrays} is there. Only --try shows whether the app can read it"
     assert "(did you mean 'rows.npz'?)" in own_data(node, tmp_path / "row.npz")[0]
     headless = tmp_path / "headless.csv"
     headless.write_text("1,1,2\n3,4,5\n", encoding="utf-8")

@@ -12,8 +12,10 @@ from flwr.app import Context
 
 from conftest import CommandLine
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, OperatorNode, operator_node
+from ldpfl.flower.policy_init import offer_of, ranges_for, releases_of
+from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books
-from ldpfl.privacy.policy import read_policy
+from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.transport.shuffling.sealing import generate_key, public_text
 
 # What an app imports takes seconds to find out: once, in one worker.
@@ -107,6 +109,17 @@ def test_the_size_of_an_own_model_is_not_asked_for_where_nothing_depends_on_it(a
     shown = ldpfl("policy", "init", app, "--config", "config.toml").out
     assert read_policy(Path("policy.toml")).protects == "record"
     assert "That holds if the app's model code treats each record by itself" in " ".join(shown.split())
+
+
+def test_an_existing_budget_is_compared_with_what_a_second_app_asks_for(app: Path, ldpfl: CommandLine) -> None:
+    ldpfl("policy", "init", app, "--out", "first.toml")
+    policy = read_policy(Path("first.toml"))
+    offer = offer_of(str(app), None)
+    for number, release in enumerate(releases_of(offer, ranges_for(offer, ())), 1):
+        Budget(Path("budget.sqlite"), policy).charge(Request("run", number, release, offer.cohort, offer.transport))
+    shown = " ".join(ldpfl("policy", "init", app, "--out", "second.toml").out.split())
+    assert f" of {policy.lifetime_epsilon:g} left at delta 1e-05, and {policy.rounds} reports charged." in shown
+    assert f"raise rounds (to {2 * policy.rounds:,}) and lifetime_epsilon in the policy, and the budget" in shown
 
 
 def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: CommandLine) -> None:

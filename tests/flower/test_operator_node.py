@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -15,13 +16,14 @@ from flower_parts import POLICY, Train, ask, config_of, instruction, shift, star
 from flwr.app import Context, Message, RecordDict
 
 from brought_package import install
-from ldpfl.errors import ConfigError, NoRelay
+from ldpfl.errors import ConfigError, NoRelay, RelayUnreachable
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
+from ldpfl.relay import RelayClient
 
 
 def write_policy(folder: Path, **changes: str) -> Path:
@@ -333,6 +335,20 @@ def test_a_certificate_authority_that_other_users_can_change_is_not_trusted(
     context = next(iter(InProcessGrid(LdpClientApp(shift), 1)._contexts.values()))
     with pytest.raises(NoRelay, match=r"certificate authority .* can be changed by other users"):
         operator_node(context).connect()
+
+
+def test_a_relay_that_restarts_is_waited_for_before_the_charge(tmp_path: Path, budget: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "relay.token").write_text("token\n", encoding="ascii")
+    (tmp_path / "relay.token").chmod(0o600)
+    for name, value in (("POLICY", write_policy(tmp_path)), ("BUDGET", budget), ("RELAY", "http://127.0.0.1:1")):
+        monkeypatch.setenv(f"LDPFL_{name}", str(value))
+    monkeypatch.setenv("LDPFL_RELAY_TOKEN", str(tmp_path / "relay.token"))
+    waited: list[float] = []
+    monkeypatch.setattr(sys.modules["ldpfl.flower.operator_node"], "RelayClient", partial(RelayClient, sleep=waited.append))
+    context = next(iter(InProcessGrid(LdpClientApp(shift), 1)._contexts.values()))
+    with operator_node(context).connect() as relay, pytest.raises(RelayUnreachable):
+        relay.round_status("run", 1)
+    assert 120 < sum(waited) < 600
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o666])

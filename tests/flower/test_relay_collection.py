@@ -416,6 +416,27 @@ def test_a_server_killed_before_anyone_uploaded_waits_no_longer_than_for_a_round
     assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
 
 
+def test_a_round_that_waits_for_a_dead_node_says_how_to_end_it(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def die(client: int) -> None:
+        if client < 3:
+            raise OSError
+
+    class WithoutFailures(WatchedGrid):
+        """Loses the replies of nodes that failed, as if these nodes had died."""
+
+        def send_and_receive(self, messages, *, timeout=None):  # type: ignore[no-untyped-def]
+            return (reply for reply in super().send_and_receive(messages, timeout=timeout) if not reply.has_error())
+
+    caplog.set_level(logging.INFO)
+    world.before_upload = die
+    strategy = LdpStrategy(config_of(), collector=world.collector())
+    strategy.start(WithoutFailures(world), start_arrays(), 1, timeout=1000.0)
+    (line, *later) = [record.getMessage() for record in caplog.records if "ldpfl relay cancel" in record.getMessage()]
+    assert line.startswith("round 1: the relay has 2 uploads of the 3 it needs: waiting up to ")
+    assert line.endswith(f"ldpfl relay cancel {world.asked[0].terms.run} 1")
+    assert len(later) == 3  # one every 300 of the 940 seconds after the window
+
+
 @pytest.mark.parametrize("when", ["waiting", "pulling", "resumed"])
 @pytest.mark.slow
 @pytest.mark.thorough
@@ -432,8 +453,8 @@ def test_a_round_that_is_cancelled_at_the_relay_is_charged_and_the_run_goes_on(
         world.now[0] += seconds
         cancel()
 
-    def wait(self: RelayAggregator, run: str, number: int, timeout_s: float) -> RoundStatus:
-        status = wait_for_relay(self, run, number, timeout_s)
+    def wait(self: RelayAggregator, run: str, number: int, timeout_s: float, **options: Any) -> RoundStatus:
+        status = wait_for_relay(self, run, number, timeout_s, **options)
         cancel()
         return status
 

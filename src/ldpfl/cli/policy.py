@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ldpfl.api.policies import FittedPolicy, Policy, Rows, add_key, fit_policy, leaves_over_relay, read_policy, remove_key
+from ldpfl.api.policies import FittedPolicy, Policy, Rows, add_key, fit_policy, leaves_over_relay, read_budget, read_policy, remove_key
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
 from ldpfl.report.terminal import terminal
@@ -144,6 +144,21 @@ def _parse_layers(text: str) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, tuple(map(int, shape))) for name, shape in layers]
 
 
+def _print_left(budget: Path, policy: Policy) -> None:
+    """Print what ``budget``, which existed before the policy, has left, and which limits must cover all apps over the same data."""
+    books = read_budget(budget).books
+    limit, charges = books.limit, books.charges
+    left = number(max(0.0, limit.epsilon - books.spent(limit.delta)))
+    message = f"{budget} has epsilon {left} of {limit.epsilon:g} left at delta {limit.delta:g}, and {counted(charges, 'report')} charged."
+    if charges:
+        message += (
+            " These count against the policy too. To let the app send all of its reports, raise rounds "
+            f"(to {charges + policy.rounds:,}) and lifetime_epsilon in the policy, and the budget (ldpfl budget set), until they cover all "
+            "apps over the same people's data. A new budget file for these people would break the bound."
+        )
+    terminal().print(Text(message, style="yellow"), soft_wrap=True)
+
+
 _PROTECTED = {
     "client": "this client",
     "person": "all records of any one person in this client's table (and of the client as a whole, no bound is given)",
@@ -164,6 +179,8 @@ def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
         ),
         soft_wrap=True,
     )
+    if fitted.budget_was_there:
+        _print_left(budget, policy)
     if policy.sum_epsilon != "off":
         message = (
             f"Whoever sees no more than the sums over at least {counted(policy.min_clients, 'node')} learns at most epsilon "

@@ -9,11 +9,13 @@ import base64
 import os
 import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -23,7 +25,7 @@ from ldpfl.deploy.certificates import expiry_of
 from ldpfl.deploy.local_round import try_round
 from ldpfl.deploy.node_data import check_data
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong_finding
-from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, printable
+from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, RelayUnreachable, printable
 from ldpfl.flower.confined_process import one_thread
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.operator_node import other_signer_error, read_token
@@ -43,6 +45,9 @@ from ldpfl.util.quantities import cohort_size
 
 _EXPIRY_WARNING = timedelta(days=30)
 """A certificate that ends within this time gets a finding."""
+
+_MAX_AHEAD_S, _MAX_BEHIND_S = 4.0, 250.0
+"""Differences of clocks, in seconds, that get a finding: a little below Flower's SYSTEM_TIME_TOLERANCE and TIMESTAMP_TOLERANCE."""
 
 _ANSWER_S = 10.0
 _PATIENCE = Patience(tries=1, timeout_s=_ANSWER_S, total_s=2 * _ANSWER_S)
@@ -219,7 +224,9 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
             return
     try:
         with connect(node.relay, token, _tls_context(node.relay_ca)) as relay:
+            asked_at_s = time.time()
             signer = relay.signer()
+            yield from _check_clock(asked_at_s, time.time(), relay.answer_date)
         yield Finding("relay", Standing.FINE, "answers, and accepts the token as a client's")
         if sums:
             yield from _check_signer(node.signing_key, signer)
@@ -231,6 +238,24 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
         yield Finding("relay", Standing.WRONG, text)
     except LdpflError as error:
         yield wrong_finding("relay", error)
+        if node.relay.startswith("http://") and isinstance(error, RelayUnreachable):
+            yield Finding("relay", Standing.LOOK, f"if the relay uses TLS, its URL is https://{node.relay.removeprefix('http://')}")
+
+
+def _check_clock(asked_at_s: float, answered_at_s: float, answer_date: str) -> Iterator[Finding]:
+    """Compare this machine's clock with ``answer_date``, the relay's time in whole seconds between question and answer.
+
+    The difference is known within a second and the time for the answer. The smallest one that is possible is compared with the limits.
+    """
+    try:
+        relay_s = parsedate_to_datetime(answer_date).timestamp()
+    except ValueError:  # no date, or none that can be read
+        return
+    ahead_s, behind_s = asked_at_s - (relay_s + 1), relay_s - answered_at_s
+    if ahead_s > _MAX_AHEAD_S or behind_s > _MAX_BEHIND_S:
+        difference = f"{ahead_s:.0f} s ahead of" if ahead_s > 0 else f"{behind_s:.0f} s behind"
+        text = f"this machine's clock is {difference} the relay's, and Flower's SuperLink refuses nodes more than 5 s ahead or 300 s behind"
+        yield Finding("clock", Standing.WRONG, f"{text}: synchronise the clock (NTP)")
 
 
 def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
@@ -246,6 +271,8 @@ def _check_signer(path: Path | None, signer: str | None) -> Iterator[Finding]:
 def _check_server(server: str, address: str, authority: Path | None) -> Finding:
     """Try a TLS handshake with the ``server`` (its name in the finding) at ``address``, which is ``host:port``, or a host at port 443."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", "443")
+    if "://" in address:
+        return Finding(server, Standing.WRONG, f"its address is {address}: expected HOST:PORT, without {address.partition('://')[0]}://")
     try:
         context = _tls_context(authority)
         with (
@@ -256,7 +283,9 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
     except LdpflError as error:
         return wrong_finding(server, error)
     except ssl.SSLCertVerificationError as error:
-        text = f"{address} has a certificate that is not trusted here ({error.verify_message}): check the authority, and the name"
+        # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, for which Python has no names
+        advice = "this machine's clock, and the certificate's dates" if error.verify_code in (9, 10) else "the authority, and the name"
+        text = f"{address} has a certificate that is not trusted here ({error.verify_message}): check {advice}"
         return Finding(server, Standing.WRONG, text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
@@ -284,6 +313,8 @@ def _tls_context(authority: Path | None) -> ssl.SSLContext:
 
 def _check_node_key(path: Path) -> Finding:
     """Check that the key by which the SuperLink recognises the node is private and of the kind that Flower needs."""
+    if path.suffix == ".pub":
+        return Finding("node key", Standing.WRONG, f"{path} is the public half: name the private key, {path.with_suffix('')}")
     try:
         checked_path = require_own(path, "the node's key", ConfigError, secret=True)
         key = serialization.load_ssh_private_key(checked_path.read_bytes(), password=None)

@@ -112,7 +112,7 @@ def _check_files(path: Path, classes: Sequence[str]) -> Iterator[Finding]:
     elif any(file.suffix.lower() in SUFFIXES for file in files):
         yield _describe_table(path)
     else:
-        yield Finding("data", Standing.FINE, printable(f"{path} is there. To see whether the app can read it, use --try"))
+        yield Finding("data", Standing.FINE, printable(f"{path} is there. Only --try shows whether the app can read it"))
 
 
 def _describe_table(path: Path) -> Finding:
@@ -120,10 +120,10 @@ def _describe_table(path: Path) -> Finding:
     try:
         table = read_table(path, names_shown=False)
     except LdpflError as error:
-        text = f"is not a table with a header that ldpfl can read ({error}). To see whether the app can read it, use --try"
+        text = f"is not a table with a header that ldpfl can read ({error}). Only --try shows whether the app can read it"
         return Finding("data", Standing.LOOK, printable(f"{path} {text}"))
     text = (
-        f"{path} has {counted(len(table), 'row')} and {counted(len(table.columns), 'column')}. To see whether it fits, use --app and --try"
+        f"{path} has {counted(len(table), 'row')} and {counted(len(table.columns), 'column')}. Only --app with --try shows whether it fits"
     )
     return Finding("data", Standing.FINE, text)
 

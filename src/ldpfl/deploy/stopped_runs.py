@@ -103,7 +103,7 @@ def progress_lines(run: LeftOpen) -> list[str]:
     if run.begun is not None:
         lines.append(
             f"round {run.begun} was begun with {counted(run.asked, 'node')} and is not finished: each of them may have sent a report. "
-            "Their budgets are charged, and the ledger counts the round: both charges stay"
+            "Their budgets may be charged, and the ledger counts the round: these charges stay"
         )
         if not run.over_relay:
             lines.append(

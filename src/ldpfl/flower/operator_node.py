@@ -43,7 +43,7 @@ from ldpfl.flower.terms import numbers_in_sum, require_adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Request, read_policy
-from ldpfl.relay import RelayClient, RoundStatus, SumTerms
+from ldpfl.relay import Patience, RelayClient, RoundStatus, SumTerms
 from ldpfl.relay import Terms as RelayTerms
 from ldpfl.transport.shuffling import RecordPlan
 from ldpfl.transport.shuffling.sealing import OVERHEAD, Binding, seal
@@ -60,6 +60,9 @@ _GRACE_S = 30.0
 _SHORTEST_UPLOAD_S = UPLOAD_S / 2
 """Minimum number of seconds that a round must leave for an upload when a node is asked. The server plans twice as many, because nodes are
 asked one after another."""
+
+_PATIENCE = Patience(tries=25)
+"""How long a node tries to reach the relay before the charge: at least 2.5 minutes, so that a restart of the relay costs no round."""
 
 _GRACE_WITHOUT_END_S = 600.0
 """Seconds for which an upload is still tried after the window of a round that cannot end without all clients."""
@@ -311,7 +314,7 @@ def _connector() -> Connect:
         """Return a client of the relay; raise ``NoRelay`` if a setting is missing or its file cannot be used."""
         try:
             url, token, verify = settings()
-            return RelayClient(url, token, verify=verify)
+            return RelayClient(url, token, verify=verify, patience=_PATIENCE)
         except (ConfigError, OSError) as error:  # its text names only the operator's own files, so the log may have it
             raise NoRelay(f"the relay is not set up on this node: {error}; nothing was sent") from None
 

@@ -7,7 +7,8 @@ import os
 import ssl
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flwr.app import MessageType, RecordDict
 from pydantic import ValidationError
 
-from ldpfl.errors import ConfigError, ProtocolError
+from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.report_collection import OpenRound, Received
 from ldpfl.flower.terms import Answer, agreement_of, check_window, numbers_in_sum, require_adding_up
@@ -32,6 +33,9 @@ from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, open_seeds, read_no
 from ldpfl.util.number_format import counted
 
 LOGGER = logging.getLogger("flwr.ldpfl")
+
+_NOTE_EVERY_S = 300.0
+"""Seconds between two lines in the log about a round that waits for uploads."""
 
 _NO_AGREEMENT = "0" * 64
 """Placeholder for the agreement, where only the sizes in a relay's terms are needed."""
@@ -122,7 +126,7 @@ class RelayedRounds(ABC):
                 this round when it is started again.
         """
         try:
-            self.relay.wait(round_.run, round_.number, left_s)
+            self.relay.wait(round_.run, round_.number, left_s, on_poll=self.wait_notes(round_))
             return self.read_release(round_)
         except RelayRoundOver:
             LOGGER.warning("round %d was cancelled at the relay, which has deleted its reports: it is charged all the same", round_.number)
@@ -131,6 +135,25 @@ class RelayedRounds(ABC):
             self.relay.cancel(round_.run, round_.number)
             reason = f"fewer than {self.min_clients} nodes have uploaded within {round_.timeout:g} s, so the relay released nothing"
             return Received(None, refused=(reason,))
+
+    def wait_notes(self, round_: OpenRound) -> Callable[[float], None]:
+        """Return a function that logs, from the end of the round's window on and every few minutes, that the relay waits for uploads.
+
+        A node that died after its charge may hold up the round until its timeout, and the server's operator can end it earlier.
+        """
+        next_note_at_s = round_.timeout - self.window_s  # seconds left at the next note
+
+        def note(left_s: float) -> None:
+            nonlocal next_note_at_s
+            if left_s > next_note_at_s:
+                return
+            next_note_at_s = left_s - _NOTE_EVERY_S
+            with suppress(LdpflError):  # the wait itself raises if the relay does not answer
+                status = self._status(round_)
+                if status is not None and status.state == "waiting":
+                    LOGGER.info("round %d: %s", round_.number, _wait_text(round_, status, left_s))
+
+        return note
 
     def give_up(self, round_: OpenRound) -> bool:
         """Cancel the round and return True; or return False if the relay has enough uploads to release it.
@@ -154,12 +177,7 @@ class RelayedRounds(ABC):
         if status is None or status.state == "gone":
             return None
         if status.state != "released":
-            uploads, needed, number = counted(status.uploads or 0, "upload"), status.terms.min_clients, round_.number
-            LOGGER.info(
-                "round %d was begun before this start, and the relay has %s of the %d it needs: waiting up to %g s, because nodes may "
-                "still upload. To end the round without reports, at the relay: ldpfl relay cancel %s %d",
-                *(number, uploads, needed, round_.timeout, round_.run, number),
-            )
+            LOGGER.info("round %d was begun before this start, and %s", round_.number, _wait_text(round_, status, round_.timeout))
         return self.collect(round_, (), round_.timeout)
 
     def delete_round(self, run: str, number: int) -> None:
@@ -290,6 +308,15 @@ class SumCollector(RelayedRounds):
         if length > longest:
             return Received(None, refused=(_too_long_reason(length, longest, len(seeds)),))
         return Received(ReportPool(mechanism.reports_from_sum(unmasked, len(seeds))), total.nbytes + ENVELOPE_BYTES)
+
+
+def _wait_text(round_: OpenRound, status: RoundStatus, left_s: float) -> str:
+    """Return how many uploads the relay has, how long they are waited for, and how to end the round."""
+    uploads = counted(status.uploads or 0, "upload")
+    return (
+        f"the relay has {uploads} of the {status.terms.min_clients} it needs: waiting up to {left_s:.0f} s, because nodes may still "
+        f"upload. To end the round without reports, at the relay: ldpfl relay cancel {round_.run} {round_.number}"
+    )
 
 
 def _too_long_reason(length: float, longest: float, clients: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -41,7 +41,11 @@ class Deadline:
 
 
 def replies_as_they_come(
-    grid: Grid, messages: Sequence[Message], deadline: Deadline, awaited: dict[str, int] | None = None
+    grid: Grid,
+    messages: Sequence[Message],
+    deadline: Deadline,
+    awaited: dict[str, int] | None = None,
+    on_poll: Callable[[float], None] = lambda left_s: None,
 ) -> Generator[Message, None, None]:
     """Send ``messages`` and yield each reply as soon as it arrives. Flower's own grids return all replies at the end.
 
@@ -49,6 +53,7 @@ def replies_as_they_come(
         deadline: time at which the wait ends. The caller may move it between two replies.
         awaited: ids of messages that were sent before and have no reply yet, with the node that each went to. Their replies are yielded,
             too. The dict is updated: afterwards it holds all messages that can still be replied to.
+        on_poll: called with the seconds left, each time that replies are still missing.
     """
     if isinstance(grid, InProcessGrid):  # it runs the clients itself, so none can be silent
         yield from grid.send_and_receive(messages, timeout=deadline.max_seconds_left)
@@ -63,6 +68,7 @@ def replies_as_they_come(
             yield reply
         if not waiting or deadline.seconds_left <= 0:
             return
+        on_poll(deadline.seconds_left)
         time.sleep(min(_POLL_S, max(0.0, deadline.seconds_left)))
 
 

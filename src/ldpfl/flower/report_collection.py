@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -113,6 +113,10 @@ class Collector(Protocol):
         """
         ...
 
+    def wait_notes(self, round_: OpenRound) -> Callable[[float], None]:
+        """Return a function to call again and again during the wait for the round, with the seconds left. It logs what is waited for."""
+        ...
+
     def give_up(self, round_: OpenRound) -> bool:
         """End the round without releasing any of its reports, unless enough have arrived. Return True if the round was ended."""
         ...
@@ -161,6 +165,9 @@ class DirectCollector:
             return Received(None, refused=tuple(reasons))
         pool = mix([reports], stream(self.seed, Purpose.MIXING, round_.number))
         return Received(pool, reports.bytes_per_client, tuple(reasons))
+
+    def wait_notes(self, round_: OpenRound) -> Callable[[float], None]:
+        return lambda left_s: None
 
     def give_up(self, round_: OpenRound) -> bool:
         return True

@@ -251,7 +251,8 @@ class LdpStrategy(Strategy):
         try:
             arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
             messages = self.configure_train(number, arrays, train_config, grid)
-            with closing(replies_as_they_come(grid, messages, progress.deadline)) as replies:
+            on_poll = self._collector.wait_notes(progress.round)
+            with closing(replies_as_they_come(grid, messages, progress.deadline, on_poll=on_poll)) as replies:
                 self.aggregate_train(number, replies)
         except AllDeclined:  # a TooFewTakePart as well
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
 import httpx
@@ -129,8 +129,12 @@ class RelayAggregator(Caller):
         """
         return self._round_status(run, number)
 
-    def wait(self, run: str, number: int, timeout_s: float, *, poll_s: float = 1.0) -> RoundStatus:
+    def wait(
+        self, run: str, number: int, timeout_s: float, *, poll_s: float = 1.0, on_poll: Callable[[float], None] = lambda left_s: None
+    ) -> RoundStatus:
         """Wait until the round is released, by the relay's clock, for at most ``timeout_s`` seconds. Ask every ``poll_s`` seconds.
+
+        ``on_poll`` is called after each answer that the round is not released yet, with the seconds left.
 
         Raises:
             RelayNotReleased: the round was not released in that time; the message says why.
@@ -147,6 +151,7 @@ class RelayAggregator(Caller):
                     else f"has {counted(status.uploads or 0, 'upload')} of the {status.terms.min_clients} it waits for"
                 )
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
+            on_poll(timeout_s - max(slept_s, self._clock() - started_at_s))
             # An open round is asked about again at its deadline, if that is nearer than poll_s.
             to_deadline_s = max(status.seconds_left, 0.01) if status.state == "open" else poll_s
             pause_s = min(to_deadline_s, poll_s, timeout_s - slept_s)

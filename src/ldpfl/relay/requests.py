@@ -163,6 +163,8 @@ class Caller:
         """
         self._patience, self._sleep, self._clock = patience, sleep, clock
         self._connection, self._last_address, self._last_error = _CurrentConnection(), "", ""
+        self.answer_date = ""
+        """The header ``Date`` of the last answer: the relay's time, in whole seconds. Empty without an answer, or without the header."""
         self._in_process = transport is not None
         base = _relay_url(url)
         self._shown_url = str(base.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")  # for messages, so without a password
@@ -246,7 +248,7 @@ class Caller:
             try:
                 with self._connection.cut_after(left_s):
                     response = self._http.send(request, stream=True)
-                    self._last_address = address
+                    self._last_address, self.answer_date = address, response.headers.get("Date", "")
                     with closing(response):
                         return _read_body(response, max_bytes, self._shown_url)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
