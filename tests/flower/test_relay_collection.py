@@ -425,7 +425,7 @@ def test_a_round_that_waits_for_a_dead_node_says_how_to_end_it(world: World, cap
         """Loses the replies of nodes that failed, as if these nodes had died."""
 
         def send_and_receive(self, messages, *, timeout=None):  # type: ignore[no-untyped-def]
-            return (reply for reply in super().send_and_receive(messages, timeout=timeout) if not reply.has_error())
+            return (reply for reply in super().send_and_receive(messages, timeout=timeout) if not reply.has_error())  # type: ignore[no-untyped-call]
 
     caplog.set_level(logging.INFO)
     world.before_upload = die
