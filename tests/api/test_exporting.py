@@ -23,6 +23,7 @@ from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy.events import OURS, USERS_CODE
+from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl.report.page import page
 from ldpfl.report.scores import format_score
@@ -209,6 +210,14 @@ def test_records_are_proved_protected_only_with_a_model_of_ldpfl(rows: Path, tmp
     charged = tuple(replace(group, release=replace(group.release, author=OURS)) for group in certificate.statement.charged)
     with pytest.raises(DataError, match="has no round like the charged one"):
         api.verify(replace(certificate, statement=replace(certificate.statement, charged=charged)), ledger=tmp_path / "own")
+    folder = RunFolder(tmp_path / "own")
+    events = tuple(replace(event, release=replace(event.release, author=OURS)) for event in folder.ledger().events)
+    for file in (*folder.path.glob("checkpoint*"), folder.metrics_path):  # what the ledger is compared with
+        file.unlink()
+    Ledger(events).save(folder.ledger_path)
+    for read in (api.certify, api.account):
+        with pytest.raises(DataError, match=r"rests on ldpfl's code alone, but the run used model"):
+            read(folder.path)
 
 
 @pytest.mark.parametrize("name", ["dp-fedavg", "duchi"])

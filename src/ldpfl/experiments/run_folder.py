@@ -25,6 +25,7 @@ from ldpfl.experiments.other_folders import describe_other_folder, trials_mark
 from ldpfl.experiments.personal_file import load_personal, save_personal
 from ldpfl.experiments.result_schema import problem_in_result
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
+from ldpfl.privacy.events import OURS, GaussianRelease
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.server.round_log import log_path
@@ -396,7 +397,21 @@ class RunFolder:
                 f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
                 f"{reported_rounds:,}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
+        self._check_states_users_code(longer)
         return longer
+
+    def _check_states_users_code(self, ledger: Ledger) -> None:
+        """Raise a :class:`DataError` if ``ledger`` calls the protection of records ldpfl's own, but it rests on code that the config names.
+
+        Whether a whole client's protection rests on such code depends on where the run took place, which a folder does not say.
+        """
+        code = self.config().users_code if self.config_path.exists() else ()
+        releases = [event.release for event in ledger.events if isinstance(event.release, GaussianRelease) and event.release.of_part]
+        if code and any(release.author == OURS for release in releases):
+            raise DataError(
+                f"{self.ledger_path} says that the guarantee rests on ldpfl's code alone, but the run used {' and '.join(code)}: restore "
+                "the ledger, or run it again"
+            )
 
     def result(self) -> dict[str, Any] | None:
         """Return the figures of a finished run, or None if the run is not finished. Figures that are not finite numbers are None.
