@@ -224,7 +224,8 @@ def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
             "threshold of your own (ldpfl predict --threshold)"
         )
-    remedy = f"take {_steps_for_means(config)}, or correct the predicted risks by the share that you expect"
+    steps = " and ".join((*_larger_norm(config), "fewer training.rounds, each of which adds noise"))
+    remedy = f"take {steps}; or add a number to all log odds, so that the mean risk is the share that you expect"
     if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
         return remedy.capitalize()
     return (
@@ -235,16 +236,17 @@ def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:
 
 def _remedy_for_numbers(config: RunConfig) -> str:
     """Return why the mean prediction may be far from the observed mean of numbers or counts, and what to do about it."""
+    steps = ", ".join((*_larger_norm(config), "more training.rounds"))
     return (
         "Clipping draws the fit of a skewed target towards its median, which the mean absolute error does not show: take "
-        f"{_steps_for_means(config)}, or predict the target's logarithm"
+        f"{steps}, or predict the target's logarithm"
     )
 
 
-def _steps_for_means(config: RunConfig) -> str:
-    """Return the settings that bring the mean prediction closer to the observed mean, as text."""
+def _larger_norm(config: RunConfig) -> tuple[str, ...]:
+    """Return the advice to take a larger clipping norm, as text; empty if the mechanism has none."""
     norm = getattr(config.mechanism, "clip_norm", None)
-    return "more training.rounds" if norm is None else f"a larger mechanism.clip_norm (it is {norm:.3g}), more training.rounds"
+    return () if norm is None else (f"a larger mechanism.clip_norm (it is {norm:.3g})",)
 
 
 def _all_columns_hidden(federation: Federation) -> bool:
@@ -341,7 +343,10 @@ def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -
 
 
 def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:
-    """Return the caveat of a run that stopped early: what decided it, and whether the guarantee covers that; else an empty list."""
+    """Return the caveat of a run that stopped early: what decided it, and whether the guarantee covers that; else an empty list.
+
+    The rounds after the decision ran as planned, so that it showed nobody anything, and the guarantee counts them too.
+    """
     last_round, rounds = last_round_before_stopping(federation, checkpoint), checkpoint.state.round
     if last_round is None:
         return []

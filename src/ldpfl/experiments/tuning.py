@@ -317,7 +317,7 @@ def _rank(last_evaluation: dict[str, Any]) -> tuple[float, ...]:
 def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
     """Prepare the folder ``out`` and the folder ``private`` in it, or check that they hold the same ``tuning``.
 
-    Return the seed from which the number of trials, their settings and their seeds are drawn.
+    Return the seed from which the number of trials (random, as the proof needs), their settings and their seeds are drawn.
     """
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():

@@ -31,7 +31,10 @@ _MARKERS: dict[LinkChannel, str] = {"unaligned": "s", "delayed": "o"}
 
 
 def linkage_table(result: LinkageResult) -> Table:
-    """Return the table of a linkage attack: a line for each channel and longest delay T."""
+    """Return the table of a linkage attack: a line for each channel and longest delay T.
+
+    *Named after k rounds* is the share of clients that the attacker attributes to the right name after watching k rounds.
+    """
     setting, watched = result.setting, result.setting.watched
     title = f"{setting.clients} clients, {setting.parameters} parameters: reports linked by when they arrive, {_trials_text(result)}"
     table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))  # 80 columns

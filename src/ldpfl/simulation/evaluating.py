@@ -366,7 +366,7 @@ def _share_interval(part: float, count: float, noise: float) -> tuple[float, flo
 def _deviation(share: float, count: int) -> float:
     """Return the standard deviation of a ``share`` of ``count`` records by Agresti and Coull, who add two successes and two failures.
 
-    Without them, the deviation would be too small near 0 and 1.
+    Without them, the deviation would be too small near 0 and 1. Dividing by ``count`` instead of ``count`` + 4 errs on the large side.
     """
     adjusted_share = (min(max(share, 0.0), 1.0) * count + 2) / (count + 4)
     return sqrt(adjusted_share * (1 - adjusted_share) / count)

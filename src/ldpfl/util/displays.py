@@ -25,7 +25,7 @@ class Shown:
         return look(self)
 
     def __str__(self) -> str:
-        """Return a terminal's display as plain text; the repr for a type that is not registered."""
+        """Return a terminal's display as plain text; the repr for a type without a display of its own or registered with ``look``."""
         if type(self).__rich__ is Shown.__rich__ and look.dispatch(type(self)) is look.dispatch(object):
             return object.__repr__(self)
         from rich.console import Console

@@ -83,7 +83,7 @@ class OutsideState:
                     put_back()
 
     def _class_values(self) -> list[tuple[type, str, object]]:
-        """Return class, name and value of all that the classes keep."""
+        """Return class, name and value of each class attribute that can hold state between calls."""
         return [(owner, key, value) for owner in self.classes for key, value in _kept_by_class(owner).items()]
 
 

@@ -50,7 +50,7 @@ class Layout:
     part_ranges: LayerRanges
 
     def payloads(self, bodies: Bytes) -> list[bytes]:
-        """Return the contents of records for ``mechanism`` to read, without the padding zeros."""
+        """Return each record's content without the padding zeros, as the bytes that the mechanism decodes."""
         return [body.tobytes() for body in bodies[:, : self.size]]
 
 
