@@ -83,7 +83,7 @@ class Budget:
         return tuple(self._run_charges(run, charges) for run, charges in runs.items())
 
     def _run_charges(self, run: str, charges: Sequence[Charged]) -> RunCharges:
-        """Return the number and the cost of the ``charges`` of one ``run``: epsilon by the budget's filter, and the sum of pure epsilons."""
+        """Return the number and the cost of the ``charges`` of one ``run``: epsilon by the budget's filter, and the pure sum."""
         books, by_record = self.books, self.books.protected == "record"
         # How often each release was charged. Under protection of records, a release is counted by what it costs one record.
         counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)

@@ -33,8 +33,10 @@ _IDENTITY_DIVISOR = 1_000_003
 def held_out(rows: int, share: int = TEST_SHARE) -> NDArray[np.bool_]:
     """Return a mask (rows,) of the test rows of a table with ``rows`` rows: one in ``share``, rounded down.
 
-    A run without ``data.test_path`` and ``data.person`` is tested on these rows; with persons, see :func:`held_out_by_person`. Row numbers, from 0, are sorted by the SHA-256 of their decimal digits, and
-    the first ones are taken. So no row's content affects another row's split. Taking every fifth row would not do: rows may be periodic.
+    A run without ``data.test_path`` and ``data.person`` is tested on these rows; with persons, see :func:`held_out_by_person`.
+
+    Row numbers, from 0, are sorted by the SHA-256 of their decimal digits, and the first ones are taken. So no row's content affects
+    another row's split. Taking every fifth row would not do: rows may be periodic.
     """
     if not isinstance(rows, int | np.integer):
         raise ConfigError(f"rows is {type(rows).__name__}, expected the number of rows; for persons use held_out_by_person")

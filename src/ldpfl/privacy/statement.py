@@ -308,7 +308,7 @@ def _costs_at_least(costlier: RoundGroup, cheaper: RoundGroup) -> bool:
     """Whether a round of ``costlier`` costs at least as much as one of ``cheaper``: same kind, and no cost factor is smaller."""
 
     def cost_factors(group: RoundGroup) -> tuple[float, int, int, int, float]:
-        """Return numbers that each raise the cost of a round: fewer clients, and a smaller blanket (share of reports that are pure noise), hide less."""
+        """Return numbers that each raise the cost of a round: fewer clients, and fewer reports of pure noise (blanket), hide less."""
         blanket = group.release.blanket if isinstance(group.release, PureRelease) else None
         return group.release.parameter, group.release.units, -group.cohort, -group.population, -(blanket or 0.0)
 
