@@ -345,7 +345,7 @@ def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -
 def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:
     """Return the caveat of a run that stopped early: what decided it, and whether the guarantee covers that; else an empty list.
 
-    The rounds after the decision ran as planned, so that it showed nobody anything, and the guarantee counts them too.
+    The guarantee counts all rounds of the run, also those after training ended.
     """
     last_round, rounds = last_round_before_stopping(federation, checkpoint), checkpoint.state.round
     if last_round is None:
