@@ -6,7 +6,7 @@ one protected unit, so its odds for any two inputs differ by a factor of at most
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, isinf
 
 import numpy as np
 import torch
@@ -47,7 +47,8 @@ class BitBench:
         first = sizes * generator.choice((-1.0, 1.0), dimension)
         self.inputs = {"first": first, PAIRS[0]: -first, PAIRS[1]: np.roll(first, dimension // 2), PAIRS[2]: first.copy()}
         self.inputs[PAIRS[2]][0] *= -1
-        self.by_weight = guarantee_of(mechanism, self.ranges).unit == "weight"
+        guarantee = guarantee_of(mechanism, self.ranges)
+        self.by_weight, self._need_not_clamp = guarantee.unit == "weight", isinf(guarantee.epsilon)
         self.deviation_sums = {name: np.zeros(dimension) for name in self.inputs}
         self.largest_deviation = 0.0
 
@@ -74,10 +75,15 @@ class BitBench:
         return total
 
     def _add_deviations(self, input_name: str, estimates: Tensor) -> None:
-        """Add the distances of ``estimates`` (K, d) from the clipped input, in radii, to the sums of each weight."""
+        """Add the distances of ``estimates`` (K, d) from the clipped input, in radii, to the sums of each weight.
+
+        A mechanism that claims no privacy need not clamp, so inputs beyond the range are then left out.
+        """
         center, radius = self.ranges.expand()
-        clipped = torch.from_numpy(self.inputs[input_name].clip(-1, 1))
-        deviations = ((estimates.double() - center) / radius - clipped).numpy()
+        values = self.inputs[input_name]
+        deviations = ((estimates.double() - center) / radius - torch.from_numpy(values.clip(-1, 1))).numpy()
+        if self._need_not_clamp:
+            deviations[:, np.abs(values) > 1] = 0.0
         self.deviation_sums[input_name] += deviations.sum(axis=0)
         self.largest_deviation = max(self.largest_deviation, float(np.abs(deviations).max()))
 
