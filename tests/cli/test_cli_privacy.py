@@ -177,7 +177,7 @@ def test_a_delta_that_is_not_below_one_over_n_is_warned_of(ldpfl: CommandLine) -
 
 
 BAD_LEDGERS: dict[str, tuple[Callable[[str], str], str]] = {
-    "another version": (lambda text: text.replace('"version": 3', '"version": 4'), "version 4, and this ldpfl reads versions up to 3"),
+    "another version": (lambda text: text.replace('"version": 3', '"version": 4'), "version 4, and this ldpfl reads version 3"),
     "an unknown event": (lambda text: text.replace('"binary"', '"binari"'), "unknown kind of release 'binari': did you mean 'binary'?"),
     "another file": (lambda text: '{"accuracy": 0.9}', "is not a ledger"),
     "half of it": (lambda text: text[:100], "is not valid JSON"),
@@ -364,7 +364,7 @@ def test_a_mistake_about_a_plan_gets_one_line(arguments: list[str], named: str, 
 @pytest.mark.slow
 def test_a_target_out_of_reach_gets_one_line(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ldpfl.experiments.planning.planner.MOST_CLIENTS", 1000)
-    assert "lower epsilon" in ldpfl.refused("plan", "--epsilon", "1", "--target-central", "0.01", *ONE_BIT)
+    assert "a smaller epsilon" in ldpfl.refused("plan", "--epsilon", "1", "--target-central", "0.01", *ONE_BIT)
 
 
 def test_a_large_epsilon_is_planned_with_a_warning(ldpfl: CommandLine) -> None:
