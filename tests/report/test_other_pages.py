@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,14 @@ def test_a_sweep_has_a_page_of_every_setting(swept: Path, ldpfl: CommandLine, tm
     assert read.tags.count("svg") == 2
     assert (swept / "report.html").read_text(encoding="utf-8").count(">none</td>") == 2
     assert "only one sweep or one plan" in ldpfl.refused("report", swept, swept, "--out", tmp_path / "x.html")
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_runs_are_exchanged_has_no_page(swept: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    exchanged = shutil.copytree(swept, tmp_path / "exchanged")
+    names = json.loads((exchanged / "runs.json").read_text())
+    (exchanged / "runs.json").write_text(json.dumps(names[::-1]))
+    assert "and the sweep lists it as the run with" in ldpfl.refused("report", exchanged)
 
 
 def test_a_sweep_that_goes_on_says_how_far_it_is(ldpfl: CommandLine, tmp_path: Path) -> None:

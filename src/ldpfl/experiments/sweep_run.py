@@ -225,9 +225,27 @@ def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list
         ) from error
     folders = [RunFolder(out / "runs" / name) for name in names]
     return [
-        (replace(cell, config=folder.config()) if folder.config_path.exists() else cell, folder)
+        (_with_stored_config(cell, folder, sweep) if folder.config_path.exists() else cell, folder)
         for cell, folder in zip(planned, folders, strict=True)
     ]
+
+
+def _with_stored_config(cell: Cell, folder: RunFolder, sweep: SweepConfig) -> Cell:
+    """Return ``cell`` with the config of its run in ``folder``, in which the sweep's values "auto" are filled in.
+
+    Raises:
+        DataError: a setting that the sweep varies differs: the folder is that of another run.
+    """
+    stored = folder.config()
+    ours, theirs = cell.config.by_key(), stored.by_key()
+    other = [key for key in sweep.axes if ours.get(key) not in (theirs.get(key), "auto")]
+    if other:
+        key = other[0]
+        raise DataError(
+            f"{folder.path} has {key} = {theirs.get(key)!r}, and the sweep lists it as the run with {ours.get(key)!r}: restore the sweep's "
+            "folder, or run it again"
+        )
+    return replace(cell, config=stored)
 
 
 def stored_results(runs: Sequence[tuple[Cell, RunFolder]]) -> list[tuple[Cell, dict[str, Any]]]:
