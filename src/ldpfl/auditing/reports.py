@@ -21,7 +21,7 @@ _CLIENTS = 2048
 _ROWS_AT_ONCE = 1024
 _STREAM_KEY = 0x434C4149
 _MAX_PAYLOADS = 256
-"""Largest number of different payloads of which each is an outcome of its own. With more, outcomes are bins of the mean estimate."""
+"""Largest number of different payloads that are outcomes of their own. If there are more, outcomes are bins of the mean estimate."""
 
 _LEVELS = 32
 _LARGER_WIDTHS = (4, 8, 32)

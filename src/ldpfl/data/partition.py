@@ -252,7 +252,7 @@ def _proportions_without_curious(proportions: NDArray[np.float64], generator: np
 def _equal_parts_by_label(
     labels: NDArray[np.int64], clients: int, generator: np.random.Generator, labels_per_client: int, private: int
 ) -> list[Indices]:
-    """Give all clients equally many samples of ``labels_per_client`` labels, of which client 0, the attacker, lacks the ``private`` one."""
+    """Give each client equally many samples of ``labels_per_client`` labels. Client 0, the attacker, gets none of the ``private`` label."""
     present = np.unique(labels)
     if not 2 <= labels_per_client <= present.size:
         raise ConfigError(f"labels_per_client is {labels_per_client}, expected 2 to {present.size}, because one of the labels is private")

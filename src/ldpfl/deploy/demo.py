@@ -208,7 +208,7 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
     """
 
     def has_ended() -> bool:
-        """Tell whether the run has ended, after telling the observer what is new. Raise if a node has refused."""
+        """Tell the observer what is new, and return whether the run has ended. Raise if a node has refused."""
         watch.tell_news()
         _check_no_refusal(watch.site)
         return submitted.code is not None

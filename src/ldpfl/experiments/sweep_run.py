@@ -100,10 +100,11 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
         result = _finished_result_in(folder, cell)
         if result is not None:
             return result
+    was_finished = folder.result_path.exists()
     try:
         figures = runner.run(cell.config, folder, resume=True, baseline=False).figures
-        # The runner returns the result file of a finished run as it is, and its guarantee is not trusted.
-        return _finished_result_in(folder, cell) or figures
+        # The runner returns the result file of a finished run as it is, and the guarantee in it is not trusted.
+        return (was_finished and _finished_result_in(folder, cell)) or figures
     except PrivacyError as error:  # for example, training diverged to NaN, which is a result of this setting
         write_text(folder.stopped_path, str(error))
         return {"stopped": str(error), **_figures_until_stopped(cell, folder)}

@@ -223,7 +223,7 @@ class RelayCollector(RelayedRounds):
         }
 
     def relay_terms(self, round_: OpenRound, agreement: str) -> Terms:
-        """Return the terms for uploads of encrypted records, each of which is longer than its plaintext by :data:`OVERHEAD` bytes."""
+        """Return the terms for uploads of encrypted records. Encryption makes a record :data:`OVERHEAD` bytes longer."""
         plan = round_.plan
         return Terms(
             record_bytes=plan.plaintext_bytes + OVERHEAD,

@@ -114,7 +114,7 @@ class Collector(Protocol):
         ...
 
     def wait_notes(self, round_: OpenRound) -> Callable[[float], None]:
-        """Return a function to call again and again during the wait for the round, with the seconds left. It logs what is waited for."""
+        """Return a function that logs what the round waits for. The wait calls it repeatedly, with the seconds left."""
         ...
 
     def give_up(self, round_: OpenRound) -> bool:

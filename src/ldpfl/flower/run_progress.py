@@ -116,9 +116,9 @@ class Replies:
         """Reasons that nodes gave for sending no report, by node."""
 
     def add(self, reply: Message) -> None:
-        """Record one reply: the node's answer, or the problem because of which the reply is left out.
+        """Record one reply: the node's answer, or why the reply is left out.
 
-        A reply with an error is such a problem, and the node's reason is recorded as well.
+        A reply with an error is left out, and the node's reason is recorded as well.
         """
         if is_absent(reply):  # the SuperLink replies under its own id because the node has not: no node is recorded
             self._any_absent = True

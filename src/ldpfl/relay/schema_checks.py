@@ -289,7 +289,7 @@ _SEQUENCES = text(
 
 
 def _postgres_faults(connection: Connection) -> Iterator[str]:
-    """Yield what is wrong with the schema's surroundings, the rights and the tables of a PostgreSQL store, as clauses for an error.
+    """Yield the faults of a PostgreSQL store, as clauses for an error: around its schema, in the rights and in the tables.
 
     For columns, constraints, indexes and sequences, the rows that the database lists are compared with those of the relay's own tables.
     """
