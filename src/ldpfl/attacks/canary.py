@@ -282,9 +282,11 @@ def _weight_counts(dimension: int) -> tuple[int, ...]:
 
 
 def _row_of_each_count(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float) -> tuple[CanaryRow, ...]:
-    """Return the row of each number of weights in ``sizes``. The error probability is divided equally among the two bounds of all rows.
+    """Return a row for each number of attacked weights in ``sizes``: how often the attack tells a client's two possible reports apart.
 
-    Thresholds are chosen by the first half of the trials and judged by the second. Even trials have the first report, odd ones the second.
+    Each row has two bounds that may be wrong by chance, of the share of right guesses and of epsilon. All bounds of all rows share the
+    error probability equally. Even rows of ``scores`` (trials, sizes) are of the client's first possible report, odd ones of its second.
+    The first half of the trials chooses the thresholds, and the second half tests them.
     """
     half = len(scores) // 2
     error = (1 - CONFIDENCE) / (2 * len(sizes))

@@ -144,7 +144,7 @@ def settings_of(site: Site, trial: Trial) -> RunSettings:
         wait_s=_NODES_WAIT_S,
         timeout_s=_REPLIES_WAIT_S,
         transport=trial.transport,
-        linked=LINKED if trial.transport == "relay" else 1,
+        linked=LINKED if trial.transport == "relay" else 1,  # values of a report that one message holds; only the relay mixes messages
         min_clients=trial.clients,
         window_s=WINDOW_S,
         reply_s=trial.reply_s,

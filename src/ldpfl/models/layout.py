@@ -121,20 +121,21 @@ def called_with(
 
     A model of ``transformers`` returns several tensors. Its scores are taken, see :func:`scores_in`.
 
-    A parameter may be registered in several modules, and a module under several names. PyTorch gets each place of a parameter once.
-    Given one place twice, ``functional_call`` would restore the tensor that it had put there, and not the module's own parameter.
+    A parameter may be an attribute of several modules, and a module may have several names. PyTorch gets one name for each attribute: with
+    two names for one attribute, ``functional_call`` would not put the module's own parameter back at the end.
 
     If the module replaces a parameter while it runs, ``parameters`` holds the new tensor afterwards, so that callers can notice it.
     """
     layout_names = {id(parameter): name for name, parameter in module.named_parameters()}
-    name_by_place = {
+    name_by_attribute = {
         f"{prefix}.{key}".lstrip("."): layout_names[id(parameter)]
         for prefix, part in module.named_modules()
         for key, parameter in part._parameters.items()
         if parameter is not None
     }
-    values = {place: parameters[name] for place, name in name_by_place.items() if name in parameters}
-    # The compiler cannot trace this context, which makes ``transformers`` decide by shapes alone. Compiled code does so anyway.
+    values = {attribute: parameters[name] for attribute, name in name_by_attribute.items() if name in parameters}
+    # In this context, the branches that code of ``transformers`` takes depend on the shapes of tensors, not on their values. The
+    # compiler cannot trace the context; code that it compiles has no branches on values anyway.
     with nullcontext() if torch.compiler.is_compiling() else blind_to_values(module, parameters.values()):
         outputs = functional_call(module, values, arguments, dict(named or {}), tie_weights=False)
     parameters.update({name: values[name] for name in parameters.keys() & values.keys()})

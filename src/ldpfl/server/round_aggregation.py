@@ -185,7 +185,8 @@ def close_round(
         mechanism: mechanism of this round.
         event: privacy event of the round, for the ledger.
         uplink_bytes: number of bytes of one client's message.
-        observed: figures that only a simulation knows; empty on a real server.
+        observed: figures that only a simulation knows; empty on a real server. Without the noise that a simulation measured, the
+            mechanism's largest possible noise is recorded.
         began: ``time.perf_counter()`` when the round began.
 
     Raises:
@@ -241,7 +242,7 @@ def advance(
     rule: RangeRule | NormQuantile,
     optimiser: ServerOptimiser | None = None,
 ) -> ServerState:
-    """Return the state after a round whose mixed reports are ``pool``.
+    """Return the state after a round in which ``pool`` holds the reports of all clients.
 
     If clients reported trained weights, their mean replaces the global weights. Otherwise ``optimiser`` turns the mean update or gradient
     into a step; the default adds the mean unchanged. All clients weigh the same, as in LDP-FL Algorithm 1, line 11, because weighting by
@@ -260,6 +261,7 @@ def advance(
         )
     mean = optimiser.with_weight_decay(aggregate.mean, state.weights)
     velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, mean, state.round + 1)
+    # The mean of squared gradients by which FedAdam and FedYogi divide; None for other optimisers.
     size = None if perturbed == "weights" else optimiser.size(state.size, mean)
     if velocity is None:
         weights = aggregate.mean

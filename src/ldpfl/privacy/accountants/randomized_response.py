@@ -70,22 +70,23 @@ The largest error that a comparison with 50 digits found is half as large.
 
 
 def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
-    """Return the smallest epsilon for ``delta`` of ``reports`` reports of one client at ``epsilon0`` each, exact.
+    """Return the smallest epsilon for ``delta`` of ``reports`` reports of one client at ``epsilon0`` each, exact but for rounding upwards.
 
     ``delta`` = 0 gives the pure sum. Up to :data:`MOST_REPORTS` reports.
     """
     if reports == 0 or epsilon0 == 0:
         return 0.0
-    # The probability outside the window may exceed a tiny delta. For a huge epsilon0 the pure sum is right to all digits.
+    # Below, losses of a total probability of at most TAIL are left out, and a tiny delta may be smaller than that. For a huge epsilon0 the
+    # pure sum is right to all digits.
     if delta <= TAIL or epsilon0 > HUGE_BUDGET:
         return pure_sum((epsilon0, reports))
     losses, masses = _losses(epsilon0, reports)
     computed = epsilon_of(losses, masses, delta - TAIL)
-    # Round up by more than the rounding error. Near the pure sum half a unit in the last place changes delta by a relative 1e-4, and a tiny
-    # delta by more. The masses sum to 1, so the rounding error of their sums affects many digits of a tiny epsilon: hence ROUNDED.
+    # Round up by more than the rounding error: by two units in the last place, and by more for a tiny delta.
     rounded_up = computed * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(computed, inf), inf)
     # A positive epsilon below the rounding error comes out as 0. Whether it is positive is decided by delta at epsilon 0.
     is_tiny = computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
+    # Sums of probabilities near 1 have a rounding error that spoils many digits of a tiny epsilon, so ROUNDED is added.
     return min(pure_sum((epsilon0, reports)), rounded_up + ROUNDED * sqrt(losses.size)) if computed > 0 or is_tiny else 0.0
 
 
