@@ -602,7 +602,7 @@ def test_check_finds_the_same_and_how_to_mend_it(embedding: nn.Module) -> None:
     found = api.check(data=TOKENS, model=Tokens(embedding), settings=settings(UPDATES))
     assert "embedding.weight" in found.problem
     assert [change.place for change in found.changes] == ["embedding"]
-    assert found.still == ""
+    assert found.remaining_problem == ""
     assert "changed layer.weight" in api.check(data=ROWS, model=Net(no_grad), settings=settings(UPDATES)).problem
 
 

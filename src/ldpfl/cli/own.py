@@ -122,7 +122,7 @@ def check(
     if as_json:
         outcome = {"fit": checked.is_fit, "problem": checked.problem, "changes": [asdict(change) for change in checked.changes]}
         sizes = {"weights": checked.weights, "sizes": dict(checked.sizes)}
-        print_json({**outcome, "still": checked.still, **sizes, "notes": list(checked.notes)})
+        print_json({**outcome, "remaining_problem": checked.remaining_problem, **sizes, "notes": list(checked.notes)})
     else:
         _print_check(terminal(), model, checked)
     if not checked.is_fit:
@@ -138,8 +138,8 @@ def _print_check(console: Console, model: str, checked: Any) -> None:
     for change in checked.changes:
         layer = change.place or "the whole model"
         console.print(Text(f"  {layer}: {change.before} -> {change.after}"), soft_wrap=True)
-    if checked.still and checked.changes:
-        console.print(Text(f"with these changes it still cannot be trained: {checked.still}", style="red"), soft_wrap=True)
+    if checked.remaining_problem and checked.changes:
+        console.print(Text(f"with these changes it still cannot be trained: {checked.remaining_problem}", style="red"), soft_wrap=True)
     elif checked.changes:
         console.print(
             Text(f"with these changes it can be trained, {counted(checked.weights, 'weight')}: add --set model.mend=true to ldpfl run"),

@@ -78,6 +78,7 @@ def run(
     if more_rounds and not (resume and recipe is None):
         raise ConfigError("--more-rounds extends a finished run: give --resume and the run's folder as --out, and no recipe")
     is_new = data is not None and out is not None and RunFolder(out).is_vacant and not more_rounds
+    # None: go on with the config in the folder, changed by the overrides.
     config = None if resume and recipe is None and not is_new else api.configure(recipe or default, overrides)
     folder = RunFolder(out or _default_folder(config or api.configure()))
     errors = terminal(stderr=True)

@@ -28,7 +28,7 @@ class Checked:
     Attributes:
         problem: why the model cannot be trained unchanged; empty if it can.
         changes: parts that were replaced to fix it.
-        still: why the fixed model cannot be trained either; empty if it can.
+        remaining_problem: why the fixed model cannot be trained either; empty if it can.
         module: the fixed module with its initial weights; the model itself if it needs no fix.
         weights: number of trainable weights.
         notes: warnings, for example of slow training, or of records that contribute nothing.
@@ -37,7 +37,7 @@ class Checked:
 
     problem: str
     changes: tuple[Change, ...]
-    still: str
+    remaining_problem: str
     module: nn.Module
     weights: int
     notes: tuple[str, ...]

@@ -307,14 +307,14 @@ async def _wait_and_release(adding: Future[None], resources: ExitStack) -> None:
 
 
 class _PiecewiseResponse(Response):
-    """Response that sends a part in pieces, as fast as the caller reads, and then closes ``resources``."""
+    """Response with a part of a round's records. It sends pieces as fast as the caller reads, and then closes ``resources``."""
 
     def __init__(self, part: RecordsPart, resources: ExitStack) -> None:
         super().__init__(part.data, media_type="application/octet-stream", headers={PARTS: str(part.count)})
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response: its head, the part piece by piece, and an empty piece that marks the end."""
+        """Send the response's head, its body in pieces, and an empty piece that marks the end; then close the resources."""
         with self._resources:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             for start in range(0, len(self.body), _PIECE_BYTES):

@@ -41,7 +41,7 @@ def compared_heading(results: Sequence[ReproducedRow], shows: Shows) -> str:
 
 
 def tidy(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> list[dict[str, Any]]:
-    """Return one line for each result: figures as they are shown (shares in per cent), None for an unknown one."""
+    """Return one line for each result: figures as they are shown (accuracies in per cent), None for an unknown one."""
     lines = []
     for result in results:
         stored_row, paper_figure = result.row, _paper_figure(reproduction, result)

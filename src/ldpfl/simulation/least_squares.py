@@ -84,7 +84,10 @@ class LeastSquares:
         return False
 
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
-        """Return the vectors (R, size) of the task's records at ``rows`` (R,). They do not depend on ``weights``."""
+        """Return a vector of products (inputs by inputs, inputs by target) for each of the task's records at ``rows`` (R,): (R, size).
+
+        ``weights`` is unused: only gradients, the other thing that a record can send, depend on the model's weights.
+        """
         inputs, targets = task.batch(rows)
         if not isinstance(inputs, Tensor):
             raise TypeError("least squares needs samples of one tensor, got several tensors")

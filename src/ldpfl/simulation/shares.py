@@ -257,9 +257,10 @@ class SentNoise:
     def of(
         cls, mechanism: Mechanism, clients: NDArray[np.int64], values: Tensor, ranges: LayerRanges, reports: Reports
     ) -> SentNoise | None:
-        """Return the noise in the ``reports`` of ``values`` (k, d); None without a noise schedule.
+        """Return the noise in the ``reports`` of ``values`` (k, d); None if the mechanism is none of LaDP-FL's Gaussian ones.
 
-        ``mechanism`` is the result of :meth:`ClientFacts.with_noise_of_clients` for these clients.
+        These choose each round's noise by what a client has sent before, so the result also has what the clients remember for their next
+        round. ``mechanism`` already knows what they remembered before this round (:meth:`ClientFacts.with_noise_of_clients`).
         """
         if not (isinstance(mechanism, Gaussian) and isinstance(reports, NoisyReports)):
             return None

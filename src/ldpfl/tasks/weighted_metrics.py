@@ -407,9 +407,10 @@ def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> t
 
 
 def _slope_after_step(counts: Floats, fitted: Floats, residual: Floats, curvature: Floats) -> Floats:
-    """Return the slope (B,) of each resample after one Newton step from ``fitted``: intercept and slope for all rows.
+    """Return the slope (B,) of a logistic regression for each bootstrap resample, after one step of Newton's method.
 
-    ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives at ``fitted``.
+    ``counts`` (B, n) says how often a resample has each row. The step begins at ``fitted`` (2,), the intercept and slope of all rows, where
+    ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives.
     """
     # Second entry of the solution of two linear equations, by Cramer's rule.
     (g0, g1), (h00, h01, _, h11) = (counts @ residual).T, (counts @ curvature).T

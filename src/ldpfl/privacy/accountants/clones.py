@@ -49,16 +49,18 @@ def clone_probability_for_bits(epsilon0: float) -> float:
 
 
 def clone_log_moment(epsilon0: float, clients: int, order: float, clone_share: float) -> float:
-    """Return an upper bound of log E[e^(order * loss)] of one report that hides among clones. It fails with a tiny probability.
+    """Return an upper bound of log E[e^(order * loss)] of one report that hides among clones, reports like it from other clients.
 
     The loss is that of the pair of distributions in the module's docstring. The bound assumes the smallest likely number of clones, since
-    fewer clones hide less. There are fewer with the probability :func:`clone_outside`. Takes milliseconds for any number of clients.
+    fewer clones hide less. With the tiny probability :func:`clone_outside` there are fewer, and the bound does not hold. Takes
+    milliseconds for any number of clients.
     """
     clones = _fewest_clones(clients, clone_share) if epsilon0 <= _HIDES_NOTHING else 0
     _, logs = Binomial(clones, 0.0).log_pmf()
     with_report, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
     log_p1, log_p0 = log_sigmoid(epsilon0), log_sigmoid(-epsilon0)
-    # Log probabilities of A + D, in the terms of the module's docstring, for the target's two inputs: D is 1 with p1, or with p0.
+    # Log probabilities of A + D for the target's two inputs: A is the number of clones that look like the target's first report, and D,
+    # the target itself, is 1 with probability p1 or p0.
     first, second = (
         np.logaddexp(log_with + with_report, log_without + without) for log_with, log_without in ((log_p1, log_p0), (log_p0, log_p1))
     )
