@@ -151,7 +151,7 @@ def test_missing_and_foreign_reports_are_refused(case: str) -> None:
 def test_a_source_without_bits_for_a_client_is_refused(case: str) -> None:
     if case == "none":
         return  # it draws none
-    with pytest.raises(PrivacyError, match="no stream for client row 1"):
+    with pytest.raises(PrivacyError, match="no stream for client number 1"):
         CASES[case].encode(torch.zeros(2, DIMENSION), RANGES, streams(0))
 
 

@@ -115,7 +115,7 @@ def test_a_clients_token_has_its_signing_key_and_keeps_it(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match="this signing key is that of alice: make a separate key for each client"):
             call("token", "renew", "bob", "--signing-key", lines[key], *store)
     call("token", "renew", "bob", "--signing-key", lines["bob"], *store)
-    with pytest.raises(ConfigError, match="an aggregator adds nothing to sums"):
+    with pytest.raises(ConfigError, match="an aggregator uploads nothing to sums"):
         call("token", "renew", "server", "--signing-key", public_text(Ed25519PrivateKey.generate()), *store)
 
 

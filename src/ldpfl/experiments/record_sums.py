@@ -173,7 +173,7 @@ def split_for_evaluation(config: RunConfig, division: Division, persons: Persons
     if not held_out.sizes.any() or not trained_on.sizes.all():
         problem = "a client has none to train on" if held_out.sizes.any() else "no client holds any back"
         raise ConfigError(
-            f"evaluation.share = {share:g} of the {int(division.sizes.min()):,} to {int(division.sizes.max()):,} records or persons of a "
-            f"client: {problem}; set another share, or fewer clients"
+            f"clients have {int(division.sizes.min()):,} to {int(division.sizes.max()):,} records or persons each, of which "
+            f"evaluation.share = {share:g} is held back: {problem}; set another share, or fewer clients"
         )
     return trained_on, held_out

@@ -34,7 +34,7 @@ def _check_rounds(rounds: object) -> object:
         for node, count in rounds.items():
             is_node = str(node).lstrip("-").isdecimal() and len(str(node)) <= _ID_DIGITS
             if not (is_node and type(count) is int and 0 <= count <= MAX_ROUNDS):
-                raise ValueError(f"expected node ids, each with a number of rounds from 0 to {MAX_ROUNDS:,}")
+                raise ValueError(f"expected node ids, each with the number of rounds that the node was asked in, from 0 to {MAX_ROUNDS:,}")
     return rounds
 
 

@@ -68,7 +68,10 @@ def read_encoder(text: str) -> Encoder | None:
     try:
         return Encoder.model_validate_json(text) if text else None
     except ValidationError as error:
-        raise ProtocolError(f"the server's encoding cannot be read: {error.errors(include_input=False)[0]['msg'][:80]}") from None
+        raise ProtocolError(
+            f"the server's description of the table's columns is invalid: {error.errors(include_input=False)[0]['msg'][:80]}; "
+            "check that server and node run the same version of ldpfl"
+        ) from None
 
 
 def unmeasured_stages(config: RunConfig) -> ColumnStages:

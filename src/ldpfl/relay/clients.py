@@ -195,7 +195,7 @@ class RelayAggregator(Caller):
             yield from _split_records(data, size)
             part += 1
         if records != expected:
-            raise ProtocolError(f"round {number} of {run} has {records} records, expected {expected}{_PULL_AGAIN}")
+            raise ProtocolError(f"the relay sent {records} reports' records for round {number} of {run}, expected {expected}{_PULL_AGAIN}")
 
     def pull_sum(self, run: str, number: int, terms: SumTerms) -> tuple[NDArray[np.unsignedinteger], list[bytes]]:
         """Return the sum (dimension,) of all masked vectors of a released round, and the envelopes of these vectors, in mixed order.

@@ -122,8 +122,8 @@ def check_round_limit(connection: Connection, owner: str) -> None:
 def terms_as_columns(terms: Terms | SumTerms) -> dict[str, object]:
     """Return ``terms`` as the columns of a round's row.
 
-    A sum round adds up the masked vectors, and keeps only the envelope of each upload: its encrypted seed. So its row says that an upload is
-    one record of an envelope's length.
+    A sum round adds up the masked vectors, and keeps only the envelope of each upload, which holds its encrypted seed. So its row says that
+    an upload is one record of an envelope's length.
     """
     kept_records = {"record_bytes": ENVELOPE_BYTES, "records_per_upload": 1} if isinstance(terms, SumTerms) else {}
     return terms.model_dump() | kept_records

@@ -139,7 +139,7 @@ def _insert_token(connection: Connection, token: str, owner: Owner) -> bool:
     key = owner.signing_key
     if key is not None:
         if owner.role is not Role.CLIENT:
-            raise ConfigError("an aggregator adds nothing to sums, so its token has no signing key: leave the key out")
+            raise ConfigError("an aggregator uploads nothing to sums, so its token has no signing key: leave the key out")
         other_names = select(tokens.c.name).where(tokens.c.signing_key == key.public_bytes_raw(), tokens.c.name != owner.name)
         other = connection.scalar(other_names.limit(1))
         if other is not None:
