@@ -283,9 +283,7 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
     try:
         words = source.int32(row, count)
     except IndexError:
-        raise PrivacyError(
-            f"the random source has no stream for client number {row}: pass one stream per client. Nothing was sent"
-        ) from None
+        raise PrivacyError(f"the random source has no stream for client number {row}: pass one per client. Nothing was sent") from None
     if words.dtype != torch.int32 or words.shape != (count,):
         raise PrivacyError(f"the random source returned {words.dtype} {tuple(words.shape)}, expected int32 ({count},); nothing was sent")
     return words
@@ -330,9 +328,7 @@ def _checked_words(call: Callable[[], NDArray[np.int32]], shape: tuple[int, ...]
     try:
         words = call()
     except IndexError:
-        raise PrivacyError(
-            f"the random source has no stream for client number {last}: pass one stream per client. Nothing was sent"
-        ) from None
+        raise PrivacyError(f"the random source has no stream for client number {last}: pass one per client. Nothing was sent") from None
     if words.dtype != np.int32 or words.shape != shape:
         raise PrivacyError(f"the random source returned {words.dtype} {words.shape}, expected int32 {shape}; nothing was sent")
     return words
