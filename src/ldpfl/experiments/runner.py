@@ -93,8 +93,9 @@ class Runner:
         """Run ``config`` in ``folder``.
 
         The folder can be resumed after each round. A resumed run ends in the same model, metrics and config as an uninterrupted one.
-        A finished run is returned unchanged, with its guarantee computed from its ledger. Files of it that are missing are written again, and its baseline is added if that is wanted
-        and missing. On a user's own data a missing baseline is not added, since it may have been left out on purpose.
+        A finished run is returned unchanged, with its guarantee computed from its ledger. Files of it that are missing are written again,
+        and its baseline is added if that is wanted and missing. On a user's own data a missing baseline is not added, since it may have
+        been left out on purpose.
 
         Args:
             baseline: whether to train a noise-free baseline. None repeats the choice that the run was started with; a new run has one.
