@@ -51,9 +51,10 @@ def of_rows() -> ldpfl.RunResult:
     return run_of_rows()
 
 
-def run_of_rows() -> ldpfl.RunResult:
+def run_of_rows(seed: int | None = 1) -> ldpfl.RunResult:
     frame = pandas.DataFrame({"a": [0.0, 1.0] * 50, "b": [0.5, 0.25, 1.0, 0.0] * 25, "y": ["no", "yes"] * 50})
-    return ldpfl.run(data=frame, target="y", target_epsilon=8.0, rounds=1, count=10, baseline=False, progress=False, seed=1)
+    seeds = {} if seed is None else {"seed": seed}
+    return ldpfl.run(data=frame, target="y", target_epsilon=8.0, rounds=1, count=10, baseline=False, progress=False, **seeds)
 
 
 def printed(result: object) -> str:
@@ -125,6 +126,12 @@ def test_a_result_says_of_privacy_what_its_ledger_says(finished: ldpfl.RunResult
     for read in (partial(ldpfl.load_run, folder), partial(run, folder=folder, resume=True)):
         with pytest.raises(ldpfl.DataError, match="is not the ledger of this run's checkpoint"):
             read(data_dir=tiny_data)
+
+
+def test_a_seed_that_determines_no_noise_is_called_public(finished: ldpfl.RunResult, of_rows: ldpfl.RunResult) -> None:
+    assert f"quickstart, seed {finished.config.seed}" in printed(finished)
+    assert "public seed" not in printed(of_rows)  # the noise follows from the given seed
+    assert "own, public seed " in printed(run_of_rows(seed=None))
 
 
 def test_a_finished_run_can_be_sent_to_another_process(finished: ldpfl.RunResult, of_rows: ldpfl.RunResult) -> None:
