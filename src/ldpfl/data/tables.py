@@ -76,8 +76,8 @@ class Table:
     missing: Collection[str] = MISSING_WORDS
     names_shown: bool = True
     remedy: str = (
-        "correct the cell; if the column holds codes or words, name it in data.words and not in data.bounds; or list its words for no value "
-        "in data.missing_words"
+        "correct the cell; if the column holds codes or words, name it in data.words and not in data.bounds; or list its words for no "
+        "value in data.missing_words"
     )
     in_several_files: bool = False
 
