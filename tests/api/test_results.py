@@ -13,6 +13,7 @@ from functools import partial
 from io import StringIO
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -53,7 +54,7 @@ def of_rows() -> ldpfl.RunResult:
 
 def run_of_rows(seed: int | None = 1) -> ldpfl.RunResult:
     frame = pandas.DataFrame({"a": [0.0, 1.0] * 50, "b": [0.5, 0.25, 1.0, 0.0] * 25, "y": ["no", "yes"] * 50})
-    seeds = {} if seed is None else {"seed": seed}
+    seeds: dict[str, Any] = {} if seed is None else {"seed": seed}
     return ldpfl.run(data=frame, target="y", target_epsilon=8.0, rounds=1, count=10, baseline=False, progress=False, **seeds)
 
 
