@@ -177,6 +177,20 @@ def test_a_cell_of_new_rows_that_cannot_be_read_is_refused_with_no_advice_on_tra
     assert len(api.predict(tmp_path / "run", tmp_path / "new.csv")) == 3
 
 
+def test_new_rows_that_do_not_fit_are_refused_with_what_to_do(tmp_path: Path, ldpfl: CommandLine) -> None:
+    settings = {**FEW, "data.categories": {"ward": ["a", "b", "c"]}}
+    run, rows = tmp_path / "run", tmp_path / "new.csv"
+    api.run(data=table().assign(ward=["a", "b", "c"] * 100), target="died", settings=settings, folder=run, **HOW)
+    rows.write_text("age,ward\n50,a\n60,z\n")
+    refused = ldpfl.refused("predict", run, rows)
+    assert "line 3: the value in the column 'ward' is not in data.categories.ward, expected one of a, b, c, or an empty cell" in refused
+    assert "new.csv is a file, expected the folder of a run: ldpfl predict takes the folder first" in ldpfl.refused("predict", rows, run)
+    rows.write_text("AGE,ward\n50,a\n60,\n")
+    assert "the table has no column 'age', which the model needs: did you mean 'AGE'?" in ldpfl.refused("predict", run, rows)
+    rows.write_text("age,ward\n50,a\n60,\n")
+    assert len(api.predict(run, rows)) == 2
+
+
 def test_a_target_may_be_called_row(tmp_path: Path) -> None:
     frame = table().rename(columns={"died": "row"})
     api.run(data=frame, target="row", settings=FEW, folder=tmp_path / "run", **HOW)

@@ -13,6 +13,7 @@ from functools import partial
 from io import StringIO
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -21,10 +22,11 @@ from rich.console import Console
 
 import ldpfl
 import ldpfl.api.auditing  # with which audits show themselves
-from ldpfl.api.results import SweepResult, as_released
+from ldpfl.api.results import SweepResult
 from ldpfl.attacks.canary import CanaryRow, RunAudit
 from ldpfl.auditing import MechanismAudit
 from ldpfl.auditing.checks import Check
+from ldpfl.experiments.figures import as_released
 from ldpfl.experiments.planning.planner import Setting, plan
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Row
@@ -50,9 +52,10 @@ def of_rows() -> ldpfl.RunResult:
     return run_of_rows()
 
 
-def run_of_rows() -> ldpfl.RunResult:
+def run_of_rows(seed: int | None = 1) -> ldpfl.RunResult:
     frame = pandas.DataFrame({"a": [0.0, 1.0] * 50, "b": [0.5, 0.25, 1.0, 0.0] * 25, "y": ["no", "yes"] * 50})
-    return ldpfl.run(data=frame, target="y", target_epsilon=8.0, rounds=1, count=10, baseline=False, progress=False, seed=1)
+    seeds: dict[str, Any] = {} if seed is None else {"seed": seed}
+    return ldpfl.run(data=frame, target="y", target_epsilon=8.0, rounds=1, count=10, baseline=False, progress=False, **seeds)
 
 
 def printed(result: object) -> str:
@@ -115,6 +118,21 @@ def test_a_result_says_of_privacy_what_its_ledger_says(finished: ldpfl.RunResult
         assert result.to_dict() == told
         assert result.to_dict()["privacy"] == result.privacy.to_dict() == finished.privacy.to_dict()
         assert str(FORGED) not in printed(result)
+    ledger = folder / "ledger.json"
+    text = ledger.read_text(encoding="utf-8")
+    ledger.unlink()
+    run(data_dir=tiny_data, folder=folder, resume=True)
+    assert ledger.read_text(encoding="utf-8") == text  # written again without the forged figures
+    Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are", author=OURS), 5, 5, 1),)).save(ledger)
+    for read in (partial(ldpfl.load_run, folder), partial(run, folder=folder, resume=True)):
+        with pytest.raises(ldpfl.DataError, match="is not the ledger of this run's checkpoint"):
+            read(data_dir=tiny_data)
+
+
+def test_a_seed_that_determines_no_noise_is_called_public(finished: ldpfl.RunResult, of_rows: ldpfl.RunResult) -> None:
+    assert f"quickstart, seed {finished.config.seed}" in printed(finished)
+    assert "public seed" not in printed(of_rows)  # the noise follows from the given seed
+    assert "own, public seed " in printed(run_of_rows(seed=None))
 
 
 def test_a_finished_run_can_be_sent_to_another_process(finished: ldpfl.RunResult, of_rows: ldpfl.RunResult) -> None:

@@ -81,6 +81,26 @@ def test_a_sweep_from_python_is_the_same_as_by_flags(ldpfl: CommandLine, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_resumed_sweep_of_ones_own_data_takes_the_guarantee_from_ledgers(ldpfl: CommandLine, tmp_path: Path) -> None:
+    """An edited ``result.json`` changes nothing."""
+    table, out = tmp_path / "table.csv", tmp_path / "out"
+    FRAME.to_csv(table, index=False)
+    columns = ("--target", "sick", "--client", "site", "--axis", "mechanism.clip_norm=1,2", "--set", "training.rounds=1")
+    made = ldpfl("sweep", "--data", table, *columns, "--out", out, "--json")
+    assert made.code == 0, made.err
+    for path in contents(out):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        result["privacy"] |= dict.fromkeys(("local", "local_round", "shuffled_upper_adaptive"), 0.001)
+        for row in result["privacy"]["guarantees"]:
+            row["epsilon"] = 0.001
+        path.write_text(json.dumps(result), encoding="utf-8")
+    again = ldpfl("sweep", "--resume", "--out", out, "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out) == json.loads(made.out)
+    assert all(row["privacy"]["local"] > 0.001 for row in json.loads(again.out)["rows"])
+
+
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_frames_and_tensors_are_swept_and_gone_on_with(tmp_path: Path) -> None:
     out, few = tmp_path / "out", {"training.rounds": 1}

@@ -10,11 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from conftest import CommandLine
 from ldpfl import ConfigError, PrivacyError, api
 from ldpfl.api.showing import FinishedRun
 from ldpfl.api.tuning import _note_on_noise
+from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import TRIAL
 from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.sweep_config import sweep_of
@@ -123,6 +125,7 @@ def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None
         assert secret not in told.replace("the seed that was given", "")
     assert "if whoever runs the trials holds all data and is trusted" in told
     assert "at most 8 trials together have epsilon" in told
+    assert "author's claim" not in told
     assert oct((tmp_path / "t" / "private").stat().st_mode)[-3:] == "700"
     handing_on = (api.certify, lambda folder: api.export(folder, tmp_path / "x"))
     for look in (api.show, api.account, lambda folder: api.page([folder], tmp_path / "x.html"), *handing_on):
@@ -257,6 +260,52 @@ def test_the_guarantee_is_known_beforehand_for_every_law_and_channel() -> None:
         assert {cell.config.privacy.target_epsilon for cell in found} == {found[0].config.privacy.target_epsilon}
         assert guarantee.trial_epsilon < 2 < guarantee.trials[0].epsilon
         assert len(guarantee.trials) == (1 if channel == "direct" else 2)
+
+
+@pytest.mark.slow
+def test_a_tuning_on_ones_own_model_states_an_authors_claim(tmp_path: Path) -> None:
+    made = api.tune(data=FRAME, model=torch.nn.Linear(2, 2), folder=tmp_path / "t", seed=1, **HOW)
+    assert {row.status for row in made.guarantee.statement.rows} == {"author's claim"}
+    note = "this and all that follows is author's claim: it rests on code that is not ldpfl's"
+    assert note in made.sentences
+    assert note in json.loads((made.folder / "tuned.json").read_text(encoding="utf-8"))["sentences"]
+
+
+@pytest.mark.slow
+def test_a_failing_trial_is_left_out_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it could succeed later, a second release of the same trials would not be accounted. The guarantee counts it all the same."""
+    run, tried = Runner.run, []
+
+    def failing(self: Runner, config: RunConfig, *arguments: Any, **how: Any) -> Any:
+        tried.append(config.seed)
+        if config.seed == tried[0]:
+            raise ValueError("loss of row 17 is not finite")
+        return run(self, config, *arguments, **how)
+
+    whole = api.tune(data=FRAME, folder=tmp_path / "whole", seed=1, **HOW)
+    monkeypatch.setattr(Runner, "run", failing)
+    made = api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **HOW)
+    assert made.guarantee == whole.guarantee
+    assert len(tried) > 1  # by the seed
+    (note,) = (tmp_path / "t" / "private" / "runs").glob("*/stopped.txt")
+    assert note.read_text(encoding="utf-8").startswith("unexpected ValueError at test_tuning.py:")  # its text may hold private values
+    tried[1:] = []
+    assert api.tune(data=FRAME, folder=tmp_path / "t", seed=1, **HOW).to_dict() == made.to_dict()
+    assert tried[0] not in tried[1:]
+
+    def full(*arguments: Any, **how: Any) -> Any:
+        raise MemoryError
+
+    def all_failing(*arguments: Any, **how: Any) -> Any:
+        raise ValueError
+
+    monkeypatch.setattr(Runner, "run", full)
+    with pytest.raises(MemoryError):
+        api.tune(data=FRAME, folder=tmp_path / "other", seed=1, **HOW)
+    assert not list(tmp_path.glob("other/private/runs/*/stopped.txt"))  # there may be room later
+    monkeypatch.setattr(Runner, "run", all_failing)
+    with pytest.raises(PrivacyError, match=r"no trial ended with a score: .*The first trial ended so: unexpected ValueError"):
+        api.tune(data=FRAME, folder=tmp_path / "other", seed=1, **HOW)
 
 
 @pytest.mark.slow

@@ -150,7 +150,11 @@ def test_texts_become_hashed_words() -> None:
         ({"columns": ["agee"]}, "data.columns names 'agee', but there is no such column"),
         ({"columns": ["ill"]}, "is the target, the client or the person"),
         ({"bounds": {"age": [9.0, 9.0]}}, "expected the smallest value first, then the largest"),
-        ({"bounds": {"ward": [0.0, 1.0]}}, "in the column 'ward' is not a number"),
+        (
+            {"bounds": {"ward": [0.0, 1.0]}},
+            "row 1: no value in the column 'ward' is a number; .* data.words and not in",
+        ),
+        ({"bounds": {"alter": [0.0, 1.0]}}, "data.bounds names 'alter', but there is no such column: known: age, "),
         ({"categories": {"ward": ["a", "b"]}}, "column 'ward' is not in data.categories.ward"),
         ({"classes": ["0"]}, "the class in the column 'ill' is not in data.classes, expected one of 0"),
         ({"target": ["ill", "age"]}, "set task.name to 'multilabel'"),
@@ -241,7 +245,9 @@ def test_codes_keep_their_leading_zeros_from_each_kind_of_file(tmp_path: Path) -
 def test_a_code_that_lost_its_zeros_is_refused_with_the_reason() -> None:
     frame = rows().assign(code=["0012", "1233"] * 10)
     settings: dict[str, Any] = {"columns": ["code"], "categories": {"code": ["0012", "1233"]}}
-    with pytest.raises(DataError, match=r"expected one of 0012, 1233 \(a spreadsheet, or pandas without dtype=str, drops the zeros"):
+    with pytest.raises(
+        DataError, match=r"expected one of 0012, 1233, or an empty cell \(a spreadsheet, or pandas without dtype=str, drops"
+    ):
         made(frame, test=frame.assign(code=[12, 1233] * 10), **settings)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import TINY_TOML
+from conftest import TINY_TOML, CommandLine
 from grids import each
 from ldpfl.api import configure
 from ldpfl.errors import ConfigError
@@ -253,6 +253,13 @@ def test_a_recipe_takes_overrides() -> None:
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="'ldp-fl/mnist'"):
         load_recipe("ldpfl/mnist")
+
+
+def test_a_setting_that_the_shell_took_apart_is_answered_with_quotes(ldpfl: CommandLine) -> None:
+    """A shell makes two words of ``data.bounds={age=[0,120]}``."""
+    pieces = ("--set", "data.bounds=age=[0", "data.bounds=120]")
+    for command in (("run",), ("run", "quickstart"), ("sweep",), ("sweep", "sound-mnist"), ("tune", "--target-epsilon", "2")):
+        assert "so put a setting that has them in quotes: --set 'data.bounds={age=[0,120]}'" in ldpfl.refused(*command, *pieces)
 
 
 def test_all_numbers_of_all_recipes_are_finite() -> None:

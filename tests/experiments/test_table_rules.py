@@ -75,6 +75,14 @@ def test_public_shares_are_as_many_as_there_are_outputs() -> None:
         begun("classification", "logistic-regression", [], class_shares=[0.5, 0.5])
 
 
+def test_public_shares_of_classes_add_up_to_1() -> None:
+    for task in ("classification", "ordinal"):
+        with pytest.raises(ConfigError, match=r"class_shares = \[0.02, 0.5, 0.1, 0.1\] adds up to 0.72, .*as in \[0.9, 0.1\] for two"):
+            begun(task, "logistic-regression", [], class_shares=[0.02, 0.5, 0.1, 0.1])
+    begun("classification", "logistic-regression", [], class_shares=[0.33, 0.33, 0.33, 0.001])  # rounded
+    begun("survival", "logistic-regression", [], ["y", "died"], class_shares=[0.1] * 8)  # hazards
+
+
 def test_the_rare_class_is_cut_less_where_there_is_little_noise() -> None:
     """A longer norm costs noise, which few rows notice and many do not; what decides is the number of rows, which is public."""
     config = config_of("classification", "logistic-regression", "died")

@@ -166,6 +166,9 @@ def test_a_target_that_was_not_seen_to_vary_gets_a_note() -> None:
     drawn = np.random.default_rng(0).normal(size=2000)
     for targets in (np.full(2000, 3.0), np.zeros(2000), 1e9 + drawn):
         assert NOT_SEEN_TO_VARY in _notes_on_target(targets, 4.0)
+    zeros = _notes_on_target(np.zeros(2000), 4.0)
+    assert "to lie close to 0: " in zeros
+    assert "If it has two values, set --task classification" in zeros
     for targets in (drawn, drawn + 100, (drawn > 1).astype(float), np.exp(2 * drawn)):
         assert _notes_on_target(targets, 4.0) == ""
 

@@ -21,7 +21,7 @@ from ldpfl.data.new_rows import predict_rows
 from ldpfl.data.new_samples import Rows
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import unit_epsilon_entries
+from ldpfl.experiments.figures import as_released, unit_epsilon_entries
 from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.reproduction import ReproducedRow, Reproduction, SizeName
 from ldpfl.experiments.runner import Finished
@@ -214,11 +214,6 @@ class RunResult(Shown):
         caveats = (Text(f"note: {caveat}", style="yellow") for caveat in self._figures["caveats"])
         figures = self.to_dict()
         return Group(result_table(figures), *quality_tables(figures), self.privacy, *caveats)
-
-
-def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
-    """Return the ``figures`` of a run with its privacy figures computed from the ledger, because a stored file may have been changed."""
-    return {**figures, **unit_epsilon_entries(ledger, privacy.delta), "privacy": privacy.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,7 +190,9 @@ def _check_data_given(what: object, data: object, model: str | nn.Module | None,
 @with_torch_defaults()
 @checked
 def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: object = None, model: nn.Module | None = None) -> RunResult:
-    """Return the finished run in ``folder``; ``data`` and ``model`` are the Python objects that the run was given, if any.
+    """Return the finished run in ``folder``, with its guarantee computed from its ledger.
+
+    ``data`` and ``model`` are the Python objects that the run was given, if any.
 
     Raises:
         ConfigError: ``folder`` holds no run, or the run is not finished.
@@ -206,6 +208,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if given_origin != stored_origin and data is not None:
         raise ConfigError(f"the run in {folder} used {stored_origin}, but you gave {given_origin}: give the run's data, or another folder")
+    run_folder.ledger()  # raises if the ledger contradicts the checkpoint, whose ledger the result has
     return RunResult.of(Finished(config, federation, last, figures, task), Path(folder))
 
 

@@ -8,12 +8,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ldpfl.api.results import as_released
 from ldpfl.data.loading import is_bundled
 from ldpfl.errors import printable
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.figures import metric_before_data
+from ldpfl.experiments.figures import as_released, metric_before_data
 from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.experiments.sweep_config import cells
 from ldpfl.experiments.sweep_run import stored_runs, stored_sweep

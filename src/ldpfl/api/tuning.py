@@ -255,6 +255,8 @@ def _guarantee_sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: in
     """Return sentences on the meaning of a tuning's guarantee, and on what it does not cover."""
     release, count = guarantee.release, tuning.count
     epsilons = ", ".join(f"{number(row.epsilon)} {IF_TRUSTED[row.trust_model]}" for row in guarantee.trials)
+    is_proved = guarantee.statement.status == "proved"
+    not_proved = () if is_proved else (f"this and all that follows is {guarantee.statement.status}: it rests on code that is not ldpfl's",)
     seed_warning = (
         ()
         if tuning.seed is None
@@ -263,6 +265,7 @@ def _guarantee_sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: in
     return (
         f"whoever sees only the release (setting, model and noisy score) has epsilon {number(release.epsilon)} at delta {release.delta:g} "
         f"for each {guarantee.statement.protected}, if whoever runs the trials holds all data and is trusted",
+        *not_proved,
         f"this covers training, scores and the choice among {settings} settings; a trial alone has {number(guarantee.trial_epsilon)}",
         f"the number of trials is secret ({count.mean:g} on average, at most {count.limit}): do not tell how long the tuning took, and "
         f"publish nothing from the folder {PRIVATE!r}",

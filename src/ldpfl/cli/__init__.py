@@ -13,6 +13,7 @@ from ldpfl.cli.commands import Commands
 from ldpfl.cli.interrupts import INTERRUPTED
 from ldpfl.errors import NO_ROOM, LdpflError, error_without_data
 from ldpfl.report.terminal import print_anything
+from ldpfl.util.suggestions import quoting_hint
 
 # Typer's own tracebacks print local variables, and with them private data.
 app = typer.Typer(
@@ -36,7 +37,9 @@ def main() -> None:
         sys.exit(2)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        _stop(f"{error.format_message()} (see {_typed_command(context)} --help)")
+        message = error.format_message()
+        hint = quoting_hint(message.rstrip(").")) if "extra argument" in message else ""
+        _stop(f"{message}{hint} (see {_typed_command(context)} --help)")
     except LdpflError as error:
         _stop(str(error))
     except OSError as error:

@@ -298,7 +298,7 @@ def _category_indices(table: Table, name: str, words: Sequence[str], index_of: M
             hint = _HINT_ON_ZEROS if are_codes(index_of) else ""
             raise DataError(
                 f"{table.where(row)}: the value in the column {name!r} is not in data.categories.{name}, expected one of "
-                f"{', '.join(index_of)}{hint}"
+                f"{', '.join(index_of)}, or an empty cell{hint}"
             )
     return [index_of[word] if word else None for word in words]
 

@@ -76,7 +76,8 @@ class Table:
     missing: Collection[str] = MISSING_WORDS
     names_shown: bool = True
     remedy: str = (
-        "correct it, name the column in data.words if it holds codes or words, or list its words for no value in data.missing_words"
+        "correct the cell; if the column holds codes or words, name it in data.words and not in data.bounds; or list its words for no "
+        "value in data.missing_words"
     )
     in_several_files: bool = False
 
@@ -151,6 +152,8 @@ class Table:
             if not strict:
                 return np.nan
             expected = "a number" if kind == "numbers" else "an ISO date (YEAR-MONTH-DAY)"
+            if np.isnan(self.numbers(name, kind=kind, strict=False)).all():
+                raise DataError(f"{self.where(row)}: no value in the column {name!r} is {expected}; {self.remedy}") from None
             place = f"{self.where(row)}: the value in the column {name!r}"
             raise DataError(f"{place} is not {expected}, unlike others in this column; {self.remedy}") from None
         if np.isfinite(value):

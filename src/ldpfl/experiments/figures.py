@@ -474,6 +474,11 @@ def unit_epsilon_entries(ledger: Ledger, delta: float) -> dict[str, Any]:
     return {"epsilon_per_unit": json_number(epsilon), "unit": release.unit}
 
 
+def as_released(figures: dict[str, Any], ledger: Ledger, privacy: Statement) -> dict[str, Any]:
+    """Return the ``figures`` of a run with its privacy figures computed from the ledger, because a stored file may have been changed."""
+    return {**figures, **unit_epsilon_entries(ledger, privacy.delta), "privacy": privacy.to_dict()}
+
+
 def _noise_entry(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the figures of a noise schedule (LaDP-FL) over the whole run; an empty dict for other mechanisms.
 

@@ -440,6 +440,8 @@ class RunFolder:
             ConfigError: the folder holds no model.
             DataError: the description is damaged, or is missing beside the weights.
         """
+        if self.path.is_file():
+            raise ConfigError(f"{self.path} is a file, expected the folder of a run: ldpfl predict takes the folder first, then the rows")
         try:
             description: ModelFile = read_description(self.description_path, ModelFile)
         except FileNotFoundError:

@@ -18,7 +18,7 @@ from ldpfl.experiments.baseline import Baseline, baseline_of, config_with_clippi
 from ldpfl.experiments.build import MUCH_CLAMPED, build, with_torch_defaults
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, Description, load_dataset
-from ldpfl.experiments.figures import last_round_before_stopping, summarise
+from ldpfl.experiments.figures import as_released, last_round_before_stopping, summarise
 from ldpfl.experiments.model_file import ModelFile
 from ldpfl.experiments.pooled import pooled_scores
 from ldpfl.experiments.quality import Reference, scores_on_test_rows
@@ -26,6 +26,7 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
+from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.ray_workers import is_ray
@@ -92,8 +93,9 @@ class Runner:
         """Run ``config`` in ``folder``.
 
         The folder can be resumed after each round. A resumed run ends in the same model, metrics and config as an uninterrupted one.
-        A finished run is returned unchanged. Files of it that are missing are written again, and its baseline is added if that is wanted
-        and missing. On a user's own data a missing baseline is not added, since it may have been left out on purpose.
+        A finished run is returned unchanged, with its guarantee computed from its ledger. Files of it that are missing are written again,
+        and its baseline is added if that is wanted and missing. On a user's own data a missing baseline is not added, since it may have
+        been left out on purpose.
 
         Args:
             baseline: whether to train a noise-free baseline. None repeats the choice that the run was started with; a new run has one.
@@ -123,13 +125,15 @@ class Runner:
             figures = None if more_rounds else earlier_result
             # The run is finished, and no baseline has to be added.
             if figures is not None and (figures["noise_free_score"] is not None or not wants_baseline):
+                final = folder.checkpoint_or(start)
+                figures = as_released(figures, final.ledger, account(final.ledger, config.privacy.delta))
                 if not folder.curve_path.exists():  # after a crash while the curve was drawn
                     self._draw_learning_curve(folder, figures)
-                final = folder.checkpoint_or(start)
                 if missing := folder.missing_files(federation.encoder):
                     final = folder.checkpoint_to_resume(start)
                     folder.save_model(final, federation.task, figures, model_file_of(config, federation, data), federation.encoder)
                     self.observer.warn(f"files that were missing are written again from the checkpoint: {', '.join(missing)}")
+                folder.ledger()  # raises if the files of the run contradict each other
                 return Finished(config, federation, final, figures, data)
             if config.secret_noise and require_secret(folder.secret()) != secret:
                 raise ConfigError(

@@ -23,7 +23,7 @@ from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.shipped import sweep_files
 from ldpfl.util.files import from_toml, read_text
-from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean, quoting_hint
 from ldpfl.util.user_code import GIVEN
 
 _MAX_CELLS = 10_000
@@ -132,7 +132,7 @@ def load_sweep(name: str) -> SweepConfig:
     else:
         paths = sweep_files()
         if name not in paths:
-            raise ConfigError(f"no sweep {name!r}: {did_you_mean(name, paths)}")
+            raise ConfigError(f"no sweep {name!r}{quoting_hint(name) or f': {did_you_mean(name, paths)}'}")
         text = paths[name].read_text(encoding="utf-8")
     try:
         tree = from_toml(text)

@@ -13,6 +13,7 @@ import torch
 
 import ldpfl
 from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError, WriteError
+from ldpfl.experiments.figures import as_released
 from ldpfl.experiments.other_folders import SWEEP
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Runner
@@ -100,11 +101,8 @@ def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
         result = _finished_result_in(folder, cell)
         if result is not None:
             return result
-    was_finished = folder.result_path.exists()
     try:
-        figures = runner.run(cell.config, folder, resume=True, baseline=False).figures
-        # The runner returns the result file of a finished run as it is, and the guarantee in it is not trusted.
-        return (was_finished and _finished_result_in(folder, cell)) or figures
+        return runner.run(cell.config, folder, resume=True, baseline=False).figures
     except PrivacyError as error:  # for example, training diverged to NaN, which is a result of this setting
         write_text(folder.stopped_path, str(error))
         return {"stopped": str(error), **_figures_until_stopped(cell, folder)}
@@ -145,7 +143,7 @@ def _finished_result_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
     result = folder.result()
     if result is not None:
         ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
-        return {**result, "privacy": account(ledger, cell.config.privacy.delta).to_dict()}
+        return as_released(result, ledger, account(ledger, cell.config.privacy.delta))
     stopped = folder.stopped()
     return None if stopped is None else {"stopped": stopped, **_figures_until_stopped(cell, folder)}
 

@@ -77,6 +77,8 @@ _MAX_LOGIT_CHANGE, _MAX_NUMBER_CHANGE = 1.0, 0.5
 """Maximum root mean square change of an output by noise alone: a logit by 1, which changes a probability by at most a quarter; a number by
 half a spread."""
 
+_ROUNDED_SHARES = 0.02
+"""Largest distance from 1 of a sum of stated shares, which may be rounded."""
 _LINEAR_SHARE = 0.5
 """Share of an MLP's pairs of hidden units that begin far from the kink of the ReLU, where they are linear."""
 _MLP = "mlp"
@@ -162,9 +164,10 @@ def choose_automatic_settings(
         emphasis: how much the classes count in the loss.
 
     Raises:
-        ConfigError: ``data.class_shares`` does not have one value for each class.
+        ConfigError: ``data.class_shares`` does not have one value for each class, or its values do not add up to 1.
     """
-    training = config.training
+    training, targets = config.training, target_kind_of(config)
+    _check_class_shares(config, targets, data.outputs)
     if "auto" not in (training.server_learning_rate, training.server_weight_decay):
         return ChosenStart(weights, config)
     if config.mechanism.perturbed != "gradient":  # clients send updates or weights, which already have the right scale
@@ -175,9 +178,9 @@ def choose_automatic_settings(
     mean_square = _mean_squared_gradient(initial, data, rows)
     if mean_square is None or rows is None:
         return ChosenStart(weights, _with_chosen_settings(config, _FALLBACK_RATE, 0.0))
-    targets = target_kind_of(config)
-    is_measured = len(shares) > 0 and not config.data.class_shares  # shares that are stated need no noisy estimate
-    shares, mean_weight = weighted_shares(list(shares) if is_measured else _public_shares(config, targets, data.outputs), emphasis)
+    # Shares that are stated need no noisy estimate.
+    shares = config.data.class_shares or list(shares) or _default_shares(targets, data.outputs)
+    shares, mean_weight = weighted_shares(shares, emphasis)
     curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
     clip_norm = 1.0 if record_clip is None else record_clip.norm
@@ -296,15 +299,19 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
     return changed
 
 
-def _public_shares(config: RunConfig, targets: Targets, outputs: int) -> list[float]:
-    """Return the shares in ``data.class_shares``, or else the default shares. Raise a :class:`ConfigError` if their number is wrong."""
-    stated, default_shares = list(config.data.class_shares), _default_shares(targets, outputs)
-    if stated and len(stated) != len(default_shares):
+def _check_class_shares(config: RunConfig, targets: Targets, outputs: int) -> None:
+    """Raise a :class:`ConfigError` if ``data.class_shares`` has another number of shares than expected, or if shares of classes miss 1."""
+    if not (shares := config.data.class_shares):
+        return
+    if len(shares) != (expected := len(_default_shares(targets, outputs))):
         raise ConfigError(
-            f"data.class_shares has {len(stated)} values, and this target needs {len(default_shares)}: one for each class, label or "
-            "interval of time"
+            f"data.class_shares has {len(shares)} values, and this target needs {expected}: one for each class, label or interval of time"
         )
-    return stated or default_shares
+    if targets in ("class", "ordered") and abs(sum(shares) - 1) > _ROUNDED_SHARES:
+        raise ConfigError(
+            f"data.class_shares = {shares} adds up to {sum(shares):.4g}, but the shares of all classes add up to 1: give the share of each "
+            "class, in the order of data.classes, as in [0.9, 0.1] for two classes"
+        )
 
 
 def _default_shares(targets: Targets, outputs: int) -> list[float]:

@@ -14,7 +14,9 @@ from math import floor, inf, isfinite, log10
 from pathlib import Path
 from typing import Any
 
-from ldpfl.errors import ConfigError, DataError, PrivacyError
+import torch
+
+from ldpfl.errors import ConfigError, DataError, LdpflError, PrivacyError, error_without_data
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects
@@ -131,6 +133,7 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         PrivacyError: no trial came to its end.
         WriteError: ``out`` cannot be written. Finished rounds are kept.
     """
+    reasons: list[str] = []
     settings_to_try = candidates(tuning, runner.caller_objects)
     guarantee = guarantee_of(tuning, settings_to_try, runner.caller_objects)
     private = out / PRIVATE
@@ -140,15 +143,16 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
     best: tuple[tuple[float, ...], Cell, dict[str, Any]] | None = None
     for number, cell in enumerate(trials, start=1):
         on_trial(number, len(trials), cell)
-        figures = run_cell(cell, runner, private)
+        figures = _run_trial(cell, runner, private)
         _check_charged(cell, cell.folder(private), guarantee)
-        if "stopped" in figures or not figures["at_clients"]:
-            continue  # training diverged, or no score was measured
+        if "stopped" in figures or not figures["at_clients"]:  # such a trial counts, but is the worst of all
+            reasons.append(figures.get("stopped", "no score was measured"))
+            continue
         last_evaluation = figures["at_clients"][-1]
         if best is None or _rank(last_evaluation) > best[0]:  # the first one of equal scores is taken, as the proof assumes
             best = _rank(last_evaluation), cell, last_evaluation
     if best is None:
-        raise PrivacyError("no trial ended with a score, because every setting made training diverge: give settings with smaller steps")
+        raise PrivacyError(f"no trial ended with a score: give other settings, and another folder. The first trial ended so: {reasons[0]}")
     _, cell, last_evaluation = best
     # The first figure of the comparison that the trial has.
     metric = next(
@@ -156,6 +160,27 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
     )
     labels, settings_tried = tuple(map(setting_label, settings_to_try)), len(set(map(setting_label, trials)))
     return Chosen(cell, metric, last_evaluation["figures"][metric], cell.folder(private), guarantee, labels, settings_tried)
+
+
+def _run_trial(cell: Cell, runner: Runner, private: Path) -> dict[str, Any]:
+    """Return the figures of a trial, see :func:`~ldpfl.experiments.sweep_run.run_cell`. A trial that fails is stopped for good.
+
+    If it were tried again, a resumed tuning could release another trial, and the guarantee is for one release. An error that does not
+    follow from the setting or the user's code, such as a full disk, ends the tuning, and the trial goes on when the tuning is resumed.
+    """
+    folder = cell.folder(private)
+    try:
+        return run_cell(cell, runner, private)
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # An error of a run that has begun says that its files are damaged, or that the rows have changed.
+        if isinstance(error, LdpflError) and (not isinstance(error, ConfigError) or folder.config_path.exists()):
+            raise
+        make_folder(folder.path)
+        write_text(folder.stopped_path, reason := error_without_data(error))
+        runner.observer.warn(f"failed: {setting_label(cell)}: {reason}")
+        return {"stopped": reason}
 
 
 def setting_label(cell: Cell) -> str:

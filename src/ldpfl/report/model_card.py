@@ -101,11 +101,11 @@ def _head_lines(config: RunConfig, encoder: Encoder | None) -> Iterator[str]:
 
 def _data_lines(config: RunConfig, described: ModelFile, encoder: Encoder | None, rounds: int) -> Iterator[str]:
     """Yield sentences on the training: data, sizes, mechanism, inputs and classes."""
-    trained_on = (
-        "rows that stayed with their owners"
-        if config.data.brought or config.data.at_nodes
-        else f"the data set `{public_name(config.data.name)}`"
-    )
+    if config.data.at_nodes:
+        trained_on = "rows that stayed with their owners"
+    else:
+        rows = "rows that one machine held" if config.data.brought else f"the data set `{public_name(config.data.name)}`"
+        trained_on = f"{rows}, in a simulation"
     sizes = f"{counted(config.clients.count, 'client')}, {counted(rounds, 'round')}"
     yield f"Trained on {trained_on}: {sizes}, mechanism `{config.mechanism.name}`.\n"
     if encoder is None:

@@ -320,7 +320,7 @@ def _environment_facts(config: RunConfig, result: dict[str, Any], kind: Kind, le
         yield "nodes", f"{result['clients']:,}, of which none was asked in more than {counted(ledger.events[-1].joined, 'round')}"
         yield "reports", _CHANNEL_TEXTS[ledger.events[-1].channel]
     if not result.get("seed_is_secret"):
-        yield "seed", str(result["seed"])
+        yield "public seed" if result.get("own_data") else "seed", str(result["seed"])
     if "versions" in result:  # only a finished run has them
         yield "versions", ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     training = "" if result["seconds"] is None else f"{result['seconds']:.1f} s of training"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
-from ldpfl.report.scores import display_factor, metric_heading
+from ldpfl.report.scores import display_factor, metric_heading, seed_text
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import check_suffix, replace_atomically, write_text
 from ldpfl.util.number_format import epsilon_text
@@ -58,8 +58,7 @@ def draw_score_curve(path: Path, result: dict[str, Any]) -> None:
     """Draw the score against rounds, and the noise-free baseline if there is one. Rounds without a score leave a gap."""
     with _saved_panels(path, "svg") as (axes,):
         plot_scores(axes, result)
-        seed = "" if result.get("seed_is_secret") else f", seed {result['seed']}"
-        axes.set_title(f"{literal(result['name'])}, n = {result['clients']}{seed}")
+        axes.set_title(f"{literal(result['name'])}, n = {result['clients']}{seed_text(result)}")
 
 
 def plot_scores(axes: Axes, result: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from ldpfl.report.scores import (
     no_score_sentence,
     no_slope_sentence,
     score_change,
+    seed_text,
     site_columns,
     site_notes,
     site_rows,
@@ -45,7 +46,7 @@ _SHUFFLED = "shuffled_upper_adaptive"
 def result_table(result: dict[str, Any]) -> Table:
     """Return the table at the end of a run: scores, privacy, communication, time; "-" for a figure that is not known."""
     table = Table(
-        title=Text(result["name"] if result.get("seed_is_secret") else f"{result['name']}, seed {result['seed']}"),
+        title=Text(f"{result['name']}{seed_text(result)}"),
         show_header=False,
         title_justify="left",
     )

@@ -275,10 +275,16 @@ NOT_SEEN_TO_VARY = "they were not seen to vary"
 
 def _note_on_one_value(name: str, low: float, high: float) -> str:
     """Return a note on a target of which nearly all values were measured to lie between ``low`` and ``high``."""
+    place = "close to 0" if low <= 0 <= high and high - low < _CLOSE else f"between {low:.10g} and {high:.10g}"
     return (
-        f"nearly all values of {name} were measured to lie between {low:.10g} and {high:.10g}: {NOT_SEEN_TO_VARY}, so the model "
-        "and its figures may say nothing; choose another target, subtract a publicly known offset from it, or give closer data.bounds"
+        f"nearly all values of {name} were measured to lie {place}: {NOT_SEEN_TO_VARY}, so the model and its figures may say nothing; "
+        "choose another target, subtract a publicly known offset from it, or give closer data.bounds. If it has two values, set --task "
+        "classification (task.name)"
     )
+
+
+_CLOSE = 1e-6
+"""Width of a bin around 0 below which a message does not state its ends."""
 
 
 def _shares(histograms: Sequence[Histogram], column: Unscaled) -> list[float]:

@@ -15,9 +15,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     matches = matches or [option for option in options if last_part[option].casefold() == name.casefold()]
     if not matches and len(name) >= _MIN_ABBREVIATION:  # "eps" is short for epsilon, though "epochs" has more of its letters
         matches = sorted((option for option in options if last_part[option].startswith(name)), key=len)
-    matches = matches or get_close_matches(name, options, n=1, cutoff=0.5)
+    matches = matches or get_close_matches(name, options, n=1)
     # Where several sections have a setting of this name, that of the mechanism is meant, as in arguments of ldpfl.run.
     return min(matches, key=lambda option: not option.startswith("mechanism."), default=None)
+
+
+def quoting_hint(argument: str) -> str:
+    """Return the end of a message on an unknown ``argument``: advice to quote a setting that the shell took apart at its braces, or ""."""
+    is_piece = "=" in argument or argument.endswith(("]", "}"))
+    return "; the shell takes braces apart, so put a setting that has them in quotes: --set 'data.bounds={age=[0,120]}'" if is_piece else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

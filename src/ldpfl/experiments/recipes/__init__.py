@@ -8,7 +8,7 @@ from pathlib import Path
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, parse_config, read_config
 from ldpfl.experiments.shipped import recipe_files
-from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean, quoting_hint
 
 
 def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:
@@ -19,7 +19,7 @@ def load_recipe(name: str, *overrides: Iterable[str]) -> RunConfig:
     """
     recipes = recipe_files()
     if name not in recipes:
-        raise ConfigError(f"no recipe {name!r}: {did_you_mean(name, recipes)}")
+        raise ConfigError(f"no recipe {name!r}{quoting_hint(name) or f': {did_you_mean(name, recipes)}'}")
     return parse_config(recipes[name].read_text(encoding="utf-8"), *overrides, origin=f"recipe {name}")
 
 
