@@ -176,7 +176,7 @@ def test_an_impossible_budget_has_no_constant(epsilon: float, delta: float) -> N
 
 @pytest.mark.parametrize(("mu", "epsilon", "times"), [(0.05, 1e-4, 1), (1.0, 1e-3, 20), (0.01, 1e-9, 10**11)])
 def test_faint_reports_beside_noise_cost_no_more_than_their_sum(mu: float, epsilon: float, times: int) -> None:
-    """The noise alone has the epsilon whose delta is 1e-5. Rényi divergences would be 9 to 79 % above the sum."""
+    """The rest is the epsilon of the noise alone, whose delta is 1e-5. Rényi divergences would give more."""
     found = epsilon_of([(GaussianRelease("noise", mu), 1), (PureRelease("reports", epsilon, 1, "vector"), times)], 1e-5)
     noise = found - epsilon * times
     with mpmath.workdps(50):
