@@ -190,7 +190,7 @@ class Examination:
 
     @property
     def epsilon_findable(self) -> float:
-        """Largest epsilon of a unit that the checks could show: if all trials of one input had one outcome, and of another input another."""
+        """Largest epsilon of a unit that the checks could show, if two inputs had different outcomes in all trials."""
         rows = self.bit_bench.clients
         every_bit = np.full(8 * ceil(payload_bits(self.mechanism, self.bit_bench.ranges) / 8), float(rows))
         found = epsilon_of_bits(every_bit, 0 * every_bit, rows, self.delta, self.error_per_check)
@@ -213,7 +213,8 @@ class Examination:
         """Run all checks, and return their results."""
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
-        return (*privacy, *self._claim_checks(), *self._bit_checks(), *estimates, self._agreement_check(), *self._wire_checks(), self._finite_check())
+        without_chance = (self._agreement_check(), *self._wire_checks(), self._finite_check())
+        return (*privacy, *self._claim_checks(), *self._bit_checks(), *estimates, *without_chance)
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
