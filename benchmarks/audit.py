@@ -2,8 +2,8 @@
 
     python benchmarks/audit.py [--sound 200] [--trials 100000]
 
-The faults are those of the tests (``tests/auditing/planted_faults.py``). The ``--sound`` audits are of sound mechanisms in turn, each with a
-seed of its own. Each audit takes ``--trials``, but no more than `ldpfl audit` takes by itself (up to 1,000,000).
+The faults are those of the tests (``tests/auditing/planted_faults.py``). The ``--sound`` audits are of sound mechanisms in turn, each
+with a seed of its own. Each audit takes ``--trials``, but no more than `ldpfl audit` takes by itself (up to 1,000,000).
 """
 
 from __future__ import annotations
