@@ -93,6 +93,10 @@ RUNS: dict[str, Ledger] = {
     "reports and noise": mixed(
         ledger(VECTOR, 2, channel="direct"), ledger(GaussianRelease("full-dp", 0.3, author=OURS), 2, channel="direct")
     ),
+    "a faint report and noise": mixed(
+        ledger(replace(VECTOR, epsilon=1e-4), 2, channel="direct"),
+        ledger(GaussianRelease("full-dp", 0.05, author=OURS), 2, channel="direct"),
+    ),
     "without protection": ledger(UnprotectedRelease("adapldp", "its history", author=OURS), channel="direct"),
 }
 RUNS["noise of one ball in secret"] = ledger(BALL, 3, 5, population=20, joined=1, sampling="secret", rate=0.25)
@@ -128,7 +132,12 @@ def test_a_delta_that_lets_a_whole_client_or_record_be_published_is_remarked_on(
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.slow
 @pytest.mark.thorough_except(
-    "sums of which some collude", "records and whole clients that are summed", "summed noise", "a bit once", "one bit"
+    "sums of which some collude",
+    "records and whole clients that are summed",
+    "summed noise",
+    "a bit once",
+    "one bit",
+    "a faint report and noise",
 )
 def test_every_line_is_confirmed_by_a_figure_near_to_it(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "ledger.json", RUNS[name])

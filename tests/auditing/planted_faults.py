@@ -336,6 +336,11 @@ class Unreadable(Duchi):
         raise ProtocolError("a report is not what it should be")
 
 
+class NotFinite(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        return super().encode(values.nan_to_num(), ranges, generator)
+
+
 class Scaled(Duchi):
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
         return super().aggregate(reports, ranges) * 1.0001
@@ -517,6 +522,7 @@ FAULTS: Mapping[str, Planted] = {
     "a length that depends on the value": Planted(Chatty(1.0), "equal lengths"),
     "a wrong statement of the payload": Planted(Understated(1.0), "stated length"),
     "reports that cannot be read": Planted(Unreadable(1.0), "readable reports"),
+    "values that are no numbers": Planted(NotFinite(1.0), "refusal of NaN and infinity"),
     "an aggregate that is not the mean": Planted(Scaled(1.0), "aggregate is the mean"),
     "an aggregate without some reports": Planted(Forgetful(1.0), "aggregate is the mean"),
     "a wrong closed form of the variance": Planted(Boasting(1.0), "variance"),

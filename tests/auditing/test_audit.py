@@ -23,7 +23,9 @@ from planted_faults import (
     LaplaceNoise,
     LateClamp,
     NoClamp,
+    NoNormalNoise,
     NormalShared,
+    NotFinite,
     OneLayer,
     OwnEncoder,
     Rearranged,
@@ -120,6 +122,22 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
 def test_the_error_rate_is_shared_out_and_no_more() -> None:
     audit = audited(Duchi(1.0), trials=1000)
     assert sum(check.error_rate for check in audit.checks) == pytest.approx(1e-4, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_the_verdict_says_how_large_an_epsilon_and_a_mu_could_have_been_found() -> None:
+    """Trials that all show their input find what the verdict of a sound mechanism states."""
+    sure = audited(Silent(1.0), trials=20_000)
+    share = next(check.error_rate for check in sure.checks) / 10  # four layers and all together, in two directions
+    all_right = (share / 2) ** (2 / sure.trials)
+    assert sure.epsilon_findable == pytest.approx(math.log(all_right / (1 - all_right)), rel=1e-9)
+    assert sure.epsilon_lower == sure.epsilon_findable
+    normal = audited(NoNormalNoise(1.0, unit="vector"), trials=2000)
+    assert normal.mu_findable in [check.figure for check in normal.checks if check.name.startswith("mu")]
+    sound = audited(Duchi(1.0), trials=20_000)
+    assert sound.mu_findable is None
+    assert sound.epsilon_findable == pytest.approx(sure.epsilon_findable, rel=0.05)  # more checks share the error rate
+    assert sound.verdict.endswith(f"trials for each input, which can show epsilon {sound.epsilon_findable:.3g} at most")
 
 
 @pytest.mark.slow
@@ -229,6 +247,7 @@ def test_no_noise_at_all_is_found() -> None:
     [
         (Chatty(1.0), {"equal lengths", "stated length"}),
         (Understated(1.0), {"stated length", "units apart"}),
+        (NotFinite(1.0), {"refusal of NaN and infinity"}),
         (Scaled(1.0), {"aggregate is the mean"}),
         (Forgetful(1.0), {"aggregate is the mean"}),
         (Boasting(1.0), {"variance"}),

@@ -34,6 +34,9 @@ class MechanismAudit(Shown):
         trials: number of randomised units for each input, over all layers.
         error_rate: largest probability that a sound mechanism fails any of the checks.
         checks: results of all checks.
+        epsilon_findable: lower bound of epsilon that so many trials would give if every one of them showed its input. A larger epsilon
+            cannot be found.
+        mu_findable: the same for mu; None unless the release is Gaussian.
     """
 
     mechanism: str
@@ -42,6 +45,8 @@ class MechanismAudit(Shown):
     trials: int
     error_rate: float
     checks: tuple[Check, ...]
+    epsilon_findable: float
+    mu_findable: float | None = None
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -60,9 +65,9 @@ class MechanismAudit(Shown):
             return f"{self.mechanism}: {len(self.failures)} of {len(self.checks)} checks failed: {names}"
         if isinf(self.epsilon_claimed):
             return f"{self.mechanism}: nothing is protected; apart from that it does what it states"
-        return (
-            f"{self.mechanism}: nothing found that contradicts epsilon {self.epsilon_claimed:g}, in {self.trials:,} trials for each input"
-        )
+        nothing = f"{self.mechanism}: nothing found that contradicts epsilon {self.epsilon_claimed:g}"
+        mu = "" if self.mu_findable is None else f" and mu {self.mu_findable:.3g}"
+        return f"{nothing}, in {self.trials:,} trials for each input, which can show epsilon {self.epsilon_findable:.3g}{mu} at most"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for JSON: infinity as the string "infinity", as in guarantees, and NaN as None."""
@@ -97,8 +102,16 @@ def audit_mechanism(
     _check_arguments(trials, seed, error_rate)
     examination = Examination(mechanism, trials, seed, error_rate)
     checks = examination.checks()
-    lower = max(check.figure for check in examination.epsilon_checks)
-    return MechanismAudit(mechanism.name, examination.epsilon, lower, examination.trials, error_rate, checks)
+    return MechanismAudit(
+        mechanism.name,
+        examination.epsilon,
+        epsilon_lower=max(check.figure for check in examination.epsilon_checks),
+        trials=examination.trials,
+        error_rate=error_rate,
+        checks=checks,
+        epsilon_findable=examination.epsilon_findable,
+        mu_findable=examination.mu_findable,
+    )
 
 
 def default_trials(mechanism: Mechanism) -> int:

@@ -21,7 +21,14 @@ from ldpfl.auditing.bounds import (
     most_correlated_lag,
     most_correlated_pair,
 )
-from ldpfl.auditing.claims import ClaimResult, check_unit_blanket, claims_blanket, results_by_computation, tests_by_experiment
+from ldpfl.auditing.claims import (
+    ClaimResult,
+    check_unit_blanket,
+    claims_blanket,
+    mu_of_perfect_trials,
+    results_by_computation,
+    tests_by_experiment,
+)
 from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
 from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS
 from ldpfl.auditing.report_bits import BitBench, epsilon_of_bits
@@ -138,7 +145,8 @@ class Examination:
                 f"{mechanism.name} states a GaussianRelease, but no delta, so no epsilon can be tested: "
                 "let its property properties return Properties(delta=1e-5)"
             )
-        self.claims = tests_by_experiment(mechanism, _whole_reports(trials), seed)
+        self._reports = _whole_reports(trials)
+        self.claims = tests_by_experiment(mechanism, self._reports, seed)
         is_normal = isinstance(self.release, GaussianRelease)  # its noise must be independent in all weights
         self.noise_is_fresh_in_weights = probe.by_weight or is_normal
         estimate_checks = len(PAIRS) + 2 * len(self.positions) + 2 + self.noise_is_fresh_in_weights + is_normal
@@ -180,11 +188,33 @@ class Examination:
         """Checks of the privacy loss. They draw all samples, on which the checks of bias and variance rely, so they come first."""
         return tuple(self._epsilon_checks())
 
+    @property
+    def epsilon_findable(self) -> float:
+        """Largest epsilon of a unit that the checks could show, if two inputs had different outcomes in all trials."""
+        rows = self.bit_bench.clients
+        every_bit = np.full(8 * ceil(payload_bits(self.mechanism, self.bit_bench.ranges) / 8), float(rows))
+        found = epsilon_of_bits(every_bit, 0 * every_bit, rows, self.delta, self.error_per_check)
+        if self.epsilon_of_trial != self.epsilon:  # only bits are about one unit each
+            return found
+        sizes = [(self.bench.groups, self.blocks_per_half * self.bench.trials)]
+        sizes += [] if self.bench.by_weight else [(1, (_NEIGHBOUR_DRAWS - 2) * self.bench.rows)]
+        for groups, trials in sizes:
+            outcomes = np.broadcast_to(trials * np.eye(2, dtype=np.int64)[:, None, None], (2, 3, groups, 2))
+            found = max(found, self._epsilon_lower_bound({0.0: outcomes[0], 1.0: outcomes[1]}, (0.0, 1.0)))
+        return found
+
+    @property
+    def mu_findable(self) -> float | None:
+        """Largest mu that the checks could show; None unless the release is Gaussian and protects a client."""
+        is_tested = isinstance(self.release, GaussianRelease) and bool(self.claims)
+        return mu_of_perfect_trials(self._reports, self.error_per_check) if is_tested else None
+
     def checks(self) -> tuple[Check, ...]:
         """Run all checks, and return their results."""
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
-        return (*privacy, *self._claim_checks(), *self._bit_checks(), *estimates, self._agreement_check(), *self._wire_checks())
+        without_chance = (self._agreement_check(), *self._wire_checks(), self._finite_check())
+        return (*privacy, *self._claim_checks(), *self._bit_checks(), *estimates, *without_chance)
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
@@ -504,6 +534,19 @@ class Examination:
         refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
         yield Check("readable reports", float(bool(refused)), bound=0.0, error_rate=0.0, passed=not refused, sentence=sentence)
+
+    def _finite_check(self) -> Check:
+        """Check that values that are not finite are refused: a report of them would show that its client's training has failed."""
+        encoded = [value for value in ("nan", "inf", "-inf") if self.bench.encodes(float(value))]
+        sentence = f"encode must raise for values that are not finite, but it accepts {' and '.join(encoded)}"
+        return Check(
+            "refusal of NaN and infinity",
+            figure=float(len(encoded)),
+            bound=0.0,
+            error_rate=0.0,
+            passed=not encoded,
+            sentence=sentence if encoded else "values that are not finite are refused",
+        )
 
 
 def _worst_place(figures: Floats, bounds: Floats) -> int:

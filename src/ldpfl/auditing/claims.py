@@ -220,6 +220,11 @@ def _mu_lower_bound(high: Floats, low: Floats, threshold: float, error: float) -
     return float(special.ndtri(first) - special.ndtri(second)) if first > 0 and second < 1 else -inf
 
 
+def mu_of_perfect_trials(trials: int, error: float) -> float:
+    """Return the lower bound of mu that :func:`_check_mu` finds if each of ``trials`` reports of an input shows its input."""
+    return _mu_lower_bound(np.ones(trials // 2), np.zeros(trials // 2), 0.5, error)  # the other half chooses the test
+
+
 def _check_equal_noise(outcomes: Outcomes, size_name: str, error: float) -> ClaimResult:
     """Test whether the noise has the same variance for all inputs, as it must if its law is the same.
 

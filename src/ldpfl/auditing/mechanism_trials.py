@@ -101,6 +101,14 @@ class Bench:
         sent = self.mechanism.encode(values, self.ranges, self._source)
         return sent, list(sent.payloads())
 
+    def encodes(self, value: float) -> bool:
+        """Return whether the mechanism encodes a client whose weights are all ``value``, instead of raising an error."""
+        try:
+            self.mechanism.encode(torch.full((1, self.ranges.dimension), value), self.ranges, self._source)
+        except Exception:  # of any type: nothing is sent
+            return False
+        return True
+
     def receive(self, sent: Any, payloads: Sequence[bytes]) -> Any:
         """Read ``payloads``, and note their lengths.
 

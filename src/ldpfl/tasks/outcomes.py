@@ -36,6 +36,9 @@ def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
     ``outputs`` (B,) are logarithms of expected counts. For outputs up to 4, the gradient is the expected count less the count. Above 4,
     :func:`expected_count` grows more slowly than the exponential, which keeps gradients small.
+
+    The loss of a count above e^4 has no lower bound. A table's counts are clipped to e^4 for training (``reach`` of
+    :class:`ldpfl.data.scaling.TargetScale`). Privacy does not depend on it, because each gradient is clipped.
     """
     smallest = targets - torch.xlogy(targets, targets)
     return expected_count(outputs) - targets * outputs - smallest

@@ -21,7 +21,8 @@ from ldpfl.privacy.accountants.gaussian import (
     ladp_constant,
 )
 from ldpfl.privacy.accountants.local import GaussianAccountant
-from ldpfl.privacy.events import GaussianRelease
+from ldpfl.privacy.accountants.registry import epsilon_of
+from ldpfl.privacy.events import GaussianRelease, PureRelease
 from oracles import gaussian_mironov_epsilon, gaussian_rdp_epsilon
 
 
@@ -171,6 +172,16 @@ def test_an_impossible_budget_has_no_constant(epsilon: float, delta: float) -> N
     with pytest.raises(ConfigError, match="must") as refusal:
         ladp_constant(epsilon, delta)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("mu", "epsilon", "times"), [(0.05, 1e-4, 1), (1.0, 1e-3, 20), (0.01, 1e-9, 10**11)])
+def test_faint_reports_beside_noise_cost_no_more_than_their_sum(mu: float, epsilon: float, times: int) -> None:
+    """The rest is the epsilon of the noise alone, whose delta is 1e-5. Rényi divergences would give more."""
+    found = epsilon_of([(GaussianRelease("noise", mu), 1), (PureRelease("reports", epsilon, 1, "vector"), times)], 1e-5)
+    noise = found - epsilon * times
+    with mpmath.workdps(50):
+        delta = mpmath.ncdf(mu / 2 - noise / mu) - mpmath.exp(noise) * mpmath.ncdf(-mu / 2 - noise / mu)
+    assert float(delta) == pytest.approx(1e-5, rel=1e-6)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from ldpfl.privacy.events import RoundEvent
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl.transport.shuffling import Joined, PartialPool, RecordPlan, ReportPool
+from ldpfl.transport.shuffling.sampled_records import WEIGHT_TOO_OFTEN
 
 Bytes = NDArray[np.uint8]
 
@@ -554,9 +555,12 @@ def test_a_sampled_weight_that_came_too_often_is_left_out() -> None:
     whole = plan.join(honest, CLIENTS).pool
     assert whole is not None
     joined = plan.join(np.concatenate([honest, honest[2:3]]), CLIENTS)
-    assert list(refusals(joined).values()) == [CLIENTS + 1]
+    assert refusals(joined) == {WEIGHT_TOO_OFTEN: CLIENTS + 1}
     assert isinstance(joined.pool, PartialPool)
     assert joined.pool.reported.tolist() == [j != 2 for j in range(DIMENSION)]
+    of_two_weights = cut(plan_of(mechanism, 2), encode(mechanism))
+    twice = np.concatenate([of_two_weights, of_two_weights[1:2]])
+    assert refusals(plan_of(mechanism, 2).join(twice, CLIENTS)) == {WEIGHT_TOO_OFTEN: CLIENTS + 1}, "records are counted, not values"
     told, center = joined.pool.aggregate(mechanism, RANGES).mean, RANGES.expand()[0]
     expected = center + (whole.aggregate(mechanism, RANGES).mean - center) * len(honest) / (len(honest) + 1)
     torch.testing.assert_close(told[told != 0].double(), expected[joined.pool.reported], rtol=1e-5, atol=1e-6)

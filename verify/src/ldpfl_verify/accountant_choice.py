@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from math import ceil, exp, inf, log, sqrt
 
 import numpy as np
@@ -130,6 +131,8 @@ def _unshuffled_bound(charged: Sequence[ChargedRounds], delta: float, stated_eps
     if not pure:
         bound = _stated_or_least(stated_epsilon, lambda epsilon: gaussian_delta(mu, epsilon), delta)
         return bound, "closed form of Gaussian noise, 150 digits"
+    if gaussian and stated_epsilon < inf and gaussian_delta(mu, float(Fraction(stated_epsilon * SAME) - pure_sum(pure))) <= delta:
+        return stated_epsilon * SAME, "closed form of Gaussian noise, after the sum of the pure epsilons"
     epsilons, pure_reports = {epsilon for epsilon, _ in pure}, sum(count for _, count in pure)
     if pure_reports > MAX_REPORTS or max(epsilons) > MAX_REPORT_EPSILON:
         limits = f"more than {MAX_REPORTS:,} reports, or an epsilon above {MAX_REPORT_EPSILON:g}"

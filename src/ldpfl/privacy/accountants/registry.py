@@ -85,7 +85,7 @@ def least_epsilon(groups: Sequence[RoundGroup], delta: float) -> float:
 def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
     """Return the local epsilon at ``delta`` of all ``releases``, given as (release, number of times).
 
-    Exact if all are equal or all Gaussian, else by Rényi divergences. Holds for adaptive composition. ``delta`` = 0 gives the pure sum.
+    Exact if all are equal or all Gaussian, else an upper bound. Holds for adaptive composition. ``delta`` = 0 gives the pure sum.
     Infinite if any release is unprotected. The time does not depend on the numbers of times.
     """
     return accountant(releases).epsilon(delta)

@@ -12,7 +12,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.sampled import index_bits
 from ldpfl.mechanisms.reports.units import SampledUnits
-from ldpfl.transport.shuffling.fixed_records import IMPOSSIBLE, PADDING, TOO_MANY, UNKNOWN_ID, refused_payloads
+from ldpfl.transport.shuffling.fixed_records import IMPOSSIBLE, PADDING, UNKNOWN_ID, refused_payloads
 from ldpfl.transport.shuffling.partial import Part, PartialPool
 from ldpfl.transport.shuffling.pool import ReportPool
 from ldpfl.util.lazy_imports import torch
@@ -20,6 +20,8 @@ from ldpfl.util.randomness import RandomSource, uniform
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
+
+WEIGHT_TOO_OFTEN = "a weight that came more often than there are uploads: at least one of its values is false, so it keeps its value"
 
 
 class SampledRecords:
@@ -87,7 +89,8 @@ class SampledRecords:
         refused: Counter[str] = Counter()
         refused[UNKNOWN_ID] = int((~np.isin(ids, self._sizes)).sum())
         pair_mechanism = self._units.reader_of_part(mechanism, ranges)
-        pairs_by_size = [self._valid_pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sorted(set(self._sizes))]
+        sizes = sorted(set(self._sizes))
+        pairs_by_size = [self._valid_pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sizes]
         index, values = (np.concatenate(column) for column in zip(*pairs_by_size, strict=True))
         if not index.size:
             return None, refused
@@ -100,7 +103,8 @@ class SampledRecords:
             reports = SampledReports(index.reshape(-1, clients).T.copy(), values.reshape(-1, clients).T.copy(), self._units.dimension)
             return ReportPool(mechanism.read(list(reports.payloads()), ranges)), refused
         too_often = counts > uploads
-        refused[TOO_MANY] = int(counts[too_often].sum())
+        records_by_size = [pairs[0].reshape(-1, size) for size, pairs in zip(sizes, pairs_by_size, strict=True)]
+        refused[WEIGHT_TOO_OFTEN] = sum(int(too_often[indices].any(axis=1).sum()) for indices in records_by_size)
         single_pairs = SampledReports(index[:, None], values[:, None], self._units.dimension)
         part = Part(single_pairs, torch.ones(self._units.dimension, dtype=torch.bool), max(1, min(clients, uploads)))
         return PartialPool((part,), torch.from_numpy(~too_often)), refused
