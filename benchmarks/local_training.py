@@ -62,7 +62,7 @@ class PlainLoop:
             for index in batches:
                 inputs, targets = task.batch(index)
                 optimiser.zero_grad()
-                functional.cross_entropy(module(inputs), targets).backward()
+                functional.cross_entropy(module(inputs), targets).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
             trained.append(task.layout.flatten({name: value.detach() for name, value in module.named_parameters()}))
         return torch.stack(trained)
