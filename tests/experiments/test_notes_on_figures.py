@@ -83,8 +83,8 @@ def test_a_model_that_is_no_better_than_chance_is_said() -> None:
         assert not notes_of(samples(classes), FEW, CHANCE)
 
 
-def test_a_model_that_has_learnt_nothing_gets_no_advice_on_thresholds_and_risks() -> None:
-    """All rows are predicted to be of the rare class, with risks far from its share. Both notes come where something was learnt."""
+def test_a_model_that_has_learnt_nothing_gets_no_advice_on_thresholds() -> None:
+    """All rows are predicted to be of the rare class, with risks far from its share, which is said in any case."""
     settings = {**FEW, "task.class_weights": [1.0, 100.0]}
     starts = (CHANCE, ONE_CLASS, OFF)
     for learnt in (True, False):
@@ -93,7 +93,7 @@ def test_a_model_that_has_learnt_nothing_gets_no_advice_on_thresholds_and_risks(
         frame = pandas.DataFrame(inputs, columns=list("abcdef")).assign(died=rare[order])
         result = api.run(data=frame, target="died", target_epsilon=50.0, settings=settings, **HOW)
         found = [start for note in result.to_dict()["caveats"] for start in starts if note.startswith(start)]
-        assert found == ([ONE_CLASS, OFF] if learnt else [CHANCE])
+        assert found == ([ONE_CLASS, OFF] if learnt else [CHANCE, OFF])
 
 
 @pytest.mark.slow
@@ -203,6 +203,16 @@ def test_a_mean_prediction_apart_from_the_observed_mean_is_said(task: str, targe
     rounds = " and fewer training.rounds" if task == "classification" else ", more training.rounds"
     assert f"a larger mechanism.clip_norm (it is 0.05){rounds}" in note
     assert not notes(**{"mechanism.clip_norm": 20.0})
+
+
+@pytest.mark.slow
+def test_a_mean_risk_that_is_off_without_noise_too_is_not_blamed_on_noise() -> None:
+    inputs, rare = rare_samples()
+    frame = pandas.DataFrame(np.tile(inputs, (4, 1)), columns=list("abcdef")).assign(died=np.tile(rare, 4))
+    how = {**HOW, "baseline": True, "data": frame, "target": "died", "target_epsilon": 50.0}
+    found = api.run(**how, settings={**FEW, "training.rounds": 20, "mechanism.clip_norm": 0.05}).to_dict()
+    (note,) = [note for note in found["caveats"] if note.startswith(OFF)]
+    assert "a larger mechanism.clip_norm (it is 0.05) or more training.rounds (without noise the mean risk is " in note
 
 
 def test_the_threshold_that_is_suggested_lies_within_the_predicted_risks() -> None:

@@ -264,9 +264,10 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
+        encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
         raise DataError(
             f"{path}, line {line}: not UTF-8 text; save the file as UTF-8, or read it with pandas, "
-            'such as pandas.read_csv(path, encoding="latin-1"), and pass the frame to ldpfl.run'
+            f'such as pandas.read_csv(path, encoding="{encoding}"), and pass the frame to ldpfl.run'
         ) from None
     if "\0" in text and only is None:
         raise DataError(f"{path} is not a CSV file, because it contains zero bytes: save the table as CSV (UTF-8)")

@@ -32,7 +32,7 @@ from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY
 from ldpfl.simulation.personal_layers import PersonalTrainer
-from ldpfl.tasks.weighted_metrics import OBSERVED
+from ldpfl.tasks.weighted_metrics import OBSERVED, PREDICTED
 from ldpfl.util.files import finite
 from ldpfl.util.number_format import counted, number
 from ldpfl.util.user_code import is_code, is_pretrained, public_name
@@ -55,7 +55,7 @@ def summarise(
         privacy["caveats"].append(
             f"no scores of the final model beside those of each round, because computing them failed: {error_without_data(error)}"
         )
-    privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation)
+    privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation, baseline)
     if missing := lost_evaluations(config, final):
         rounds = ", ".join(f"{number:,}" for number in missing)
         privacy["caveats"].append(
@@ -111,7 +111,7 @@ def summarise(
     return strict
 
 
-def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federation: Federation) -> list[str]:
+def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federation: Federation, baseline: Reference | None) -> list[str]:
     """Remove the findings of :func:`~ldpfl.experiments.quality.quality_entries` from ``entries``, and return a caveat for each finding.
 
     A caveat names a fault of the model, and what may help.
@@ -165,8 +165,8 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
     if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):  # else the two differ by nothing that matters
         if OBSERVED not in entries["scores"]:  # numbers or counts: a mean that is off may be the reason why R2 shows nothing learnt
             caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config)}")
-        elif has_learnt:
-            caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation)}")
+        else:
+            caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation, entries['scores'], baseline)}")
     return caveats
 
 
@@ -217,14 +217,25 @@ def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list
     ]
 
 
-def _remedy_for_risks(config: RunConfig, federation: Federation) -> str:
-    """Return why the mean predicted risk may be far from the observed share of events, and what to do about it."""
+def _remedy_for_risks(config: RunConfig, federation: Federation, scores: Mapping[str, float], baseline: Reference | None) -> str:
+    """Return why the mean predicted risk may be far from the observed share of events, and what to do about it.
+
+    The run without noise clips and takes as many rounds. If its mean risk is off by half as much or more, these are the cause, else noise.
+    """
     if emphasis := _emphasis_settings(config):
         return (
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
             "threshold of your own (ldpfl predict --threshold)"
         )
-    steps = " and ".join((*_larger_norm(config), "fewer training.rounds, each of which adds noise"))
+    fewer_rounds = "fewer training.rounds, each of which adds noise"
+    risk_without_noise = baseline.scores.get(PREDICTED) if baseline else None
+    if risk_without_noise is None:
+        steps = " and ".join((*_larger_norm(config), fewer_rounds))
+    elif 2 * abs(risk_without_noise - scores[OBSERVED]) < abs(scores[PREDICTED] - scores[OBSERVED]):
+        steps = f"a larger epsilon or {fewer_rounds} (without noise the mean risk is {risk_without_noise:.2%})"
+    else:
+        steps = " or ".join((*_larger_norm(config), "more training.rounds"))
+        steps += f" (without noise the mean risk is {risk_without_noise:.2%}, so noise is not the cause, but either adds some)"
     remedy = f"take {steps}; or add a number to all log odds, so that the mean risk is the share that you expect"
     if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
         return remedy.capitalize()
