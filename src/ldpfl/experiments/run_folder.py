@@ -380,12 +380,10 @@ class RunFolder:
             ConfigError: no round is finished, so nothing was released yet.
             DataError: a file is missing or damaged, or the files contradict each other.
         """
-        checkpoint = self.checkpoint()
-        if not self.ledger_path.exists():
+        if not self.has_released():
             self._check_no_other_folder()
-            if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events):
-                check_present(self.ledger_path)
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
+        checkpoint = self.checkpoint()
         reported_rounds = (self.result() or {}).get("rounds", 0)  # 0 before the end of the run
         ledger = Ledger.load(self.ledger_path)
         checkpointed = ledger if checkpoint is None else checkpoint.ledger
@@ -399,6 +397,19 @@ class RunFolder:
             )
         self._check_states_users_code(longer)
         return longer
+
+    def has_released(self) -> bool:
+        """Return whether the run has a ledger.
+
+        Raises:
+            DataError: the ledger is missing, although the run is finished or its checkpoint has releases; or the checkpoint is damaged.
+        """
+        if self.ledger_path.exists():
+            return True
+        checkpoint = self.checkpoint()
+        if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events):
+            check_present(self.ledger_path)
+        return False
 
     def _check_states_users_code(self, ledger: Ledger) -> None:
         """Raise a :class:`DataError` if ``ledger`` calls the protection of records ldpfl's own, but it rests on code that the config names.
