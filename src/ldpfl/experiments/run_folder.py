@@ -412,13 +412,15 @@ class RunFolder:
         return False
 
     def _check_states_users_code(self, ledger: Ledger) -> None:
-        """Raise a :class:`DataError` if ``ledger`` calls the protection of records ldpfl's own, but it rests on code that the config names.
+        """Raise a :class:`DataError` if ``ledger`` calls a protection ldpfl's own, but it rests on code that the config names.
 
-        Whether a whole client's protection rests on such code depends on where the run took place, which a folder does not say.
+        On Flower, a whole client's protection does not rest on such code: the mechanism bounds all that a node sends.
         """
         code = self.config().users_code if self.config_path.exists() else ()
-        releases = [event.release for event in ledger.events if isinstance(event.release, GaussianRelease) and event.release.of_part]
-        if code and any(release.author == OURS for release in releases):
+        releases = [event.release for event in ledger.events if event.release.protected and event.release.author == OURS]
+        if code and self.kind().on_flower:
+            releases = [release for release in releases if isinstance(release, GaussianRelease) and release.of_part]
+        if code and releases:
             raise DataError(
                 f"{self.ledger_path} says that the guarantee rests on ldpfl's code alone, but the run used {' and '.join(code)}: restore "
                 "the ledger, or run it again"
