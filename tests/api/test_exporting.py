@@ -191,6 +191,23 @@ def test_code_on_which_a_guarantee_rests_is_named_wherever_the_guarantee_stands(
     assert not any("not ldpfl's" in line for line in (*built_in.to_dict()["caveats"], *api.account(tmp_path / "other").warnings))
 
 
+def assert_refused_if_relabelled(run: Path) -> None:
+    """Nothing accepts the ledger of ``run``, by the folder or by the file, if it says that the guarantee rests on ldpfl's code alone."""
+    assert api.account(run / "ledger.json") == api.account(run)
+    certificate = api.certify(run / "ledger.json")
+    assert certificate == api.certify(run)
+    assert certificate.statement.caveats
+    folder = RunFolder(run)
+    events = tuple(replace(event, release=replace(event.release, author=OURS)) for event in folder.ledger().events)
+    for file in (*run.glob("checkpoint*"), folder.metrics_path):  # what the ledger is compared with
+        file.unlink()
+    Ledger(events).save(folder.ledger_path)
+    for read in (api.certify, api.account):
+        for named in (run, folder.ledger_path):
+            with pytest.raises(DataError, match=r"rests on ldpfl's code alone, but the run used model"):
+                read(named)
+
+
 def test_records_are_proved_protected_only_with_a_model_of_ldpfl(rows: Path, tmp_path: Path, ldpfl: CommandLine) -> None:
     """Ledger, result and certificate say whose code the guarantee rests on; a certificate that says otherwise contradicts its ledger."""
     few: dict[str, Any] = {**HOW, "settings": FEW, "baseline": False}
@@ -211,14 +228,9 @@ def test_records_are_proved_protected_only_with_a_model_of_ldpfl(rows: Path, tmp
     charged = tuple(replace(group, release=replace(group.release, author=OURS)) for group in certificate.statement.charged)
     with pytest.raises(DataError, match="has no round like the charged one"):
         api.verify(replace(certificate, statement=replace(certificate.statement, charged=charged)), ledger=tmp_path / "own")
-    folder = RunFolder(tmp_path / "own")
-    events = tuple(replace(event, release=replace(event.release, author=OURS)) for event in folder.ledger().events)
-    for file in (*folder.path.glob("checkpoint*"), folder.metrics_path):  # what the ledger is compared with
-        file.unlink()
-    Ledger(events).save(folder.ledger_path)
-    for read in (api.certify, api.account):
-        with pytest.raises(DataError, match=r"rests on ldpfl's code alone, but the run used model"):
-            read(folder.path)
+    assert_refused_if_relabelled(tmp_path / "own")
+    shutil.copy(tmp_path / "own" / "ledger.json", tmp_path / "copied.json")  # nothing beside it says what the run used
+    assert api.account(tmp_path / "copied.json").status == "proved"
 
 
 @pytest.mark.parametrize("name", ["dp-fedavg", "duchi"])
@@ -236,6 +248,7 @@ def test_in_a_simulation_what_protects_a_whole_client_rests_on_the_model(name: s
         assert {verdict.status for verdict in verdicts} <= {"confirmed", "nearly"} if author == OURS else {status}
         shown = " ".join(ldpfl("show", tmp_path / folder).out.split())
         assert ("assumes that the code that is not ldpfl's treats each client" in shown) == (author != OURS)
+    assert_refused_if_relabelled(tmp_path / "own")
 
 
 CLIENTS: dict[str, dict[str, Any]] = {

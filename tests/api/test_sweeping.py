@@ -82,7 +82,7 @@ def test_a_sweep_from_python_is_the_same_as_by_flags(ldpfl: CommandLine, tmp_pat
 
 @pytest.mark.slow
 def test_a_resumed_sweep_of_ones_own_data_takes_the_guarantee_from_ledgers(ldpfl: CommandLine, tmp_path: Path) -> None:
-    """An edited ``result.json`` changes nothing."""
+    """An edited ``result.json`` changes nothing. A report counts no run whose ledger is missing as a run that released nothing."""
     table, out = tmp_path / "table.csv", tmp_path / "out"
     FRAME.to_csv(table, index=False)
     columns = ("--target", "sick", "--client", "site", "--axis", "mechanism.clip_norm=1,2", "--set", "training.rounds=1")
@@ -98,6 +98,11 @@ def test_a_resumed_sweep_of_ones_own_data_takes_the_guarantee_from_ledgers(ldpfl
     assert again.code == 0, again.err
     assert json.loads(again.out) == json.loads(made.out)
     assert all(row["privacy"]["local"] > 0.001 for row in json.loads(again.out)["rows"])
+    (ledger, _) = out.glob("runs/*/ledger.json")
+    ledger.unlink()
+    assert f"{ledger} is missing" in ldpfl.refused("report", out)
+    ledger.with_name("result.json").unlink()  # the checkpoint of an unfinished run shows its releases, too
+    assert f"{ledger} is missing" in ldpfl.refused("report", out)
 
 
 @pytest.mark.slow

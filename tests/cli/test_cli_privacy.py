@@ -82,6 +82,7 @@ def test_a_ledger_file_is_accounted_by_itself(ldpfl: CommandLine, run: Path) -> 
     found = figures(ldpfl, "ledger", "kept.json")
     assert (found["delta"], found["local_pure"]) == (1e-5, 16_040.0)
     assert found["local"] > figures(ldpfl, "ledger", run)["local"]
+    assert figures(ldpfl, "ledger", run / "ledger.json")["delta"] == 1e-3  # in a run's folder, it is the run
 
 
 def test_a_recipe_is_accounted_before_it_is_run(ldpfl: CommandLine) -> None:
@@ -136,6 +137,7 @@ def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: Command
     assert f"names code, {key} = net.py:anything, but ldpfl does not run code that only a file names" in said
     assert f"--set {key}=net.py:anything" in said
     theirs = shutil.copytree(run, tmp_path / "theirs")
+    (theirs / "kind.txt").write_text("ready app on Flower\n")  # in a simulation, this ledger would contradict a config that names code
     config = RunFolder(theirs).config().to_toml()
     RunFolder(theirs).config_path.write_text(parse_config(config, [f"{key}=net.py:anything"], origin="test").to_toml())
     for command in ("ledger", "show", "certify", "report"):

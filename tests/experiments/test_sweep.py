@@ -156,6 +156,9 @@ def test_of_a_finished_run_neither_a_written_guarantee_nor_another_config_is_bel
     path.write_text(json.dumps(result), encoding="utf-8")
     found = run_cell(cell, runner, tmp_path)["privacy"]
     assert {key: found[key] for key in ("local", "verdict")} == {key: privacy[key] for key in ("local", "verdict")}
+    cell.folder(tmp_path).ledger_path.unlink()  # not the same as a ledger without releases, which proves that nothing was sent
+    with pytest.raises(DataError, match=r"ledger\.json is missing"):
+        run_cell(cell, runner, tmp_path)
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["last", "all"])

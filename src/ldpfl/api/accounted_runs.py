@@ -96,12 +96,8 @@ def _is_config(path: str | Path) -> bool:
 
 
 def _run_folder(run: RunResult | RunConfig | str | Path) -> RunFolder | None:
-    """Return the folder of ``run``, also if ``run`` is the ledger file in it; None if there is no such folder."""
+    """Return the folder of ``run``; None if there is no such folder."""
     if isinstance(run, RunConfig):
         return None
     path = run.folder if isinstance(run, RunResult) else Path(run)
-    if path is None:
-        return None
-    folder = RunFolder(path.parent if path.is_file() else path)
-    is_folder_or_ledger = path.is_dir() or path.name == folder.ledger_path.name
-    return folder if is_folder_or_ledger and folder.config_path.exists() else None
+    return None if path is None or not RunFolder(path).config_path.exists() else RunFolder(path)

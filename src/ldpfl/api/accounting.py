@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import ldpfl.report.privacy  # noqa: F401  # by which a plan and a statement show themselves
 from ldpfl.api.arguments import Settings, checked
 from ldpfl.errors import ConfigError
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.guarantee import Statement
+from ldpfl.privacy.ledger import LEDGER_FILE
 from ldpfl.privacy.statement import DELTA, account_together
 
 if TYPE_CHECKING:
     from ldpfl.api.results import RunResult
     from ldpfl.experiments.config import RunConfig
+
+_Named = TypeVar("_Named", bound="Ledger | RunResult | RunConfig | str | Path")
 
 
 @checked
@@ -48,7 +51,7 @@ def account(
 
 def warned(statement: Statement, accounted: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
     """Return the joint ``statement`` of the ``accounted`` runs and ledgers, with a warning for each assumption about how they were run."""
-    runs = [run for run in accounted if not isinstance(run, Ledger) and (not _is_ledger_file(run) or _lies_in_run_folder(run))]
+    runs = [run for run in map(folder_of_ledger, accounted) if not isinstance(run, Ledger) and not _is_ledger_file(run)]
     if not runs:
         return statement
     from ldpfl.api.accounted_runs import assumption_warnings  # imported late: it loads PyTorch
@@ -62,11 +65,19 @@ def released(what: Ledger | RunResult | RunConfig | str | Path, settings: Settin
     Raises:
         ConfigError, DataError: as :func:`account`.
     """
-    ledger, configured_delta = _ledger_and_delta(what, settings)
+    ledger, configured_delta = _ledger_and_delta(folder_of_ledger(what), settings)
     if not ledger.events:
         prefix = f"{what}: " if isinstance(what, str | Path) else ""
         raise ConfigError(f"{prefix}the ledger is empty, because nothing was released yet: finish a round first")
     return ledger, configured_delta
+
+
+def folder_of_ledger(what: _Named) -> _Named | Path:
+    """Return the run's folder if ``what`` is the ledger file in it, so that the checks and caveats of the run apply; else ``what``."""
+    # ``RunFolder`` defines these names, but importing it would load PyTorch.
+    if isinstance(what, str | Path) and (path := Path(what)).name == LEDGER_FILE and path.with_name("config.toml").exists():
+        return path.parent
+    return what
 
 
 def _ledger_and_delta(what: Ledger | RunResult | RunConfig | str | Path, settings: Settings) -> tuple[Ledger, float]:
@@ -88,8 +99,3 @@ def _is_ledger_file(what: RunResult | RunConfig | str | Path) -> TypeGuard[str |
         return False
     path = Path(what)
     return not path.is_dir() and (path.suffix == ".json" or (path.is_file() and path.suffix != ".toml"))
-
-
-def _lies_in_run_folder(ledger: str | Path) -> bool:
-    """Whether the file ``ledger`` lies in a run's folder. ``RunFolder`` defines these names, but importing it would load PyTorch."""
-    return Path(ledger).name == "ledger.json" and Path(ledger).with_name("config.toml").exists()

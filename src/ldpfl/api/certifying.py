@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import ldpfl
 from ldpfl import mechanisms
+from ldpfl.api.accounting import folder_of_ledger
 from ldpfl.api.arguments import checked
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import ConfigError
@@ -43,7 +44,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     """
     if out is not None:
         check_suffix(Path(out), "a certificate in JSON", ".json")
-    path = Path(what)
+    path = Path(folder_of_ledger(what))
     folder = RunFolder(path) if path.is_dir() else None
     (folder or RunFolder(path.parent)).check_may_be_handed_on()
     file = path if folder is None else folder.ledger_path
@@ -59,7 +60,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     mechanism_versions = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in ledger.events}
     run_versions = {str(name): str(version) for name, version in result.get("versions", {}).items()}
     versions = {"ldpfl": ldpfl.__version__, **run_versions, **mechanism_versions}
-    name = str(result.get("name", path.name))
+    name = str(result.get("name", path.resolve().name))
     caveats = [] if folder is None else _run_caveats(folder, result, len(ledger.events))
     statement = certified(text, name, default_delta if delta is None else delta, versions, caveats, str(file))
     certificate = signed(statement, None if key is None else _signing_key(Path(key)))

@@ -380,12 +380,10 @@ class RunFolder:
             ConfigError: no round is finished, so nothing was released yet.
             DataError: a file is missing or damaged, or the files contradict each other.
         """
-        checkpoint = self.checkpoint()
-        if not self.ledger_path.exists():
+        if not self.has_released():
             self._check_no_other_folder()
-            if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events):
-                check_present(self.ledger_path)
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
+        checkpoint = self.checkpoint()
         reported_rounds = (self.result() or {}).get("rounds", 0)  # 0 before the end of the run
         ledger = Ledger.load(self.ledger_path)
         checkpointed = ledger if checkpoint is None else checkpoint.ledger
@@ -400,14 +398,29 @@ class RunFolder:
         self._check_states_users_code(longer)
         return longer
 
-    def _check_states_users_code(self, ledger: Ledger) -> None:
-        """Raise a :class:`DataError` if ``ledger`` calls the protection of records ldpfl's own, but it rests on code that the config names.
+    def has_released(self) -> bool:
+        """Return whether the run has a ledger.
 
-        Whether a whole client's protection rests on such code depends on where the run took place, which a folder does not say.
+        Raises:
+            DataError: the ledger is missing, although the run is finished or its checkpoint has releases; or the checkpoint is damaged.
+        """
+        if self.ledger_path.exists():
+            return True
+        checkpoint = self.checkpoint()
+        if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events):
+            check_present(self.ledger_path)
+        return False
+
+    def _check_states_users_code(self, ledger: Ledger) -> None:
+        """Raise a :class:`DataError` if ``ledger`` calls a protection ldpfl's own, but it rests on code that the config names.
+
+        On Flower, a whole client's protection does not rest on such code: the mechanism bounds all that a node sends.
         """
         code = self.config().users_code if self.config_path.exists() else ()
-        releases = [event.release for event in ledger.events if isinstance(event.release, GaussianRelease) and event.release.of_part]
-        if code and any(release.author == OURS for release in releases):
+        releases = [event.release for event in ledger.events if event.release.protected and event.release.author == OURS]
+        if code and self.kind().on_flower:
+            releases = [release for release in releases if isinstance(release, GaussianRelease) and release.of_part]
+        if code and releases:
             raise DataError(
                 f"{self.ledger_path} says that the guarantee rests on ldpfl's code alone, but the run used {' and '.join(code)}: restore "
                 "the ledger, or run it again"

@@ -20,7 +20,6 @@ from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.secret_seed import shared_seed_warnings
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, curves, rows
-from ldpfl.privacy import Ledger
 from ldpfl.privacy.statement import account, account_together
 from ldpfl.util.files import from_json, make_folder, read_text, to_json, write_text
 
@@ -142,7 +141,7 @@ def _finished_result_in(folder: RunFolder, cell: Cell) -> dict[str, Any] | None:
     """
     result = folder.result()
     if result is not None:
-        ledger = folder.ledger() if folder.ledger_path.exists() else Ledger()
+        ledger = folder.ledger()
         return as_released(result, ledger, account(ledger, cell.config.privacy.delta))
     stopped = folder.stopped()
     return None if stopped is None else {"stopped": stopped, **_figures_until_stopped(cell, folder)}
@@ -191,9 +190,9 @@ def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | 
     """Return the guarantee of all runs over a user's own data together, since each is a release on the same rows; None without such runs.
 
     Raises:
-        DataError: a ledger is damaged.
+        DataError: a ledger is damaged or missing.
     """
-    runs_on_user_data = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.ledger_path.exists()}
+    runs_on_user_data = {folder.path: (cell, folder) for cell, folder in runs if cell.config.data.brought and folder.has_released()}
     if not runs_on_user_data:
         return None
     # The largest delta, because a statement has one delta for all runs.
@@ -272,5 +271,5 @@ def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     return {
         "uplink_bytes_per_client_round": max(metrics.uplink_bytes_per_client for metrics in checkpoint.history),
         "seconds": sum(metrics.seconds for metrics in checkpoint.history),
-        "privacy": account(checkpoint.ledger, cell.config.privacy.delta).to_dict(),
+        "privacy": account(folder.ledger(), cell.config.privacy.delta).to_dict(),
     }
