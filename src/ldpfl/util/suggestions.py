@@ -15,7 +15,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     matches = matches or [option for option in options if last_part[option].casefold() == name.casefold()]
     if not matches and len(name) >= _MIN_ABBREVIATION:  # "eps" is short for epsilon, though "epochs" has more of its letters
         matches = sorted((option for option in options if last_part[option].startswith(name)), key=len)
-    matches = matches or get_close_matches(name, options, n=1)
+    matches = matches or get_close_matches(name, options, n=1, cutoff=0.55)
     # Where several sections have a setting of this name, that of the mechanism is meant, as in arguments of ldpfl.run.
     return min(matches, key=lambda option: not option.startswith("mechanism."), default=None)
 
