@@ -456,6 +456,7 @@ HOSTILE = {
         "CREATE ROLE copying REPLICATION",
         "GRANT copying TO mallory",
     ],
+    "mallory may reach the rows as boss, which is a superuser": ["CREATE ROLE boss SUPERUSER NOLOGIN", "GRANT boss TO mallory"],
     "serving may reach the rows as pg_execute_server_program": [
         "CREATE ROLE serving NOLOGIN",
         "GRANT pg_execute_server_program TO serving",

@@ -165,11 +165,12 @@ _RIGHTS_FAULTS = (
     # Rights that a role has without inheriting them: it may take a role on, or the server acts for it. A role that nobody may log in as
     # counts as well: it may own a function with SECURITY DEFINER, which acts with the role's rights for everybody.
     f"""SELECT others.rolname || ' may reach the rows as ' || held.rolname
-        || CASE WHEN held.rolreplication THEN ', which has REPLICATION' WHEN {_CAN_ADD_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
+        || CASE WHEN held.rolsuper THEN ', which is a superuser' WHEN held.rolreplication THEN ', which has REPLICATION'
+            WHEN {_CAN_ADD_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
     FROM pg_roles AS others JOIN pg_roles AS held ON pg_has_role(others.oid, held.oid, 'MEMBER')
-    WHERE NOT others.rolsuper AND NOT held.rolsuper AND others.oid <> {_MY_ROLE}
+    WHERE NOT others.rolsuper AND others.oid <> {_MY_ROLE}
     AND (others.oid >= {_FIRST_USER_OID} OR others.oid <> held.oid)
-    AND (held.rolname IN ({_ALL_DATA_ROLES}) OR held.rolreplication OR {_CAN_ADD_MEMBERS})
+    AND (held.rolname IN ({_ALL_DATA_ROLES}) OR held.rolsuper OR held.rolreplication OR {_CAN_ADD_MEMBERS})
     ORDER BY others.rolcanlogin DESC, 1""",
     # An update of an extension may list later grants among the first ones, so only PostgreSQL's own roles are accepted from there.
     f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TO_REVOKE}
