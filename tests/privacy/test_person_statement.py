@@ -131,7 +131,7 @@ def test_earlier_rounds_for_persons_count_twice_once_the_policy_protects_records
         bounds |= {"sum_epsilon": 4.5, "aggregator_keys": (b64encode(bytes(32)).decode(),)}
 
     def asked(release: GaussianRelease, number: int) -> Request:
-        return replace(request(replace(release, integers=transport == "sum"), number), transport=transport, cohort=4, key=bytes(32))
+        return replace(request(replace(release, integers=transport == "sum"), number), transport=transport, cohort=4, key=bytes(32))  # type: ignore[arg-type]
 
     for number in range(12):
         Budget(file, policy(protects="person", **bounds)).charge(asked(PERSON, number + 1))
