@@ -495,7 +495,7 @@ def test_a_pull_notices_what_is_missing(world: World) -> None:
         for data, words in (
             (whole[:-16], "39 reports' records"),
             (whole[:-1], "639 bytes, which its terms do not allow"),
-            (whole + whole[:16], "41 records"),
+            (whole + whole[:16], "41 reports' records"),
         ):
 
             def lossy(request: httpx.Request, data: bytes = data) -> httpx.Response | None:
