@@ -115,6 +115,26 @@ def test_what_was_spent_of_a_policy_is_shown(ldpfl: CommandLine, monkeypatch: py
     assert "there is no policy at gone.toml" in ldpfl("budget", "show", "--file", FILE).err
 
 
+def test_a_policy_for_records_shows_earlier_rounds_for_persons_as_they_count_for_a_record(ldpfl: CommandLine) -> None:
+    Path("policy.toml").write_text(SUMS, encoding="utf-8")
+    set_limit(FILE, 100.0)
+    for_records = read_policy(Path("policy.toml"))
+    release = GaussianRelease("dp-sgd", 0.5, unit="person", author="ldpfl", integers=True)
+    Budget(FILE, for_records.model_copy(update={"protects": "person", "person": "patient"})).charge(
+        Request("mnist-1", 1, release, 100, "sum", bytes(range(32)))
+    )
+    text = ldpfl("budget", "show", "--file", FILE).out
+    figures = json.loads(ldpfl("budget", "show", "--file", FILE, "--policy", "policy.toml", "--json").out)
+    by_policy = ldpfl("budget", "show", "--file", FILE, "--policy", "policy.toml").out
+    assert "for replacing all records of any one person" in text
+    assert "for replacing any one of its records" in by_policy
+    assert figures["protected"] == "record"
+    twice = read_books(FILE, "record").spent(1e-5)
+    assert figures["spent"] == pytest.approx(twice)
+    assert f"spent epsilon {number_format.number(twice)} at delta" in " ".join(by_policy.replace("│", " ").split())
+    assert f"ldpfl_node_spent_epsilon {twice:.10g}\n" in ldpfl("deploy", "node-metrics", "--budget", FILE, "--policy", "policy.toml").out
+
+
 def test_an_exhausted_budget_says_so_and_why(spent: CommandLine) -> None:
     for number in (3, 4, 5):
         charge(number=number)

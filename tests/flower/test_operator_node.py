@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import httpx
 import pytest
 from flower_parts import POLICY, Train, ask, config_of, instruction, shift, start_arrays, terms_of
 from flwr.app import Context, Message, RecordDict
@@ -19,7 +20,7 @@ from brought_package import install
 from ldpfl.errors import ConfigError, NoRelay, RelayUnreachable
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
-from ldpfl.flower.operator_node import read_token
+from ldpfl.flower.operator_node import PATIENCE, read_token
 from ldpfl.flower.terms import digest_of
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
@@ -404,3 +405,25 @@ def test_times_for_replies_that_do_not_fit_are_refused_before_the_charge(
         assert ask(LdpClientApp(shift), message).has_error()
     assert named in log.text
     assert read_charges(budget) == ()
+
+
+@pytest.mark.parametrize(("answer_s", "tries", "least_s"), [(0.0, 26, 150.0), (40.0, 8, 300.0)])
+def test_a_node_asks_an_unavailable_relay_for_a_while_and_a_slow_one_no_longer(answer_s: float, tries: int, least_s: float) -> None:
+    now, seen = [0.0], list[httpx.Request]()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        now[0] += min(answer_s, request.extensions["timeout"]["read"])
+        raise httpx.ReadTimeout("slow")
+
+    transport = httpx.MockTransport(answer)
+    with (
+        RelayClient("http://127.0.0.1", "t", transport=transport, patience=PATIENCE, sleep=sleep, clock=lambda: now[0]) as client,
+        pytest.raises(RelayUnreachable, match="times in a row"),
+    ):
+        client.round_status("run", 1)
+    assert least_s <= now[0] <= 300.0
+    assert len(seen) <= tries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -16,10 +17,10 @@ from ldpfl.experiments.planning.regimes import Regime
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
-from ldpfl.privacy.accountants.adaptive import filtered_epsilon
+from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, summed_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import read_books, set_limit
+from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
 from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import least_protected
 from ldpfl.privacy.policy import Policy, Request
@@ -79,8 +80,8 @@ def test_a_person_is_no_unit_of_bits_and_lies_in_no_ball() -> None:
 
 
 def policy(**fields: object) -> Policy:
-    bounds = {"epsilon_per_unit": 9.0, "epsilon_per_round": 9.0, "lifetime_epsilon": 9.0, "rounds": 50}
-    return Policy(mechanisms=("dp-sgd", "full-dp"), transports=("direct",), min_clients=1, **{**bounds, **fields})  # type: ignore[arg-type]
+    bounds = {"epsilon_per_unit": 9.0, "epsilon_per_round": 9.0, "lifetime_epsilon": 9.0, "rounds": 50, "min_clients": 1}
+    return Policy(mechanisms=("dp-sgd", "full-dp"), **{"transports": ("direct",), **bounds, **fields})  # type: ignore[arg-type]
 
 
 def request(release: GaussianRelease, number: int = 1) -> Request:
@@ -119,6 +120,37 @@ def test_releases_that_protected_less_leave_no_budget_for_more(tmp_path: Path) -
     assert books.spent(1e-5) > spent
     with pytest.raises(Exhausted, match="one record at a time: no epsilon covers what these revealed of all records of a person"):
         Budget(file, policy(protects="person")).charge(request(PERSON, 4))
+
+
+@pytest.mark.parametrize("transport", ["direct", "sum"])
+def test_earlier_rounds_for_persons_count_twice_once_the_policy_protects_records(transport: str, tmp_path: Path) -> None:
+    file = tmp_path / "budget.sqlite"
+    set_limit(file, 9.0)
+    bounds: dict[str, Any] = {"min_clients": 4, "transports": (transport,)}
+    if transport == "sum":
+        bounds |= {"sum_epsilon": 4.5, "aggregator_keys": (b64encode(bytes(32)).decode(),)}
+
+    def asked(release: GaussianRelease, number: int) -> Request:
+        return replace(request(replace(release, integers=transport == "sum"), number), transport=transport, cohort=4, key=bytes(32))  # type: ignore[arg-type]
+
+    for number in range(12):
+        Budget(file, policy(protects="person", **bounds)).charge(asked(PERSON, number + 1))
+    Budget(file, policy(protects="person", **bounds)).charge(asked(CLIENT, 13))
+    for_records = Budget(file, policy(protects="record", **bounds))
+    spends = for_records.spent_of_policy()
+    order = filter_order(9.0, 1e-5)
+    mu = 0.2 * sqrt(12 * 2**2 + 1)  # a replaced record changes two persons
+    assert spends[0].epsilon == pytest.approx(filtered_epsilon([(replace(CLIENT, mu=mu), 1)], order, 1e-5))
+    if transport == "sum":  # of which the noise of four clients hides each report
+        assert spends[1].epsilon == pytest.approx(summed_epsilon([(replace(CLIENT, mu=mu), 4, 1)], filter_order(4.5, 1e-5), 1e-5))
+    left = for_records.rounds_left(read_charges(file)[-1])
+    assert 0 < left < 37  # the policy's rounds alone would allow 37
+    for number in range(left):
+        for_records.charge(asked(CLIENT, number + 14))
+    with pytest.raises(Exhausted, match=r"above the policy's (lifetime|sum)_epsilon"):
+        for_records.charge(asked(CLIENT, 99))
+    assert for_records.rounds_left(read_charges(file)[-1]) == 0
+    assert read_books(file, "record").spent(1e-5) > read_books(file).spent(1e-5)
 
 
 def test_a_certificate_of_persons_is_confirmed_and_none_of_clients() -> None:

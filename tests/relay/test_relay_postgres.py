@@ -376,12 +376,19 @@ def test_tables_that_another_role_made_first_are_refused(postgres: Postgres, pre
         open_engine(postgres.url(database, user=database))
 
 
+GRANT_ON_LONG_VALUES = (
+    "DO $$ BEGIN EXECUTE (SELECT 'GRANT {} ON ' || CAST(reltoastrelid AS regclass) || ' TO mallory' FROM pg_class "
+    "WHERE relname = 'relay_blocks'); END $$"
+)
+
 HOSTILE = {
     "belongs to mallory": ["ALTER TABLE relay_uploads OWNER TO mallory"],
     "the schema ldpfl_relay belongs to mallory": ["ALTER SCHEMA ldpfl_relay OWNER TO mallory"],
     "rights in the schema": ["GRANT USAGE ON SCHEMA ldpfl_relay TO mallory"],
     "rights in relay_uploads": ["GRANT SELECT ON relay_uploads TO PUBLIC"],
-    "rights in a column": ["GRANT SELECT (client) ON relay_uploads TO mallory"],
+    "rights in pg_toast_": ["GRANT USAGE ON SCHEMA pg_toast TO mallory", GRANT_ON_LONG_VALUES.format("SELECT")],
+    "rights in a column of pg_toast_": [GRANT_ON_LONG_VALUES.format("SELECT (chunk_data)")],
+    "rights in a column of relay_uploads": ["GRANT SELECT (client) ON relay_uploads TO mallory"],
     "mallory is a member": ["GRANT relay TO mallory"],
     "mallory may use": ["GRANT pg_read_all_data TO mallory"],
     "lets others act": ["SET LOCAL ROLE relay", "CREATE FUNCTION public.act() RETURNS int LANGUAGE sql SECURITY DEFINER AS 'SELECT 1'"],
@@ -449,6 +456,7 @@ HOSTILE = {
         "CREATE ROLE copying REPLICATION",
         "GRANT copying TO mallory",
     ],
+    "mallory may reach the rows as boss, which is a superuser": ["CREATE ROLE boss SUPERUSER NOLOGIN", "GRANT boss TO mallory"],
     "serving may reach the rows as pg_execute_server_program": [
         "CREATE ROLE serving NOLOGIN",
         "GRANT pg_execute_server_program TO serving",
@@ -486,7 +494,6 @@ HOSTILE = {
     "mallory may change .*: REVOKE SET ON PARAMETER session_preload_libraries FROM mallory": [
         "GRANT SET ON PARAMETER session_preload_libraries TO mallory"
     ],
-    r"mallory may read a table that is not for everybody: REVOKE ALL ON pg_authid FROM mallory": ["GRANT SELECT ON pg_authid TO mallory"],
     "REVOKE SET ON PARAMETER pljava.libjvm_location FROM mallory": ["GRANT SET ON PARAMETER pljava.libjvm_location TO mallory"],
     "functions in the language cx run as the server": [
         "INSERT INTO pg_language SELECT 90001, 'cx', lanowner, lanispl, true, 0, 0, 0, NULL FROM pg_language WHERE lanname = 'c'"
@@ -586,6 +593,39 @@ def check_as_relay(connection: Connection) -> None:
     check_schema(connection, "here")
 
 
+CATALOG_RIGHTS = (
+    "SELECT ON pg_authid",
+    "SELECT (rolname), UPDATE (rolsuper) ON pg_authid",
+    "SELECT (rolname), SELECT (rolpassword) ON pg_authid",
+    "SELECT (usename), SELECT (passwd) ON pg_shadow",
+    "INSERT (roleid), INSERT (member), INSERT (grantor), INSERT (admin_option) ON pg_auth_members",
+    "UPDATE (relacl) ON pg_class",
+    "DELETE, UPDATE ON pg_class",
+    "UPDATE (prosrc) ON pg_proc",
+    "SELECT (stavalues1) ON pg_statistic",
+    "SELECT ON pg_toast.pg_toast_2619",  # the long values of pg_statistic
+    "SELECT (umoptions) ON pg_user_mapping",
+    "SELECT (subconninfo) ON pg_subscription",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grantee", ["mallory", "PUBLIC"])
+def test_rights_in_catalogs_are_refused_until_the_named_command_revokes_them(grantee: str, postgres: Postgres) -> None:
+    with as_superuser(postgres) as connection:
+        for rights in CATALOG_RIGHTS:
+            connection.execute(text("CREATE ROLE mallory"))
+            connection.execute(text(f"GRANT {rights} TO {grantee}"))
+            with pytest.raises(UnfitStore, match=rf"{grantee} has rights in a table that is not for everybody: REVOKE ") as error:
+                check_as_relay(connection)
+            remedy = f"REVOKE {str(error.value).split('REVOKE ')[1].split('. Undo')[0]}"
+            assert remedy == f"REVOKE {rights} FROM {grantee}"
+            connection.execute(text("SET LOCAL SESSION AUTHORIZATION DEFAULT"))
+            connection.execute(text(remedy))
+            check_as_relay(connection)
+            connection.rollback()
+
+
 @pytest.mark.slow
 def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
     """Among them PostgreSQL's own for monitoring, and functions that only superusers and these roles may call."""
@@ -607,6 +647,8 @@ def test_roles_that_reach_no_rows_are_accepted(postgres: Postgres) -> None:
             "DO $$ BEGIN EXECUTE (SELECT 'GRANT EXECUTE ON FUNCTION ' || CAST(oid AS regprocedure) || ' TO watcher' "
             "FROM pg_proc WHERE proname = 'pg_stat_statements_reset'); END $$",  # its arguments differ between versions
             "GRANT SET ON PARAMETER log_min_messages TO watcher",
+            "GRANT SELECT (subname) ON pg_subscription TO watcher",  # a column that everybody may read
+            "GRANT SELECT ON pg_class, pg_stat_activity, public.pg_stat_statements, information_schema.tables TO watcher",
             "CREATE ROLE owner LOGIN CREATEDB",
         ):
             connection.execute(text(command))

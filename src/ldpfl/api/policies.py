@@ -92,13 +92,13 @@ class Budget:
         return RunCharges(run, names, len({charge.round for charge in charges}), len(charges), epsilon, pure_sum)
 
 
-def read_budget(file: Path) -> Budget:
-    """Return the budget in ``file``.
+def read_budget(file: Path, policy: Policy | None = None) -> Budget:
+    """Return the budget in ``file``. With ``policy``, the books are counted for the unit that it protects.
 
     Raises:
         ConfigError, DataError: ``file`` is missing, or damaged.
     """
-    return Budget(read_books(file), tuple(read_charges(file)))
+    return Budget(read_books(file, policy.protects if policy else "client"), tuple(read_charges(file)))
 
 
 def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:

@@ -61,8 +61,9 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs that watch over this node.")] = False,
 ) -> None:
     """Print what was spent, what is left, and why something was refused last."""
-    budget, console = read_budget(file), terminal()
-    books, client_policy = budget.books, None if policy is None else policies.read_policy(policy)
+    client_policy = None if policy is None else policies.read_policy(policy)
+    budget, console = read_budget(file, client_policy), terminal()
+    books = budget.books
     spends = () if client_policy is None else policies.spent_of_policy(file, client_policy)
     rounds_left = policies.rounds_left(file, client_policy)
     if as_json:

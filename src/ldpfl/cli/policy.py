@@ -146,7 +146,7 @@ def _parse_layers(text: str) -> list[tuple[str, tuple[int, ...]]]:
 
 def _print_left(budget: Path, policy: Policy) -> None:
     """Print what ``budget``, which existed before the policy, has left, and which limits must cover all apps over the same data."""
-    books = read_budget(budget).books
+    books = read_budget(budget, policy).books
     limit, charges = books.limit, books.charges
     left = number(max(0.0, limit.epsilon - books.spent(limit.delta)))
     message = f"{budget} has epsilon {left} of {limit.epsilon:g} left at delta {limit.delta:g}, and {counted(charges, 'report')} charged."

@@ -112,7 +112,7 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> 
     except LdpflError as error:
         yield wrong_finding("policy", error)
     try:
-        books = read_books(_require_path(node.budget, "budget", "LDPFL_BUDGET"))
+        books = read_books(_require_path(node.budget, "budget", "LDPFL_BUDGET"), policy.protects if policy else "client")
         yield from _check_budget(books, policy)
         if policy and books.charges:
             yield from _check_spent(Budget(_require_path(node.budget, "budget", "LDPFL_BUDGET"), policy))

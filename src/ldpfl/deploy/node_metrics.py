@@ -48,8 +48,9 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
         Declined: the budget file or the policy cannot be trusted.
         ConfigError: the log cannot be read.
     """
-    books, charges = read_books(budget), read_charges(budget)
-    limit, budget_with_policy = books.limit, None if policy is None else Budget(budget, read_policy(policy))
+    budget_with_policy = None if policy is None else Budget(budget, read_policy(policy))
+    books = read_books(budget, budget_with_policy.policy.protects if budget_with_policy else "client")
+    limit, charges = books.limit, read_charges(budget)
     lines = [
         *_metric("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
         *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon spent of the lifetime budget.", books.spent(limit.delta)),

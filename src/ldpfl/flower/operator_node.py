@@ -61,8 +61,9 @@ _SHORTEST_UPLOAD_S = UPLOAD_S / 2
 """Minimum number of seconds that a round must leave for an upload when a node is asked. The server plans twice as many, because nodes are
 asked one after another."""
 
-_PATIENCE = Patience(tries=25)
-"""How long a node tries to reach the relay before the charge: at least 2.5 minutes, so that a restart of the relay costs no round."""
+PATIENCE = Patience(tries=26, all_tries_s=300.0)
+"""How long a node tries each of its one or two requests to the relay before the charge. A relay that takes no connection is tried for 2.5
+minutes at least, so that its restart costs no round. A relay that answers slowly holds the node for 10 minutes in all at most."""
 
 _GRACE_WITHOUT_END_S = 600.0
 """Seconds for which an upload is still tried after the window of a round that cannot end without all clients."""
@@ -314,7 +315,7 @@ def _connector() -> Connect:
         """Return a client of the relay; raise ``NoRelay`` if a setting is missing or its file cannot be used."""
         try:
             url, token, verify = settings()
-            return RelayClient(url, token, verify=verify, patience=_PATIENCE)
+            return RelayClient(url, token, verify=verify, patience=PATIENCE)
         except (ConfigError, OSError) as error:  # its text names only the operator's own files, so the log may have it
             raise NoRelay(f"the relay is not set up on this node: {error}; nothing was sent") from None
 

@@ -100,7 +100,7 @@ class Budget:
         self.policy.check(request)
         with budget_transaction(self.path) as connection:
             _refuse_repeated_round(request, connection)
-            self._check_lifetime(request, read_open_books(connection), as_stored(request.release))
+            self._check_lifetime(request, read_open_books(connection, self.policy.protects), as_stored(request.release))
             self._check_spend_behind_relay(request, connection)
 
     def charge(self, request: Request) -> int:
@@ -118,7 +118,7 @@ class Budget:
             self.policy.check(request)
             with budget_transaction(self.path, write=True) as connection:
                 _refuse_repeated_round(request, connection)
-                self._check_lifetime(request, read_open_books(connection), release)
+                self._check_lifetime(request, read_open_books(connection, self.policy.protects), release)
                 self._check_spend_behind_relay(request, connection)
                 return add_charge(connection, self._with_honest_cohort(request), release)
 
@@ -167,8 +167,8 @@ class Budget:
         """
         policy = self.policy
         with budget_transaction(self.path) as connection:
-            lifetime = read_open_books(connection).spent(policy.delta, order=policy.lifetime.order)
-            hidden = tuple(self._spend_behind_relay(read_sent_reports(connection)))
+            lifetime = read_open_books(connection, self.policy.protects).spent(policy.delta, order=policy.lifetime.order)
+            hidden = tuple(self._spend_behind_relay(read_sent_reports(connection, self.policy.protects)))
         return PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, lifetime), *hidden
 
     def rounds_left(self, last: Charged) -> int:
@@ -178,7 +178,7 @@ class Budget:
             Declined: the file is unreliable.
         """
         with budget_transaction(self.path) as connection:
-            books, sent = read_open_books(connection), read_sent_reports(connection)
+            books, sent = read_open_books(connection, self.policy.protects), read_sent_reports(connection, self.policy.protects)
         if not self._protects_enough(books):
             return 0
 
@@ -204,7 +204,7 @@ class Budget:
         Both bound all reports ever sent, against an adversary that sees only what the relay forwards.
         """
         new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
-        for spend in self._spend_behind_relay([*read_sent_reports(connection), new]):
+        for spend in self._spend_behind_relay([*read_sent_reports(connection, self.policy.protects), new]):
             if not spend.epsilon <= spend.allowed:
                 cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_SETTINGS_BEHIND_RELAY[spend.setting]}"
                 raise request.declined(f"{cost}, above the policy's {spend.setting} = {spend.allowed:g}", Exhausted, setting=spend.setting)

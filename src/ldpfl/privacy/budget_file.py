@@ -11,7 +11,7 @@ import os
 import sqlite3
 import stat
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease, for_one_record
 from ldpfl.privacy.guarantee import Protected, least_protected
 from ldpfl.privacy.policy import Limit, Request
 from ldpfl.privacy.statement import DELTA
@@ -168,14 +168,14 @@ def most_that_fit(fits: Callable[[int], bool]) -> int:
     return bisect_left(range(high), True, lo=low, key=lambda times: not fits(times)) - 1
 
 
-def read_books(path: Path) -> Books:
-    """Read the budget file at ``path``.
+def read_books(path: Path, protects: Protected = "client") -> Books:
+    """Read the budget file at ``path``, as :func:`read_open_books` does.
 
     Raises:
         Declined: the file is missing or unreliable.
     """
     with budget_transaction(path) as connection:
-        return read_open_books(connection)
+        return read_open_books(connection, protects)
 
 
 def read_charges(path: Path) -> tuple[Charged, ...]:
@@ -305,13 +305,17 @@ def _first_value(connection: sqlite3.Connection, query: str) -> Any:
     return None if row is None else row[0]
 
 
-def read_open_books(connection: sqlite3.Connection) -> Books:
-    """Return the contents of an open budget file."""
+def read_open_books(connection: sqlite3.Connection, protects: Protected = "client") -> Books:
+    """Return the contents of an open budget file.
+
+    ``protects`` is the unit that the policy protects. For a record, each release is counted as what it costs one record, see
+    :func:`ldpfl.privacy.events.for_one_record`: otherwise earlier rounds that protected persons would count too little.
+    """
     limits = connection.execute("SELECT at, epsilon, delta FROM limits ORDER BY id").fetchall()
     refusal = connection.execute("SELECT at, reason, times FROM refusals").fetchone()
     return Books(
         tuple(Granted(at, Limit(epsilon, delta)) for at, epsilon, delta in limits),
-        dict(_read_releases(connection).values()),
+        _counts(_read_releases(connection, protects).values()),
         None if refusal is None else Refusals(*refusal),
     )
 
@@ -324,10 +328,19 @@ _KINDS: Mapping[str, type[BinaryRelease] | type[PureRelease] | type[GaussianRele
 _KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def _read_releases(connection: sqlite3.Connection) -> dict[int, tuple[Release, int]]:
-    """Return each stored release and the number of its charges, by the row's id."""
+def _read_releases(connection: sqlite3.Connection, protects: Protected = "client") -> dict[int, tuple[Release, int]]:
+    """Return each stored release and the number of its charges, by the row's id. Two rows may be equal if ``protects`` is a record."""
     rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit, author FROM releases ORDER BY id")
-    return {release_id: (_release_from_row(kind, *figures), count) for release_id, count, kind, *figures in rows}
+    as_counted = for_one_record if protects == "record" else lambda release: release
+    return {release_id: (as_counted(_release_from_row(kind, *figures)), count) for release_id, count, kind, *figures in rows}
+
+
+def _counts(releases: Iterable[tuple[Release, int]]) -> dict[Release, int]:
+    """Return how often each distinct release was charged."""
+    counts: dict[Release, int] = {}
+    for release, count in releases:
+        counts[release] = counts.get(release, 0) + count
+    return counts
 
 
 def _release_from_row(kind: str, mechanism: str, parameter: float, units: int, unit: Any, author: str) -> Release:
@@ -350,9 +363,12 @@ def as_stored(release: Release) -> Release:
     return _release_from_row(*_row_from_release(release))
 
 
-def read_sent_reports(connection: sqlite3.Connection) -> list[Sent]:
-    """Return the charged reports, grouped by release, cohort, transport and number of units in one message."""
-    releases = _read_releases(connection)
+def read_sent_reports(connection: sqlite3.Connection, protects: Protected) -> list[Sent]:
+    """Return the charged reports, grouped by release, cohort, transport and number of units in one message.
+
+    Releases are counted for the unit that the policy ``protects``, as in :func:`read_open_books`.
+    """
+    releases = _read_releases(connection, protects)
     rows = connection.execute("SELECT release, cohort, transport, linked, count(*) FROM charges GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4")
     return [Sent(releases[release_id][0], cohort, transport, linked, count) for release_id, cohort, transport, linked, count in rows]
 

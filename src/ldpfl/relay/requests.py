@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import random
 import re
 import socket
@@ -41,7 +42,8 @@ class Patience:
 
     Each wait is drawn at random from the upper half of its length, so that clients that fail at the same time do not all retry at the same
     time. ``timeout_s`` is the limit for connecting, and for each piece that is sent or read; ``total_s`` is the limit for a request with
-    its answer. An upload has a time limit instead of a number of tries, and waits ``longest_upload_s`` at most.
+    its answer, and ``all_tries_s`` for all tries of it with their waits. An upload has a time limit of its own instead of ``all_tries_s``
+    and ``tries``, and waits ``longest_upload_s`` at most.
     """
 
     tries: int = 8
@@ -49,6 +51,7 @@ class Patience:
     longest_s: float = 15.0
     timeout_s: float = 60.0
     total_s: float = 600.0
+    all_tries_s: float = math.inf
     longest_upload_s: float = 5.0
 
     def wait(self, failures: int, asked_s: float) -> float:
@@ -87,24 +90,30 @@ class RetryPolicy(Protocol):
 
 @dataclass
 class LimitedTries:
-    """Gives up after ``patience.tries`` failures in a row."""
+    """Gives up after ``patience.tries`` failures in a row, or after ``patience.all_tries_s`` seconds."""
 
     patience: Patience
     sleep: Callable[[float], None]
+    clock: Callable[[], float]
     failures: int = 0
+    _started_at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started_at_s = self.clock()
 
     def seconds_left(self) -> float:
-        return self.patience.total_s
+        return max(0.0, min(self.patience.total_s, self._started_at_s + self.patience.all_tries_s - self.clock()))
 
     def wait_or_give_up(self, response: httpx.Response | None) -> str:
-        """Count one more failure. Give up if there have been too many, else wait longer than after the failure before."""
+        """Count one more failure. Give up if there have been too many or the time is over, else wait longer than after the last failure."""
         self.failures += 1
-        if self.failures >= self.patience.tries:
-            if response is not None and is_worth_a_retry(response):
-                require_success(response)  # raises, since no status that is worth a retry is a success
-            return f"{counted(self.failures, 'time')} in a row"
-        self.sleep(self.patience.wait(self.failures, _retry_after_s(response)))
-        return ""
+        if self.failures < self.patience.tries:
+            self.sleep(min(self.seconds_left(), self.patience.wait(self.failures, _retry_after_s(response))))
+            if self.seconds_left() > 0:
+                return ""
+        if response is not None and is_worth_a_retry(response):
+            require_success(response)  # raises, since no status that is worth a retry is a success
+        return f"{counted(self.failures, 'time')} in a row"
 
     def reset_failures(self) -> None:
         self.failures = 0
@@ -202,7 +211,7 @@ class Caller:
             max_bytes: maximum length of the answer's body.
             parts: further parts of the request, such as ``content`` or ``headers``, as httpx takes them.
         """
-        retry_policy = retry_policy or LimitedTries(self._patience, self._sleep)
+        retry_policy = retry_policy or LimitedTries(self._patience, self._sleep, self._clock)
         while True:
             response = self._send_once(method, path, retry_policy, max_bytes, **parts)
             if response is not None and not is_worth_a_retry(response):

@@ -136,16 +136,20 @@ _ONLY_RESETS_STATISTICS = """(
 The code that runs is compared, not the function's name. Only superusers make functions in these two languages.
 """
 
+_RELATION_RIGHTS = """(
+    SELECT oid AS relation, 0 AS number, relacl AS acl FROM pg_class
+    UNION ALL SELECT attrelid, attnum, attacl FROM pg_attribute WHERE attacl IS NOT NULL
+) AS rights"""
+"""Rights in whole tables and views, and in their columns, whose numbers begin at 1."""
+
 _TO_REVOKE = "CAST(function AS regprocedure) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')"
 
 _RIGHTS_FAULTS = (
     f"""SELECT relname || ' belongs to ' || pg_get_userbyid(relowner)
     FROM pg_class WHERE relnamespace = {_SCHEMA_ID} AND relowner <> {_MY_ROLE}""",
-    f"""SELECT 'others have rights in ' || relname
-    FROM pg_class, aclexplode(relacl) AS given WHERE relnamespace = {_SCHEMA_ID} AND given.grantee <> relowner""",
-    f"""SELECT 'others have rights in a column of ' || relname
-    FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid, aclexplode(attacl) AS given
-    WHERE relnamespace = {_SCHEMA_ID} AND given.grantee <> relowner""",
+    f"""SELECT 'others have rights in ' || CASE WHEN number = 0 THEN '' ELSE 'a column of ' END || relname
+    FROM {_RELATION_RIGHTS} JOIN pg_class ON oid = relation, aclexplode(acl) AS given
+    WHERE relation IN {_WITH_FILES} AND given.grantee <> relowner""",
     # A membership that may only be handed on, such as PostgreSQL 16 gives to whoever made the role, uses nothing.
     f"""SELECT pg_get_userbyid(member) || ' is a member of the role ' || current_user
     FROM pg_auth_members JOIN pg_roles ON pg_roles.oid = member
@@ -161,11 +165,12 @@ _RIGHTS_FAULTS = (
     # Rights that a role has without inheriting them: it may take a role on, or the server acts for it. A role that nobody may log in as
     # counts as well: it may own a function with SECURITY DEFINER, which acts with the role's rights for everybody.
     f"""SELECT others.rolname || ' may reach the rows as ' || held.rolname
-        || CASE WHEN held.rolreplication THEN ', which has REPLICATION' WHEN {_CAN_ADD_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
+        || CASE WHEN held.rolsuper THEN ', which is a superuser' WHEN held.rolreplication THEN ', which has REPLICATION'
+            WHEN {_CAN_ADD_MEMBERS} THEN ', which has CREATEROLE' ELSE '' END
     FROM pg_roles AS others JOIN pg_roles AS held ON pg_has_role(others.oid, held.oid, 'MEMBER')
-    WHERE NOT others.rolsuper AND NOT held.rolsuper AND others.oid <> {_MY_ROLE}
+    WHERE NOT others.rolsuper AND others.oid <> {_MY_ROLE}
     AND (others.oid >= {_FIRST_USER_OID} OR others.oid <> held.oid)
-    AND (held.rolname IN ({_ALL_DATA_ROLES}) OR held.rolreplication OR {_CAN_ADD_MEMBERS})
+    AND (held.rolname IN ({_ALL_DATA_ROLES}) OR held.rolsuper OR held.rolreplication OR {_CAN_ADD_MEMBERS})
     ORDER BY others.rolcanlogin DESC, 1""",
     # An update of an extension may list later grants among the first ones, so only PostgreSQL's own roles are accepted from there.
     f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TO_REVOKE}
@@ -190,13 +195,22 @@ _RIGHTS_FAULTS = (
     FROM pg_language WHERE lanpltrusted AND oid <> 14 AND (lanplcallfoid = 0 OR EXISTS (
         SELECT FROM pg_proc WHERE pg_proc.oid IN (lanplcallfoid, laninline)
         AND NOT (probin ~ '^[$]libdir/pl(pgsql|perl|tcl)$' AND prosrc ~ '^pl(pgsql|perl|tcl)_(call|inline)_handler$')))""",
-    f"""SELECT coalesce(rolname, 'PUBLIC') || ' may read a table that is not for everybody: REVOKE ALL ON '
-        || CAST(CAST(objoid AS regclass) AS text) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
-    FROM pg_init_privs JOIN pg_class ON pg_class.oid = objoid CROSS JOIN aclexplode(relacl) AS given
-    LEFT JOIN pg_roles ON pg_roles.oid = grantee
-    WHERE classoid = CAST('pg_class' AS regclass) AND objsubid = 0 AND rolsuper IS NOT TRUE
-    AND NOT EXISTS (SELECT FROM aclexplode(initprivs) AS initial WHERE initial.grantee = 0)
-    AND (grantee >= {_FIRST_USER_OID} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",
+    # Whoever may write to a catalog can become a superuser. Catalogs are in the schemas 11 and 99, pg_catalog and pg_toast. Two kinds of
+    # rights are accepted: those that everybody has from the start, in a table or a column, and those of PostgreSQL's own roles.
+    f"""SELECT coalesce(rolname, 'PUBLIC') || ' has rights in a table that is not for everybody: REVOKE '
+        || string_agg(privilege_type || coalesce(' (' || quote_ident(attname) || ')', ''), ', ' ORDER BY attnum, privilege_type)
+        || ' ON ' || CAST(CAST(relation AS regclass) AS text) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
+    FROM {_RELATION_RIGHTS} CROSS JOIN aclexplode(acl) AS given
+    LEFT JOIN pg_roles ON pg_roles.oid = grantee LEFT JOIN pg_attribute ON attrelid = relation AND attnum = number AND number <> 0
+    WHERE rolsuper IS NOT TRUE AND relation IN (
+        SELECT oid FROM pg_class WHERE oid < {_FIRST_USER_OID} AND relnamespace IN (11, 99)
+        UNION SELECT objoid FROM pg_init_privs WHERE classoid = CAST('pg_class' AS regclass) AND objsubid = 0
+        AND NOT EXISTS (SELECT FROM aclexplode(initprivs) AS initial WHERE initial.grantee = 0))
+    AND NOT EXISTS (SELECT FROM pg_init_privs, aclexplode(initprivs) AS initial
+        WHERE classoid = CAST('pg_class' AS regclass) AND objoid = relation AND objsubid IN (0, number)
+        AND initial.privilege_type = given.privilege_type
+        AND (initial.grantee = 0 OR initial.grantee = given.grantee AND given.grantee < {_FIRST_USER_OID}))
+    GROUP BY relation, rolname ORDER BY 1""",
     f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that runs as the server: REVOKE EXECUTE ON FUNCTION '
         || CAST(CAST(pg_proc.oid AS regprocedure) AS text) || ' FROM ' || coalesce(quote_ident(rolname), 'PUBLIC')
     FROM pg_proc CROSS JOIN aclexplode(coalesce(proacl, acldefault('f', proowner))) AS given
