@@ -414,7 +414,7 @@ def test_only_an_adapter_of_the_model_is_exported(run: Path, tmp_path: Path) -> 
         assert not (tmp_path / "new").exists()
         assert list((tmp_path / "mine").iterdir()) == []
     weights.unlink()
-    with pytest.raises(DataError, match="is damaged: .*No such file"):
+    with pytest.raises(DataError, match=r"is damaged: .*No such file"):
         api.export(copy, tmp_path / "new")
     save_file({"rank": torch.ones(2)}, weights, {"note": "a private text"})
     given = api.export(copy, tmp_path / "new")
