@@ -366,7 +366,7 @@ def test_a_model_s_file_that_is_something_else_is_not_exported(run: Path, tmp_pa
     file = copy / "model.safetensors"
     file.rename(private)
     file.symlink_to(private)
-    with pytest.raises(DataError, match="it is a link"):
+    with pytest.raises(DataError, match=r"model\.safetensors is a link"):
         api.export(copy, tmp_path / "linked")
     file.unlink()
     for tensors in ({"rows": torch.zeros(3)}, {}):
@@ -376,8 +376,63 @@ def test_a_model_s_file_that_is_something_else_is_not_exported(run: Path, tmp_pa
     file.write_bytes(b"a private text")
     with pytest.raises(DataError, match="is damaged"):
         api.export(copy, tmp_path / "text")
-    assert not list(tmp_path.glob("*/model.safetensors.*"))
-    assert not (tmp_path / "linked" / "model.safetensors").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "private.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["config.toml", "result.json", "ledger.json", "model.json", "encoding.json", "adapter"])
+def test_nothing_of_a_run_is_handed_on_by_a_link(name: str, run: Path, tmp_path: Path) -> None:
+    copy, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    shutil.copytree(run, copy)
+    (copy / "adapter").mkdir()
+    (copy / name).rename(elsewhere)
+    (copy / name).symlink_to(elsewhere)
+    ways = (
+        lambda: api.export(copy, tmp_path / "given"),
+        lambda: api.certify(copy),
+        lambda: api.page([copy], tmp_path / "page.html", public=True),
+    )
+    for hand_on in ways:
+        with pytest.raises(DataError, match=f"{re.escape(name)} is a link, expected a file of this run"):
+            hand_on()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "elsewhere"}
+    assert api.page([copy], tmp_path / "own.html").size > 0  # its owner may see all
+
+
+def test_only_an_adapter_of_the_model_is_exported(run: Path, tmp_path: Path) -> None:
+    """Whoever prepares a run's folder may put any file in the place of an adapter."""
+    copy, adapter = tmp_path / "run", tmp_path / "run" / "adapter"
+    shutil.copytree(run, copy)
+    adapter.mkdir()
+    config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
+    weights.symlink_to(tmp_path / "SECRET-seed")
+    with pytest.raises(DataError, match=r"adapter_model\.safetensors is a link"):
+        api.export(copy, tmp_path / "linked")
+    weights.unlink()
+    config.write_text("a private text")
+    assert {path.name for path in api.export(copy, tmp_path / "given").iterdir()} == FILES  # the model has no base, so no adapter
+    description = json.loads((copy / "model.json").read_text())
+    (copy / "model.json").write_text(json.dumps(description | {"base": "0" * 64}))
+    (tmp_path / "mine").mkdir()
+    for text, content, problem in (
+        ("", b"", "Expecting value"),
+        ('{"password": 1}', b"", "it has no peft_type"),
+        ('{"peft_type": "LORA"}', b"", ""),
+        ('{"peft_type": "LORA"}', b"a private text", ""),
+    ):
+        config.write_text(text)
+        weights.write_bytes(content)
+        for folder in ("new", "mine"):
+            with pytest.raises(DataError, match=f"the adapter in .* is damaged: .*{problem}"):
+                api.export(copy, tmp_path / folder)
+        assert not (tmp_path / "new").exists()
+        assert list((tmp_path / "mine").iterdir()) == []
+    weights.unlink()
+    with pytest.raises(DataError, match=r"is damaged: .*No such file"):
+        api.export(copy, tmp_path / "new")
+    save_file({"rank": torch.ones(2)}, weights, {"note": "a private text"})
+    given = api.export(copy, tmp_path / "new")
+    assert b"a private text" not in (given / weights.name).read_bytes()
+    assert load_file(given / weights.name)["rank"].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.thorough

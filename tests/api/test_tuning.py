@@ -14,6 +14,7 @@ import torch
 
 from conftest import CommandLine
 from ldpfl import ConfigError, PrivacyError, api
+from ldpfl.api.configuring import setting_texts
 from ldpfl.api.showing import FinishedRun
 from ldpfl.api.tuning import _note_on_noise
 from ldpfl.experiments.config import RunConfig
@@ -268,7 +269,27 @@ def test_a_tuning_on_ones_own_model_states_an_authors_claim(tmp_path: Path) -> N
     assert {row.status for row in made.guarantee.statement.rows} == {"author's claim"}
     note = "this and all that follows is author's claim: it rests on code that is not ldpfl's"
     assert note in made.sentences
+    assert "warning: nothing is proved of dp-sgd" in str(made)
     assert note in json.loads((made.folder / "tuned.json").read_text(encoding="utf-8"))["sentences"]
+
+
+NET = "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self) -> None:\n        super().__init__(2, 2)\n"
+
+
+def test_a_guarantee_of_trials_holds_for_each_candidate(tmp_path: Path) -> None:
+    """Trials of any candidate may have run: one on a user's code makes all rows a claim, and one that shows its clients leaves no sum."""
+    (tmp_path / "net.py").write_text(NET)
+    FRAME.to_csv(tmp_path / "table.csv", index=False)
+    own = {"path": str(tmp_path / "table.csv"), "target": "sick", "client": "site", "classes": ["no", "yes"]}
+    settings = setting_texts({"data": own, "data.bounds": HOW["settings"]["data.bounds"], "training.rounds": 1})
+    net = f"{tmp_path / 'net.py'}:Net"
+    for models in (["logistic-regression", net], [net, "logistic-regression"]):
+        for channel, trusted in (("direct", ["central", "local"]), ("secure-sum", ["central", "summed", "local"])):
+            axes: dict[str, Any] = {"model.name": models, "shuffling.channel": sorted({"secure-sum", channel})}
+            tuning = Tuning(sweep_of("own", settings, axes, 1, "models"), (), 2.0, TrialCount.of(2))
+            guarantee = guarantee_of(tuning, candidates(tuning))
+            found = [(row.trust_model, row.status) for row in guarantee.statement.rows]
+            assert found == [(trust_model, "author's claim") for trust_model in trusted]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from ldpfl.experiments.shipped import sweep_names
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs, load_sweep, parse_axis, sweep_of
 from ldpfl.experiments.sweep_rows import Row, curves, frontier, rows
 from ldpfl.experiments.sweep_run import open_folder, run_cell
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report.plots import draw_sweep
 from ldpfl.report.reproduction import reproduction_table
 from ldpfl.report.result_tables import sweep_table
@@ -212,6 +213,9 @@ def test_a_row_states_what_its_costliest_seed_does(tiny_data: Path, tmp_path: Pa
     assert rows(stopped)[0].privacy == found.privacy  # what was released before a run was given up is released
     assert rows([(cell, {"stopped": "round 4", **until}) for cell, _ in results])[0].score == ()
     assert found.privacy["protected"] == stated[0]["protected"]
+    for place, (cell, result) in enumerate(results):  # one seed's run on a user's code is enough
+        claimed = {**result, "privacy": {**result["privacy"], "status": AUTHORS_CLAIM}}
+        assert rows([*results[:place], (cell, claimed), *results[place + 1 :]])[0].privacy["status"] == AUTHORS_CLAIM
 
 
 def row(variant: str, accuracy: tuple[float, ...], size: int, local: float | str | None, **changes: Any) -> Row:
@@ -259,6 +263,18 @@ def test_the_table_and_the_plot_of_a_frontier_say_what_they_show(tmp_path: Path)
         draw_sweep(tmp_path / name, config, gathered)
         assert (tmp_path / name).stat().st_size > 1000
     assert "epsilon of the whole run" in (tmp_path / "budget.svg").read_text(encoding="utf-8")
+
+
+def test_a_sweep_marks_the_epsilons_that_rest_on_a_user_s_code() -> None:
+    config = sweep(axes={"model.name": ["linear", "net.py:Net"]}, variants={"as it is": []})
+    found = [
+        Row("as it is", (("model.name", name),), (0.5,), 10, {"local": 1.5, "protected": "record", "status": status}, 1.0)
+        for name, status in (("linear", "proved"), ("net.py:Net", AUTHORS_CLAIM))
+    ]
+    lines = widths(sweep_table(config, found), 200)
+    assert [("1.5 a record †" in line) for line in lines if "1.5 a record" in line] == [False, True]
+    assert any(line.strip().startswith("† not proved, but author's claim") for line in lines)
+    assert "†" not in "".join(widths(sweep_table(config, found[:1]), 200))
 
 
 def test_a_sweep_over_names_is_drawn_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -264,6 +265,11 @@ def test_its_epsilons_are_those_of_the_ledger(folder: Path, text: str, tmp_path:
     both = page([folder, shutil.copytree(folder, tmp_path / "a copy")])
     size = f"{result['uplink_bytes_per_client_round']:,}"
     assert both.count(f'<td class="number">{number(best.epsilon)}</td><td class="number">{size}</td></tr>') == 2
+
+    edited = shutil.copytree(folder, tmp_path / "edited")
+    false = {"epsilon_per_unit": 0.001, "unit": "person", "mechanism": "magic"}
+    (edited / "result.json").write_text(json.dumps({**result, **false}), encoding="utf-8")
+    assert page([edited]) == text
 
     alone = Guarantee(7.0, 1e-5, "client", 1, REPLACE_ONE, "local", "proved", scope="run")
     hidden = replace(alone, epsilon=3.0, trust_model="shuffled")

@@ -39,7 +39,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
 
     Raises:
         ConfigError: there is no such run, it is a trial of a tuning, it is not finished, or delta is out of range.
-        DataError: a file is damaged.
+        DataError: a file is damaged, or a link.
         WriteError: ``out`` cannot be written.
     """
     if out is not None:

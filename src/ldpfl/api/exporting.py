@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,11 +17,11 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.other_folders import GUARANTEE
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.models.adapters import ADAPTER_FILES
+from ldpfl.models.adapters import copy_adapter
 from ldpfl.privacy.statement import account
 from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
-from ldpfl.util.files import check_regular, make_folder, replace_atomically, to_json, write_text, writing
+from ldpfl.util.files import make_folder, replace_atomically, to_json, write_text, writing
 from ldpfl.util.user_code import is_pretrained, named_model
 
 
@@ -51,7 +52,7 @@ def export(
 
     Raises:
         ConfigError: the run is not finished, has no folder or protects nothing of a user's own data; or ``folder`` is not empty.
-        DataError: a file of the run is damaged.
+        DataError: a file of the run is damaged, or a link.
         WriteError: the folder cannot be written.
     """
     run_path = run.folder if isinstance(run, RunResult) else Path(run)
@@ -81,14 +82,30 @@ def export(
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is published with the model")
     given_model = run.module() if isinstance(run, RunResult) and model is None else model
     content_by_name = dict(_exchange_files(run_folder, described, suffixes, given_model))
-    write_model(run_folder, out)
-    for name, content in content_by_name.items():
-        with replace_atomically(out / name) as temporary:
-            temporary.write_bytes(content)
-    write_text(out / GUARANTEE, to_json(statement.to_dict(), indent=2) + "\n")
-    write_text(out / "certificate.json", certificate.to_json())
-    write_text(out / "README.md", card)
+    with _emptied_on_failure(out):
+        write_model(run_folder, out)
+        for name, content in content_by_name.items():
+            with replace_atomically(out / name) as temporary:
+                temporary.write_bytes(content)
+        write_text(out / GUARANTEE, to_json(statement.to_dict(), indent=2) + "\n")
+        write_text(out / "certificate.json", certificate.to_json())
+        write_text(out / "README.md", card)
     return out
+
+
+@contextmanager
+def _emptied_on_failure(folder: Path) -> Iterator[None]:
+    """Create the new or empty ``folder``. If the block fails, remove the files that it wrote: nobody shall publish half an export."""
+    is_new = not folder.exists()
+    make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir():
+            path.unlink()
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def _exchange_files(
@@ -115,23 +132,21 @@ def _exchange_files(
 
 
 def write_model(run_folder: RunFolder, out: Path) -> None:
-    """Write the model of a finished run, and the files that are needed to use it, to the folder ``out``."""
+    """Write the model of a finished run, and the files that are needed to use it, to the folder ``out``.
+
+    Raises:
+        DataError: a file of the run is damaged, or a link.
+    """
+    run_folder.check_no_links()
     described, target = run_folder.model_file().without_local_folders(), RunFolder(out)
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
         described.copy_weights(run_folder.model_path, temporary)
-    _copy_adapter(run_folder.adapter_path, out)
+    if described.base and run_folder.adapter_path.exists():
+        copy_adapter(run_folder.adapter_path, out)
     if (encoder := run_folder.measured_encoder()) is not None:
         write_text(target.encoding_path, encoder.handed_on().model_dump_json(indent=1) + "\n")
     write_text(target.description_path, described.model_dump_json(indent=1) + "\n")
-
-
-def _copy_adapter(folder: Path, out: Path) -> None:
-    """Copy the files of an adapter (trained parameters beside a pretrained model) to ``out``, if ``folder`` holds one."""
-    for name in ADAPTER_FILES if folder.exists() else ():
-        check_regular(folder / name)
-        with replace_atomically(out / name) as temporary:
-            temporary.write_bytes((folder / name).read_bytes())
 
 
 def given_seed(run: str | Path) -> int | None:

@@ -43,7 +43,7 @@ def page(what: Sequence[Path], file: Path, *, public: bool = False) -> Page:
 
     Raises:
         ConfigError: a path is neither a run, a sweep nor a plan, or there is no common page of these paths.
-        DataError: a file is damaged.
+        DataError: a file is damaged, or for a public page a link.
         WriteError: ``file`` cannot be written.
     """
     check_suffix(file, "a page in HTML", ".html", ".htm")

@@ -26,7 +26,7 @@ from ldpfl.experiments.tuning import Chosen, TunedGuarantee, Tuning, run_tuning,
 from ldpfl.privacy.accountants.best_of_trials import Law, TrialCount
 from ldpfl.privacy.guarantee import IF_TRUSTED
 from ldpfl.report import client_figures
-from ldpfl.report.privacy import guarantee_table
+from ldpfl.report.privacy import guarantee_table, notes_on
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import format_score
 from ldpfl.simulation.evaluating import LOSS
@@ -82,7 +82,8 @@ class TuneResult(Shown):
         low, high = (format_score(self.metric, end) for end in self.interval)
         score = f"{self.metric} {format_score(self.metric, self.score)} ({low} to {high})"
         chosen = f"chosen: {self.setting}; {score}, measured at clients with noise, which may lift it beyond what is possible"
-        return Group(Text(chosen), guarantee_table(self.guarantee.statement.to_dict()), *map(Text, self.sentences))
+        privacy = self.guarantee.statement.to_dict()
+        return Group(Text(chosen), guarantee_table(privacy), *notes_on(privacy), *map(Text, self.sentences))
 
 
 _PRIVACY_KEYS = ("delta", "protected", "status", "guarantees", "warnings")

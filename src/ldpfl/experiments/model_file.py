@@ -159,16 +159,14 @@ class ModelFile(BaseModel):
         return module
 
     def copy_weights(self, weights: Path, to: Path) -> None:
-        """Write only the tensors of the safetensors file ``weights`` to the file ``to``. Metadata are left out, and links are refused.
+        """Write only the tensors of the safetensors file ``weights`` to the file ``to``. Metadata are left out.
 
         Raises:
-            DataError: the file is missing, damaged, a link, or of another built-in model.
+            DataError: the file is missing, damaged, or of another built-in model.
         """
         check_present(weights)
         try:
             check_regular(weights)
-            if weights.is_symlink():
-                raise ValueError("it is a link")
             if self.name != GIVEN and not is_code(self.name):
                 with torch.device("meta"):
                     _check_shapes(

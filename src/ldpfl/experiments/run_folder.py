@@ -165,12 +165,33 @@ class RunFolder:
         return trials_mark(self.path.resolve().parent.parent).exists()
 
     def check_may_be_handed_on(self) -> None:
-        """Raise a :class:`ConfigError` if the run is a trial of a tuning."""
+        """Raise unless the run's model, guarantee and public figures may be published.
+
+        Raises:
+            ConfigError: the run is a trial of a tuning.
+            DataError: a file of the run is a link.
+        """
         if self.is_trial:
             raise ConfigError(
                 f"{self.path} is a trial of a tuning, and its guarantee does not count the other trials: publish the tuning's folder "
                 "'release' instead"
             )
+        self.check_no_links()
+
+    def check_no_links(self) -> None:
+        """Raise a :class:`DataError` if a file of the run is a link.
+
+        The folder may be somebody else's. A link in it could name any file of this user, and publish its content.
+        """
+        for path in (*self._files(), self.adapter_path):
+            if path.is_symlink():
+                raise DataError(f"{path} is a link, expected a file of this run: if you trust the link, replace it by a copy of its file")
+
+    def _files(self) -> list[Path]:
+        """Return the paths of the run's files, whether they exist or not, except those with secrets or personal layers."""
+        files = [self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path]
+        files += [log_path(self.checkpoint_path), self.model_path, self.curve_path, self.encoding_path, self.description_path]
+        return files + [self.adapter_path / name for name in ADAPTER_FILES]
 
     @property
     def secret_path(self) -> Path:
@@ -562,10 +583,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove the files of the run, so that a new run can start in the folder."""
-        files = [self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path]
-        files += [log_path(self.checkpoint_path), self.model_path, self.curve_path, self.encoding_path, self.description_path]
-        files += [self.secret_path, *self.path.glob(f"{_PERSONAL}*"), *(self.adapter_path / name for name in ADAPTER_FILES)]
-        for path in files:
+        for path in (*self._files(), self.secret_path, *self.path.glob(f"{_PERSONAL}*")):
             with writing(path):
                 path.unlink(missing_ok=True)
 

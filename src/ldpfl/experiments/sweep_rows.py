@@ -13,7 +13,7 @@ from typing import Any
 from ldpfl.errors import DataError
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import AxisValue, Cell
-from ldpfl.privacy.guarantee import IF_TRUSTED, Statement, best_figure, is_figure
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, IF_TRUSTED, Statement, best_figure, is_figure
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import from_json_lines
 from ldpfl.util.number_format import number
@@ -230,7 +230,8 @@ def _metric_names(results: Sequence[Result]) -> list[str]:
 def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a statement with the largest value of each figure over the ``statements``, one for each seed. "infinity" is a figure too.
 
-    Its texts are those of the statement with the largest epsilon. Lists are left out, since entries of different seeds do not correspond.
+    Its texts are those of the statement with the largest epsilon, but its status is the weakest. Lists are left out, since entries of
+    different seeds do not correspond.
     """
     worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])
     result = {}
@@ -238,6 +239,8 @@ def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
         figures = [statement[key] for statement in statements if is_figure(statement.get(key))]
         if not isinstance(value, list):
             result[key] = max(figures, key=float) if figures else value
+    if any(statement.get("status") == AUTHORS_CLAIM for statement in statements):
+        result["status"] = AUTHORS_CLAIM
     return result
 
 

@@ -32,7 +32,7 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussian_epsilon, trial_mu
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.events import GaussianRelease
-from ldpfl.privacy.guarantee import HOLDS, Guarantee, Statement
+from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, Guarantee, Statement, Status
 from ldpfl.privacy.statement import account_together, run_epsilon
 from ldpfl.simulation.evaluating import LOSS
 from ldpfl.tasks import ACCURACY
@@ -278,11 +278,16 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
     total = best_of_gaussian_epsilon(mu, tuning.count, delta)
     if total > tuning.epsilon:
         raise PrivacyError(f"the release would have epsilon {total:.6g}, and {tuning.epsilon:g} was asked for: report this as a fault")
-    rows = [row for statement in statements for row in statement.rows if _covers_whole_run(row, statement)]
-    # For each trust model the row with the largest epsilon, which is sorted last and so replaces the others.
-    worst_rows = {row.trust_model: row for row in sorted(rows, key=lambda row: row.epsilon)}
+    covering = [{row.trust_model: row for row in statement.rows if _covers_whole_run(row, statement)} for statement in statements]
+    # Any candidate's trials may have run. So a row stands for all of them: it needs a row of each, and takes the weakest status.
+    status: Status = "proved" if all(statement.status == "proved" for statement in statements) else AUTHORS_CLAIM
+    common = [model for model in covering[0] if all(model in rows for rows in covering)]
+    worst_rows = [max((rows[model] for rows in covering), key=lambda row: row.epsilon) for model in common]
     assumption = f"at most {tuning.count.limit} trials, which add up"
-    trial_rows = [replace(row, lower=None, assumptions=(assumption, *row.assumptions)) for row in worst_rows.values()]
+    trial_rows = [
+        replace(row, lower=None, status=status, assumptions=(assumption, *row.assumptions))
+        for row in sorted(worst_rows, key=lambda row: row.epsilon)
+    ]
     release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])
     release_row = replace(trial_rows[0], epsilon=total, trust_model="central", assumptions=release_assumptions)
     warnings = tuple(dict.fromkeys(line for statement in statements for line in statement.warnings))

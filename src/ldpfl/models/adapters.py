@@ -17,10 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ldpfl.errors import ConfigError, first_line
-from ldpfl.util.files import make_folder, replace_atomically
+from ldpfl.errors import ConfigError, DataError, first_line
+from ldpfl.util.files import check_regular, from_json, make_folder, read_text, replace_atomically, write_text
 from ldpfl.util.seeded_torch import SeededDraws
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import PRETRAINED, import_library, public_name
@@ -138,6 +140,26 @@ def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
     for name, content in files.items():
         with replace_atomically(folder / name) as temporary:
             temporary.write_bytes(content)
+
+
+def copy_adapter(folder: Path, out: Path) -> None:
+    """Write the settings and the tensors of the adapter in ``folder``, and nothing else that its files hold, to the folder ``out``.
+
+    Raises:
+        DataError: a file is missing, damaged, or no adapter's.
+    """
+    config, weights = (folder / name for name in ADAPTER_FILES)
+    try:
+        settings = from_json(read_text(config))
+        if not isinstance(settings, dict) or "peft_type" not in settings:
+            raise ValueError(f"{config.name} is no config of peft: it has no peft_type")
+        check_regular(weights)
+        tensors = load_file(weights)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise DataError(f"the adapter in {folder} is damaged: {first_line(error)}; restore it") from error
+    write_text(out / config.name, json.dumps(settings, indent=1, sort_keys=True) + "\n")
+    with replace_atomically(out / weights.name) as temporary:
+        save_file(tensors, temporary, {"format": "pt"})
 
 
 def is_of_transformers(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.figures import as_released
 from ldpfl.experiments.public_figures import scores_are_public, without_private_figures
 from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.privacy import Ledger
@@ -114,7 +115,7 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     statement = account(ledger, config.privacy.delta)
     if folder.is_trial:
         statement = replace(statement, warnings=(TRIAL, *statement.warnings))
-    result["privacy"] = statement.to_dict()
+    result = as_released(result, ledger, statement) | {"mechanism": config.mechanism.name}
     best = statement.best
     protects = config.mechanism.protects
     return {

@@ -40,21 +40,21 @@ def print_guarantees(console: Console, privacy: dict[str, Any], target: float | 
     if privacy.get("verdict"):
         console.print(Text(privacy["verdict"], style="bold"), soft_wrap=True)
     console.print(guarantee_table(privacy))
-    for line in _notes(privacy):
+    for line in notes_on(privacy):
         console.print(line, soft_wrap=True)
 
 
 def guarantees(privacy: dict[str, Any]) -> Group:
     """Return the table of guarantees and its notes as one renderable; the notes are wrapped to the table's width."""
     verdict = [Text(privacy["verdict"], style="bold")] if privacy["verdict"] else []
-    return Group(*verdict, guarantee_table(privacy), *_notes(privacy))
+    return Group(*verdict, guarantee_table(privacy), *notes_on(privacy))
 
 
 look.register(Statement, lambda statement: guarantees(statement.to_dict()))
 look.register(Plan, lambda plan: Group(plan_table(plan.to_dict()), plan.statement))
 
 
-def _notes(privacy: dict[str, Any]) -> Iterator[Text]:
+def notes_on(privacy: dict[str, Any]) -> Iterator[Text]:
     """Yield the notes on the table of guarantees."""
     yield from (Text(note) for note in privacy["notes"])
     yield from (Text(f"warning: {warning}", style="yellow") for warning in privacy["warnings"])

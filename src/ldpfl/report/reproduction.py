@@ -14,6 +14,7 @@ from ldpfl.experiments.reproduction import ReproducedRow, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
+from ldpfl.report.result_tables import CLAIM_LEGEND, claim_mark
 from ldpfl.report.scores import display_factor, metric_heading
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.number_format import NO_EPSILON, epsilon_text
@@ -82,7 +83,10 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
     """Return the table for a terminal: our figures beside the paper's, claimed and proved epsilons."""
     lines = tidy(reproduction, sweep, results)
     form = ",.2f" if reproduction.shows == "score" else ",.4g"
-    proved = [result.best_guarantee for result in results]
+    holds = [
+        "-" if result.row is None or result.best_guarantee is None else epsilon_text(result.best_guarantee[0]) + claim_mark(result.row)
+        for result in results
+    ]
     columns = [
         Column("setting", [result.variant for result in results], is_name=True),
         *(
@@ -95,7 +99,7 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
         ),
         Column("paper", ["-" if line["paper"] is None else f"{line['paper']:{form}}" for line in lines]),
         Column("claimed", [_epsilon_or_dash(line["epsilon_claimed"]) for line in lines], dropped=2),
-        Column("holds", ["-" if epsilon is None else epsilon_text(epsilon[0]) for epsilon in proved]),
+        Column("holds", holds),
         Column("seeds", [f"{result.seeds}/{result.wanted}" for result in results], dropped=1),
     ]
     if reproduction.shows != "seconds":
@@ -105,7 +109,8 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
         "seconds: mean of a run"
     )
     reasons = dict.fromkeys(f"{result.variant} {_state_text(result)}" for result in results if _all_stopped(result))
-    caption = "\n".join(filter(None, [legend, *reasons, reproduction.differs, reproduction.changes_note]))
+    claim_legend = CLAIM_LEGEND if any(result.row and claim_mark(result.row) for result in results) else ""
+    caption = "\n".join(filter(None, [legend, claim_legend, *reasons, reproduction.differs, reproduction.changes_note]))
     return FittedTable(f"{reproduction.source}: {reproduction.title}", columns, caption)
 
 

@@ -154,9 +154,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         legend[0] += "; a record: the epsilon protects one record of a client, not the client as a whole"
     if "person" in protected:
         legend[0] += "; a person: the epsilon protects all records of one person at a client, not the client as a whole"
-    claimed_variants = dict.fromkeys(row.variant for row in rows if row.privacy.get("status") == AUTHORS_CLAIM)
-    if claimed_variants:
-        legend.append(f"not proved, but {AUTHORS_CLAIM}: {', '.join(claimed_variants)}")
+    legend += [CLAIM_LEGEND] * any(map(claim_mark, rows))
     if frontier_ids:
         legend.append("* worth its price: no other row with at most its bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
@@ -202,7 +200,15 @@ def _epsilon_cell(row: Row, key: str) -> str:
     if value is None:
         return "-"
     text = epsilon_text(value)
-    return text if text == NO_EPSILON else f"{text}{per_unit}"
+    return text if text == NO_EPSILON else f"{text}{per_unit}{claim_mark(row)}"
+
+
+def claim_mark(row: Row) -> str:
+    """Return the mark of epsilons that rest on code that is not ldpfl's, which :data:`CLAIM_LEGEND` explains; empty if all is proved."""
+    return " †" if row.privacy.get("status") == AUTHORS_CLAIM else ""
+
+
+CLAIM_LEGEND = f"† not proved, but {AUTHORS_CLAIM}: it rests on code that is not ldpfl's"
 
 
 def _no_epsilon_legend(rows: Sequence[Row]) -> str:
