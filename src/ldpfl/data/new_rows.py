@@ -96,9 +96,7 @@ def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
 def _require_id_column(table: Table, name: str) -> str:
     """Return ``name``, or raise a :class:`DataError` if the table has no such column."""
     if name not in table.columns:
-        raise DataError(
-            f"the rows have no column {name!r}, which id_column (--id) names: {did_you_mean(name, table.columns)}"
-        )
+        raise DataError(f"the rows have no column {name!r}, which id_column (--id) names: {did_you_mean(name, table.columns)}")
     return name
 
 
