@@ -54,6 +54,16 @@ class Rearranged(OwnEncoder):
         return super().plus(self.rearranged(distance))
 
 
+@dataclass(frozen=True)
+class OpenWhere(OwnEncoder):
+    """Sends plain signs of the weights for which ``opened`` is true."""
+
+    opened: Callable[[Tensor], Tensor] = torch.isnan
+
+    def plus(self, distance: Tensor) -> Tensor:
+        return torch.where(self.opened(distance), (distance > 0).double(), super().plus(distance))
+
+
 class SecondTurnedByFirst(OwnEncoder):
     def plus(self, distance: Tensor) -> Tensor:
         second = torch.where(distance[:, :1] > 0, distance[:, 1:2], -distance[:, 1:2])
@@ -560,5 +570,14 @@ FAULTS: Mapping[str, Planted] = {
     "a pool in the order of clients": Planted(Unmixed(1.0), "order in the pool"),
     "a pool of whole rows": Planted(MixedByRows(1.0), "units apart in the pool"),
     "weights in one message": Planted(OneMessage(1.0), "units apart"),
+    "no noise for a client alone": Planted(OpenWhere(1.0, lambda t: torch.full_like(t, len(t) == 1) > 0), "epsilon"),
+    "no noise if a client differs from the first": Planted(
+        OpenWhere(1.0, lambda t: (t != t[:1]).any(dim=1, keepdim=True).expand_as(t)), "epsilon"
+    ),
+    "no noise on the only nonzero weight": Planted(
+        OpenWhere(1.0, lambda t: ((t.abs() > 1e-6).sum(dim=1, keepdim=True) == 1).expand_as(t) & (t.shape[1] > 4)), "epsilon"
+    ),
+    "bits of the next client": Planted(Rearranged(1.0, lambda t: t.roll(1, 0)), "reports of other clients"),
+    "the mean of all clients": Planted(Rearranged(1.0, lambda t: t.mean(dim=0, keepdim=True).expand_as(t)), "reports of other clients"),
     "ties in both halves of the cube": Planted(ClosedHalfSpace(1.0), "epsilon"),
 }

@@ -27,6 +27,7 @@ from planted_faults import (
     NormalShared,
     NotFinite,
     OneLayer,
+    OpenWhere,
     OwnEncoder,
     Rearranged,
     Restarting,
@@ -498,6 +499,23 @@ def test_a_fault_of_few_weights_or_of_raw_bits_is_found(name: str) -> None:
 def test_bits_about_other_weights_are_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     assert found in failures(audited(mechanism, trials=250_000))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FAULTS if "client" in name and isinstance(FAULTS[name].mechanism, OpenWhere | Rearranged)]
+)
+@pytest.mark.slow
+@pytest.mark.thorough_except("no noise for a client alone")
+def test_a_fault_that_depends_on_the_clients_of_a_call_is_found(name: str) -> None:
+    mechanism, found = FAULTS[name]
+    assert found in failures(audited(mechanism, trials=1000))
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_row_with_one_nonzero_weight_is_tested() -> None:
+    audit = audited(FAULTS["no noise on the only nonzero weight"].mechanism, trials=1000)
+    assert [check.name for check in audit.failures] == ["epsilon, one nonzero weight"]
 
 
 @pytest.mark.parametrize(
