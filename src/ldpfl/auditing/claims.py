@@ -141,7 +141,7 @@ def _check_epsilon_of_clients(sent: Sequence[Floats], claimed: float, delta: flo
     parts = [(values[:quarter].ravel(), values[quarter : 2 * quarter].ravel(), values[2 * quarter :].ravel()) for values in sent]
     bins = Bins.covering([values[0] for values in parts], _LEVELS)
     counts = [np.stack([bins.histogram(part) for part in values]) for values in parts]
-    lower = max(0.0, *(event_epsilon(*pair, test_row=2, delta=delta, error=error / 2) for pair in (counts, counts[::-1])))
+    lower = max(0.0, *(event_epsilon(a, b, test_row=2, delta=delta, error=error / 2) for a, b in permutations(counts, 2)))
     sentence = f"when one client's row changes, the best test found shows epsilon {lower:.4g} at least; claimed: {claimed:g}"
     return ClaimResult(name, lower, claimed, sentence)
 
@@ -159,6 +159,8 @@ def _tests_of_release(reports: WholeReports, release: Release, outcomes: Outcome
     """Yield a test by experiment for each number that ``release`` states. ``size_name`` says how many weights the reports have."""
     if isinstance(release, GaussianRelease):
         yield lambda error: _check_mu(outcomes, release, size_name, error)
+        distances = reports.distances()
+        yield lambda error: _check_mu_of_noise(outcomes, distances, release, size_name, error)
         if release.alike:
             yield lambda error: _check_equal_noise(outcomes, size_name, error)
         return
@@ -300,6 +302,34 @@ def _check_mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, erro
     lower = max(0.0, _mu_lower_bound(outcomes.statistics[first][1::2], outcomes.statistics[second][1::2], middle, error))
     sentence = f"claimed: mu {claimed:g} for a report of {size_name}; found: at least {lower:.4g}"
     return ClaimResult(f"mu, {size_name}", lower, claimed, sentence)
+
+
+def _check_mu_of_noise(
+    outcomes: Outcomes, distances: Sequence[Floats], release: GaussianRelease, size_name: str, error: float
+) -> ClaimResult:
+    """Test mu by the distance of two mean estimates, over the standard deviation of the noise, which is normal.
+
+    This finds smaller faults than :func:`_check_mu`, which holds for any noise. The variance of normal noise follows a chi-squared law. If
+    all inputs have the same noise, their samples are joined, else the two ends of the range are used, and the noisier one counts.
+    """
+    claimed = release.mu * sqrt(release.units)
+    statistics = (
+        outcomes.statistics if release.alike else [outcomes.statistics[outcomes.names.index(f"all at {end}")] for end in ("+1", "-1")]
+    )
+    freedoms = np.array([statistic.size - 1 for statistic in statistics])
+    squares = np.array([statistic.var(ddof=1) for statistic in statistics]) * freedoms
+    if release.alike:
+        freedoms, squares = freedoms.sum(keepdims=True), squares.sum(keepdims=True)
+    variance = float((squares / stats.chi2.ppf(error / (2 * freedoms.size), freedoms)).max())
+    share = error / (2 * len(distances))
+    distance = max(
+        abs(float(differences.mean()))
+        - mean_bound_empirical(differences.size, float(differences.var(ddof=1)), float(np.ptp(differences)), share)
+        for differences in distances
+    )
+    lower = max(0.0, distance) / sqrt(variance) if variance > 0 else inf
+    sentence = f"claimed: mu {claimed:g} for a report of {size_name}; found by the size of its noise: at least {lower:.4g}"
+    return ClaimResult(f"mu of the noise, {size_name}", lower, claimed, sentence)
 
 
 def _mu_lower_bound(high: Floats, low: Floats, threshold: float, error: float) -> float:

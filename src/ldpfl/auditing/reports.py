@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ _CLIENTS = 2048
 ROWS_AT_ONCE = 1024
 _STREAM_KEY = 0x434C4149
 CENTER, RADIUS = 0.5, 0.25
+FAR = 1_003_001.7
+"""Distance of the farthest inputs from the center, in radii. A round number could return into the range where integers overflow."""
+
 _MAX_PAYLOADS = 256
 """Largest number of different payloads that are outcomes of their own. If there are more, outcomes are bins of the mean estimate."""
 
@@ -80,7 +83,7 @@ class WholeReports:
     def inputs(self) -> dict[str, Floats]:
         """Return the inputs by name, in radii from the center: at both ends of the range, beyond them, at the center, and in between."""
         width = self.ranges.dimension
-        ends = {f"all at {end:+g}": np.full(width, end) for end in (1.0, -1.0, 1e6, -1e6)}
+        ends = {f"all at {end:+g}": np.full(width, end) for end in (1.0, -1.0, FAR, -FAR)}
         between = {"center": np.zeros(width), "all at +0.5": np.full(width, 0.5)}
         if width == 1:
             return ends | between
@@ -124,6 +127,17 @@ class WholeReports:
             estimates = self.mechanism.decode(reports, self.ranges).double().numpy()
             projected.append((estimates - CENTER).mean(axis=1) / RADIUS)
         return payloads, np.concatenate(projected)
+
+    def distances(self) -> list[Floats]:
+        """Return for two pairs of inputs at opposite ends the differences (n,) of the mean estimates, in radii, of n clients.
+
+        Both inputs of a pair are encoded with the same random bits, so that noise which does not depend on the input cancels out.
+        """
+        sent = {}
+        for end in (1.0, -1.0, FAR, -FAR):
+            source = SeededStreams.of(range(ROWS_AT_ONCE), 0, Purpose.MECHANISM, _STREAM_KEY, 1)
+            sent[end] = replace(self, source=source)._send(np.full(self.ranges.dimension, end), ROWS_AT_ONCE)[1]
+        return [sent[end] - sent[-end] for end in (1.0, FAR)]
 
     def rows(self, clients: int, *, turned: bool) -> Floats:
         """Return a different row for each client, in radii: random values inside the range, and for the last client the ends of the range.
