@@ -374,7 +374,13 @@ class Examination:
     def _shared_noise_check(self, noise: Floats) -> Check:
         """Check that no two weights have correlated noise (K, d)."""
         deviation = noise.std(axis=0)
-        if not bool((deviation > _NO_NOISE).all()):
+        noisy = deviation > _NO_NOISE
+        # A mechanism may send nothing but 0 most of the time. A weight without any other report is then no fault.
+        rate = float((noise != noise[0]).mean())
+        if not noisy.all() and noisy.sum() > 1 and noisy.size * (1 - rate) ** len(noise) > self.error_per_check:
+            noise, deviation = noise[:, noisy], deviation[noisy]
+            noisy = noisy[noisy]
+        if not bool(noisy.all()):
             return Check(
                 "noise of each weight",
                 figure=0.0,
