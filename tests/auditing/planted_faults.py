@@ -54,6 +54,16 @@ class Rearranged(OwnEncoder):
         return super().plus(self.rearranged(distance))
 
 
+@dataclass(frozen=True)
+class OpenWhere(OwnEncoder):
+    """Sends plain signs of the weights for which ``opened`` is true."""
+
+    opened: Callable[[Tensor], Tensor] = torch.isnan
+
+    def plus(self, distance: Tensor) -> Tensor:
+        return torch.where(self.opened(distance), (distance > 0).double(), super().plus(distance))
+
+
 class SecondTurnedByFirst(OwnEncoder):
     def plus(self, distance: Tensor) -> Tensor:
         second = torch.where(distance[:, :1] > 0, distance[:, 1:2], -distance[:, 1:2])
@@ -348,7 +358,7 @@ class Scaled(Duchi):
 
 class Forgetful(Duchi):
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
-        return super().aggregate(reports[:1], ranges)
+        return super().aggregate(reports[:2], ranges)
 
 
 class Boasting(Duchi):
@@ -378,6 +388,32 @@ class SharedByWeights(LaplaceNoise):
 class NormalShared(SharedByWeights):
     def release(self, ranges: LayerRanges) -> GaussianRelease:
         return GaussianRelease(self.name, 9.0)
+
+
+@dataclass(frozen=True)
+class NormalNoise(LaplaceNoise):
+    """Normal noise of all weights of a vector, ``share`` times as large as ``mu`` needs, and sound with the defaults.
+
+    ``noise_of`` makes noise of standard deviation 1 from uniform numbers in (0, 1).
+    """
+
+    mu: float = 1.0
+    share: float = 1.0
+    noise_of: Callable[[Tensor], Tensor] = torch.special.ndtri
+
+    def _sigma(self, ranges: LayerRanges) -> Tensor:
+        return ranges.expand()[1] * (self.share * 2 * math.sqrt(ranges.dimension) / self.mu)
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        inside, source = ranges.clamp(require_finite(values, ranges)).double(), as_source(generator)
+        words = torch.stack([draw(source, row, ranges.dimension) for row in range(len(values))]).double()
+        return DenseReports((inside + self.noise_of((words + 2**31 + 0.5) / 2**32) * self._sigma(ranges)).float())
+
+    def noise(self, ranges: LayerRanges) -> Noise:
+        return NoiseOfOne(self._sigma(ranges) ** 2)
+
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return GaussianRelease(self.name, self.mu, alike=True)
 
 
 class PartlyShared(LaplaceNoise):
@@ -560,5 +596,25 @@ FAULTS: Mapping[str, Planted] = {
     "a pool in the order of clients": Planted(Unmixed(1.0), "order in the pool"),
     "a pool of whole rows": Planted(MixedByRows(1.0), "units apart in the pool"),
     "weights in one message": Planted(OneMessage(1.0), "units apart"),
+    "half of the normal noise": Planted(NormalNoise(1.0, unit="vector", share=0.5), "mu of the noise"),
+    "half of the normal noise at a small mu": Planted(NormalNoise(1.0, unit="vector", mu=0.268, share=0.5), "mu of the noise"),
+    "two thirds of the normal noise": Planted(NormalNoise(1.0, unit="vector", share=2 / 3), "mu of the noise"),
+    "four fifths of the normal noise": Planted(NormalNoise(1.0, unit="vector", share=0.8), "mu of the noise"),
+    "0.95 of the normal noise": Planted(NormalNoise(1.0, unit="vector", share=0.95), "mu of the noise"),
+    "uniform noise for normal noise": Planted(
+        NormalNoise(1.0, unit="vector", mu=4.0, noise_of=lambda u: (u - 0.5) * math.sqrt(12)), "normal noise"
+    ),
+    "normal noise cut at three standard deviations": Planted(
+        NormalNoise(1.0, unit="vector", mu=4.0, noise_of=lambda u: torch.special.ndtri(u).clamp(-3, 3)), "normal noise"
+    ),
+    "no noise for a client alone": Planted(OpenWhere(1.0, lambda t: torch.full_like(t, len(t) == 1) > 0), "epsilon"),
+    "no noise if a client differs from the first": Planted(
+        OpenWhere(1.0, lambda t: (t != t[:1]).any(dim=1, keepdim=True).expand_as(t)), "epsilon"
+    ),
+    "no noise on the only nonzero weight": Planted(
+        OpenWhere(1.0, lambda t: ((t.abs() > 1e-6).sum(dim=1, keepdim=True) == 1).expand_as(t) & (t.shape[1] > 4)), "epsilon"
+    ),
+    "bits of the next client": Planted(Rearranged(1.0, lambda t: t.roll(1, 0)), "reports of other clients"),
+    "the mean of all clients": Planted(Rearranged(1.0, lambda t: t.mean(dim=0, keepdim=True).expand_as(t)), "reports of other clients"),
     "ties in both halves of the cube": Planted(ClosedHalfSpace(1.0), "epsilon"),
 }

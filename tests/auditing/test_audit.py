@@ -24,9 +24,11 @@ from planted_faults import (
     LateClamp,
     NoClamp,
     NoNormalNoise,
+    NormalNoise,
     NormalShared,
     NotFinite,
     OneLayer,
+    OpenWhere,
     OwnEncoder,
     Rearranged,
     Restarting,
@@ -168,7 +170,7 @@ def test_a_missing_clamp_shows_as_a_privacy_loss_far_beyond_the_claim() -> None:
     audit = audited(NoClamp(1.0))
     assert "epsilon" in failures(audit)
     failed = {check.name for check in audit.failures}
-    assert {"epsilon, c+10r against c-10r", "epsilon, c+1e+06r against c-r"} <= failed
+    assert {"epsilon, c+10r against c-10r", "epsilon, c+1.003e+06r against c-r"} <= failed
     assert "epsilon, c+r against c-r" not in failed  # inside the range nothing is wrong
     assert audit.epsilon_lower > 7
 
@@ -498,6 +500,36 @@ def test_a_fault_of_few_weights_or_of_raw_bits_is_found(name: str) -> None:
 def test_bits_about_other_weights_are_found(name: str) -> None:
     mechanism, found = FAULTS[name]
     assert found in failures(audited(mechanism, trials=250_000))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FAULTS if "client" in name and isinstance(FAULTS[name].mechanism, OpenWhere | Rearranged)]
+)
+@pytest.mark.slow
+@pytest.mark.thorough_except("no noise for a client alone")
+def test_a_fault_that_depends_on_the_clients_of_a_call_is_found(name: str) -> None:
+    mechanism, found = FAULTS[name]
+    assert found in failures(audited(mechanism, trials=1000))
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if FAULTS[name].found in ("mu of the noise", "normal noise")])
+@pytest.mark.slow
+@pytest.mark.thorough_except("half of the normal noise at a small mu", "uniform noise for normal noise")
+def test_too_little_normal_noise_or_noise_of_another_law_is_found(name: str) -> None:
+    mechanism, found = FAULTS[name]
+    assert found in failures(audited(mechanism, trials=20_000 if "0.95" in name else 2000))
+
+
+@pytest.mark.slow
+def test_sound_normal_noise_passes() -> None:
+    assert audited(NormalNoise(1.0, unit="vector"), trials=2000).passed
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_row_with_one_nonzero_weight_is_tested() -> None:
+    audit = audited(FAULTS["no noise on the only nonzero weight"].mechanism, trials=1000)
+    assert [check.name for check in audit.failures] == ["epsilon, one nonzero weight"]
 
 
 @pytest.mark.parametrize(

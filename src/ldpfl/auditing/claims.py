@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from math import ceil, exp, inf, log, log2, sqrt
 from typing import TypeGuard
@@ -15,14 +16,37 @@ from typing import TypeGuard
 import numpy as np
 from scipy import special, stats
 
-from ldpfl.auditing.bounds import Counts, Floats, Mask, clopper_pearson, event_epsilon, mean_bound, wilson_limits
-from ldpfl.auditing.reports import Outcomes, WholeReports, random_source
-from ldpfl.mechanisms import Mechanism, payload_bits
+from ldpfl.auditing.bounds import (
+    FLOAT32,
+    Bins,
+    Counts,
+    Floats,
+    Mask,
+    clopper_pearson,
+    event_epsilon,
+    mean_bound,
+    mean_bound_empirical,
+    wilson_limits,
+)
+from ldpfl.auditing.reports import ROWS_AT_ONCE, Outcomes, WholeReports, random_source
+from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
 from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
-from ldpfl.util.randomness import SecureSource
+from ldpfl.util.randomness import RandomSource, SecureSource
 
 _ROUNDING = 1e-9
+
+_CALLS, _WIDTH = 64, 256
+"""Number of calls of few clients, and of their weights, if a weight is a trial."""
+
+_ROW_CALLS = 160
+"""Number of calls of few clients if a row is a trial."""
+
+_DIFFERENT_CLIENTS = 3
+_WIDTH_OF_ONE = 16
+"""Number of weights of rows with one nonzero weight."""
+
+_LEVELS = 32
 
 
 @dataclass(frozen=True)
@@ -63,13 +87,80 @@ def tests_by_experiment(mechanism: Mechanism, trials: int, seed: int | None) -> 
         tests += _tests_of_release(reports, release, reports.collect_outcomes(trials), f"{reports.ranges.dimension} weights")
         if release.units > 1 and not isinstance(release, GaussianRelease):
             tests += _tests_of_mixing(reports)
-    return tests
+    return [*tests, *_tests_of_few_clients(mechanism, trials, source)] if tests else tests
+
+
+def _tests_of_few_clients(mechanism: Mechanism, trials: int, source: RandomSource) -> Iterator[Test]:
+    """Yield the tests of a client alone, as on a deployed node, of clients with different rows, and of a row with one nonzero weight.
+
+    In all other experiments several clients hold the same row.
+    """
+    probe = WholeReports.with_width(mechanism, 4, source)
+    if probe is None:
+        return
+    by_weight = guarantee_of(mechanism, probe.ranges).unit == "weight"
+    reports = (WholeReports.with_width(mechanism, _WIDTH, source) if by_weight else None) or probe
+    for clients, name in ((1, "a client alone"), (_DIFFERENT_CLIENTS, "different clients")):
+        rows = [reports.rows(clients, turned=turned) for turned in (False, True)]
+        estimates = [reports.estimates_of_calls(row, _CALLS if by_weight else _ROW_CALLS) for row in rows]
+        projected = [_units(sent * rows[0][-1], by_weight) for sent in estimates]
+        yield partial(_check_epsilon_of_clients, [sent[:, -1] for sent in projected], *_row_guarantee(reports), f"epsilon, {name}")
+        if clients > 1:
+            yield partial(_check_epsilon_of_clients, [sent[:, :-1] for sent in projected], 0.0, 0.0, "reports of other clients")
+        alike = [reports.estimates_of_calls(np.repeat(row[None], ROWS_AT_ONCE, axis=0), calls=1)[0] for row in rows[0]]
+        alone, together = estimates[0], np.stack(alike, axis=1)  # (calls, clients, d) both
+        means = [sent * np.sign(rows[0]) for sent in (alone, together)]
+        squares = [(sent - rows[0]) ** 2 for sent in (alone, together)]
+        for figure, samples in (("mean estimate", means), ("squared error", squares)):
+            yield partial(_check_same_mean, [_units(sample, by_weight).ravel() for sample in samples], f"{figure}, {name}")
+    wide = WholeReports.with_width(mechanism, _WIDTH_OF_ONE, source)
+    if wide is not None:
+        row = np.zeros((min(trials, ROWS_AT_ONCE), wide.ranges.dimension))
+        row[:, 1] = 1.0
+        sent = [wide.estimates_of_calls(sign * row, ceil(trials / len(row)))[:, :, 1].reshape(-1, 1, 1) for sign in (1, -1)]
+        yield partial(_check_epsilon_of_clients, sent, *_row_guarantee(wide), "epsilon, one nonzero weight")
+
+
+def _row_guarantee(reports: WholeReports) -> tuple[float, float]:
+    """Return epsilon and delta of a weight if that is the unit, else of a client's row."""
+    guarantee = guarantee_of(reports.mechanism, reports.ranges)
+    return guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1), guarantee.delta
+
+
+def _units(values: Floats, by_weight: bool) -> Floats:
+    """Return ``values`` (calls, clients, d) as (calls, clients, units): of each weight if that is the unit, else their mean."""
+    return values if by_weight else values.mean(axis=2, keepdims=True)
+
+
+def _check_epsilon_of_clients(sent: Sequence[Floats], claimed: float, delta: float, name: str, error: float) -> ClaimResult:
+    """Test a lower bound of epsilon from values (calls, clients, units) of two inputs, of which only the last client's row differs.
+
+    The reports of other clients do not depend on that row, so their epsilon is 0.
+    """
+    quarter = len(sent[0]) // 4
+    parts = [(values[:quarter].ravel(), values[quarter : 2 * quarter].ravel(), values[2 * quarter :].ravel()) for values in sent]
+    bins = Bins.covering([values[0] for values in parts], _LEVELS)
+    counts = [np.stack([bins.histogram(part) for part in values]) for values in parts]
+    lower = max(0.0, *(event_epsilon(a, b, test_row=2, delta=delta, error=error / 2) for a, b in permutations(counts, 2)))
+    sentence = f"when one client's row changes, the best test found shows epsilon {lower:.4g} at least; claimed: {claimed:g}"
+    return ClaimResult(name, lower, claimed, sentence)
+
+
+def _check_same_mean(samples: Sequence[Floats], name: str, error: float) -> ClaimResult:
+    """Test whether two samples have the same mean: from a few clients, and from clients that all hold the same row."""
+    figure, largest = abs(float(samples[0].mean() - samples[1].mean())), float(max(np.abs(sample).max() for sample in samples))
+    bounds = [mean_bound_empirical(sample.size, float(sample.var(ddof=1)), 2 * largest, error / 2) for sample in samples]
+    bound = sum(bounds) + 8 * FLOAT32 * (1 + largest)
+    sentence = f"it differs by {figure:.3g} from that of clients that all hold one row, and chance explains up to {bound:.3g}"
+    return ClaimResult(name, figure, bound, sentence)
 
 
 def _tests_of_release(reports: WholeReports, release: Release, outcomes: Outcomes, size_name: str) -> Iterator[Test]:
     """Yield a test by experiment for each number that ``release`` states. ``size_name`` says how many weights the reports have."""
     if isinstance(release, GaussianRelease):
         yield lambda error: _check_mu(outcomes, release, size_name, error)
+        distances = reports.distances()
+        yield lambda error: _check_mu_of_noise(outcomes, distances, release, size_name, error)
         if release.alike:
             yield lambda error: _check_equal_noise(outcomes, size_name, error)
         return
@@ -211,6 +302,34 @@ def _check_mu(outcomes: Outcomes, release: GaussianRelease, size_name: str, erro
     lower = max(0.0, _mu_lower_bound(outcomes.statistics[first][1::2], outcomes.statistics[second][1::2], middle, error))
     sentence = f"claimed: mu {claimed:g} for a report of {size_name}; found: at least {lower:.4g}"
     return ClaimResult(f"mu, {size_name}", lower, claimed, sentence)
+
+
+def _check_mu_of_noise(
+    outcomes: Outcomes, distances: Sequence[Floats], release: GaussianRelease, size_name: str, error: float
+) -> ClaimResult:
+    """Test mu by the distance of two mean estimates, over the standard deviation of the noise, which is normal.
+
+    This finds smaller faults than :func:`_check_mu`, which holds for any noise. The variance of normal noise follows a chi-squared law. If
+    all inputs have the same noise, their samples are joined, else the two ends of the range are used, and the noisier one counts.
+    """
+    claimed = release.mu * sqrt(release.units)
+    statistics = (
+        outcomes.statistics if release.alike else [outcomes.statistics[outcomes.names.index(f"all at {end}")] for end in ("+1", "-1")]
+    )
+    freedoms = np.array([statistic.size - 1 for statistic in statistics])
+    squares = np.array([statistic.var(ddof=1) for statistic in statistics]) * freedoms
+    if release.alike:
+        freedoms, squares = freedoms.sum(keepdims=True), squares.sum(keepdims=True)
+    variance = float((squares / stats.chi2.ppf(error / (2 * freedoms.size), freedoms)).max())
+    share = error / (2 * len(distances))
+    distance = max(
+        abs(float(differences.mean()))
+        - mean_bound_empirical(differences.size, float(differences.var(ddof=1)), float(np.ptp(differences)), share)
+        for differences in distances
+    )
+    lower = max(0.0, distance) / sqrt(variance) if variance > 0 else inf
+    sentence = f"claimed: mu {claimed:g} for a report of {size_name}; found by the size of its noise: at least {lower:.4g}"
+    return ClaimResult(f"mu of the noise, {size_name}", lower, claimed, sentence)
 
 
 def _mu_lower_bound(high: Floats, low: Floats, threshold: float, error: float) -> float:

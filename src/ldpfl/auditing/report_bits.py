@@ -100,7 +100,7 @@ class BitBench:
             share = error / (len(self.inputs) * sums.size)
             chance = np.array([mean_bound(self.clients, float(variance), self.largest_deviation, share) for variance in variances])
             figures.append(np.abs(sums) / self.clients)
-            bounds.append(chance + FLOAT32 * (np.abs(center) / radius + self.largest_deviation))
+            bounds.append(chance + FLOAT32 * (np.abs(center) / radius + 1 + self.largest_deviation))
         return np.stack(figures), np.stack(bounds)
 
     def stated_variance(self) -> Floats:

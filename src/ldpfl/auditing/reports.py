@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ldpfl.auditing.bounds import Bins, Counts, Floats
 from ldpfl.errors import LdpflError
@@ -18,8 +19,12 @@ from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStr
 _CLIENTS = 2048
 """Clients whose reports are mixed."""
 
-_ROWS_AT_ONCE = 1024
+ROWS_AT_ONCE = 1024
 _STREAM_KEY = 0x434C4149
+CENTER, RADIUS = 0.5, 0.25
+FAR = 1_003_001.7
+"""Distance of the farthest inputs from the center, in radii. A round number could return into the range where integers overflow."""
+
 _MAX_PAYLOADS = 256
 """Largest number of different payloads that are outcomes of their own. If there are more, outcomes are bins of the mean estimate."""
 
@@ -66,7 +71,7 @@ class WholeReports:
     def with_width(cls, mechanism: Mechanism, width: int, source: RandomSource) -> WholeReports | None:
         """Return the mechanism on a layer of ``width`` weights, or of some more if it refuses so few. None if it refuses all widths."""
         for weights in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
-            ranges = LayerRanges(torch.tensor([0.5], dtype=torch.float64), torch.tensor([0.25], dtype=torch.float64), (weights,))
+            ranges = LayerRanges(torch.tensor([CENTER], dtype=torch.float64), torch.tensor([RADIUS], dtype=torch.float64), (weights,))
             try:  # only whether the mechanism raises matters
                 mechanism.release(ranges)
                 mechanism.encode(torch.full((1, weights), 0.5), ranges, SecureSource())
@@ -78,7 +83,7 @@ class WholeReports:
     def inputs(self) -> dict[str, Floats]:
         """Return the inputs by name, in radii from the center: at both ends of the range, beyond them, at the center, and in between."""
         width = self.ranges.dimension
-        ends = {f"all at {end:+g}": np.full(width, end) for end in (1.0, -1.0, 1e6, -1e6)}
+        ends = {f"all at {end:+g}": np.full(width, end) for end in (1.0, -1.0, FAR, -FAR)}
         between = {"center": np.zeros(width), "all at +0.5": np.full(width, 0.5)}
         if width == 1:
             return ends | between
@@ -114,25 +119,56 @@ class WholeReports:
         """Send ``rows`` reports of an input. Return their payloads, and the mean estimate (rows,) in radii from the center."""
         payloads: list[bytes] = []
         projected: list[Floats] = []
-        center, radius = 0.5, 0.25
-        for start in range(0, rows, _ROWS_AT_ONCE):
-            rows_now = min(_ROWS_AT_ONCE, rows - start)
-            values = torch.from_numpy(center + radius * input_).float().expand(rows_now, -1).contiguous()
+        for start in range(0, rows, ROWS_AT_ONCE):
+            rows_now = min(ROWS_AT_ONCE, rows - start)
+            values = self.values(input_).expand(rows_now, -1).contiguous()
             reports = self.mechanism.encode(values, self.ranges, self.source)
             payloads += map(bytes, reports.payloads())
             estimates = self.mechanism.decode(reports, self.ranges).double().numpy()
-            projected.append((estimates - center).mean(axis=1) / radius)
+            projected.append((estimates - CENTER).mean(axis=1) / RADIUS)
         return payloads, np.concatenate(projected)
+
+    def distances(self) -> list[Floats]:
+        """Return for two pairs of inputs at opposite ends the differences (n,) of the mean estimates, in radii, of n clients.
+
+        Both inputs of a pair are encoded with the same random bits, so that noise which does not depend on the input cancels out.
+        """
+        sent = {}
+        for end in (1.0, -1.0, FAR, -FAR):
+            source = SeededStreams.of(range(ROWS_AT_ONCE), 0, Purpose.MECHANISM, _STREAM_KEY, 1)
+            sent[end] = replace(self, source=source)._send(np.full(self.ranges.dimension, end), ROWS_AT_ONCE)[1]
+        return [sent[end] - sent[-end] for end in (1.0, FAR)]
+
+    def rows(self, clients: int, *, turned: bool) -> Floats:
+        """Return a different row for each client, in radii: random values inside the range, and for the last client the ends of the range.
+
+        All signs of the last client's row are ``turned``, or not.
+        """
+        rows = stream(0, Purpose.MECHANISM, _STREAM_KEY, clients).uniform(-1, 1, (clients, self.ranges.dimension))
+        rows[-1] = -np.sign(rows[-1]) if turned else np.sign(rows[-1])
+        return rows
+
+    def estimates_of_calls(self, rows: Floats, calls: int) -> Floats:
+        """Send ``rows`` (clients, d) in each of ``calls`` calls of ``encode``. Return the estimates (calls, clients, d) in radii."""
+        values, estimates = self.values(rows), []
+        for _ in range(calls):
+            sent = self.mechanism.encode(values.clone(), self.ranges, self.source)
+            estimates.append(self.mechanism.decode(sent, self.ranges).double().numpy())
+        return (np.stack(estimates) - CENTER) / RADIUS
+
+    def values(self, rows: Floats) -> Tensor:
+        """Return the values of clients whose ``rows`` (clients, d) are in radii from the center."""
+        return torch.from_numpy(CENTER + RADIUS * rows).float()
 
     def mixed_estimates(self) -> Floats | None:
         """Return estimates (clients, weights) of mixed reports. Half of the clients held one end of the range, the rest the other end.
 
         None if the pool has no reports of single clients, for example because it is a sum.
         """
-        ends = torch.ones(_CLIENTS, self.ranges.dimension)  # in radii of 0.25 from the center 0.5
+        ends = np.ones((_CLIENTS, self.ranges.dimension))
         ends[_CLIENTS // 2 :] = -1
         generator = stream(0, Purpose.MIXING, _STREAM_KEY)
-        pool = mix([self.mechanism.encode(0.5 + 0.25 * ends, self.ranges, self.source)], generator)
+        pool = mix([self.mechanism.encode(self.values(ends), self.ranges, self.source)], generator)
         try:
             estimates = self.mechanism.decode(pool.reports, self.ranges).double().numpy()
         except (LdpflError, AttributeError):
