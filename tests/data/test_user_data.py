@@ -839,7 +839,7 @@ def test_columns_say_of_what_kind_they_are(table: Path) -> None:
     assert any("numbers: age, marker, code" in note for note in api.run(**usual).to_dict()["caveats"])
     with pytest.raises(ConfigError, match=r"data\.numbers and data\.words both name 'code'"):
         api.run(**usual, words=["code"], numbers=["code"])
-    with pytest.raises(DataError, match="the value in the column 'ward' is not a number"):
+    with pytest.raises(DataError, match="no value in the column 'ward' is a number"):
         api.run(**usual, numbers=["ward"])
 
 

@@ -318,7 +318,10 @@ def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None
     [
         ('{"begun": 1' + "0" * 400 + "}", "a number has 401 digits"),
         ('{"begun": 1000000}', "begun: Input should be less than or equal to 100000"),
-        ('{"rounds": {"7": 1' + "0" * 30 + "}}", "expected node ids, each with a number of rounds from 0 to 100,000"),
+        (
+            '{"rounds": {"7": 1' + "0" * 30 + "}}",
+            "expected node ids, each with the number of rounds that the node was asked in, from 0 to 100,000",
+        ),
         ('{"rounds": {"seven": 1}}', "expected node ids"),
         ('{"rounds": {"1' + "0" * 30 + '": 1}}', "expected node ids"),
         ("{" + '"rounds": {}' + " " * (1 << 25) + "}", "33,554,446 bytes, expected at most 33,554,432"),

@@ -356,7 +356,7 @@ def test_a_sampled_value_that_is_not_finite_stops_the_report() -> None:
 
 @pytest.mark.parametrize("coordinates", [None, 3])
 def test_a_source_without_a_stream_for_every_client_is_refused(coordinates: int | None) -> None:
-    with pytest.raises(PrivacyError, match="row 1"):
+    with pytest.raises(PrivacyError, match="client number 1"):
         Laplace(1.0, coordinates).encode(torch.zeros(2, 4), box([0.0], [1.0], [4]), seeded(1))
 
 
