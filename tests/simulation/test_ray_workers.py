@@ -93,8 +93,12 @@ def free_port() -> int:
 
 
 def on_cluster(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test that needs ``cluster``: one worker of pytest has all of them, for a cluster takes a core and a gigabyte."""
-    for mark in (pytest.mark.thorough, pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")):
+    """Mark a test that needs ``cluster``: one worker of pytest has all of them, for a cluster takes a core and a gigabyte.
+
+    Ray starts processes, which takes minutes on a busy machine.
+    """
+    of_ray = (pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster"), pytest.mark.timeout(1200))
+    for mark in (pytest.mark.thorough, pytest.mark.slow, *of_ray):
         test = mark(test)
     return test
 
