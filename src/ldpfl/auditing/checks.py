@@ -225,7 +225,7 @@ class Examination:
     # --- privacy ----------------------------------------------------------------------------------------------------
 
     def _epsilon_checks(self) -> Iterator[Check]:
-        """Yield a check of the privacy loss of one trial for each of ``PAIRS``."""
+        """Yield a check of the privacy loss of one trial for each of ``PAIRS`` of inputs, such as lowest and highest value."""
         counts = self.counts
         for first, second in PAIRS:
             lower = self._epsilon_lower_bound(counts, (first, second))

@@ -133,9 +133,10 @@ def _units(values: Floats, by_weight: bool) -> Floats:
 
 
 def _check_epsilon_of_clients(sent: Sequence[Floats], claimed: float, delta: float, name: str, error: float) -> ClaimResult:
-    """Test a lower bound of epsilon from values (calls, clients, units) of two inputs, of which only the last client's row differs.
+    """Check that two inputs cannot be told apart better than the ``claimed`` epsilon allows.
 
-    The reports of other clients do not depend on that row, so their epsilon is 0.
+    The inputs differ in the last client's row alone. ``sent`` has the estimates (calls, clients, units) for each input. Those of other
+    clients must not depend on that row at all, so for them 0 is claimed.
     """
     quarter = len(sent[0]) // 4
     parts = [(values[:quarter].ravel(), values[quarter : 2 * quarter].ravel(), values[2 * quarter :].ravel()) for values in sent]
@@ -393,7 +394,11 @@ def _check_unit_correlation(mixed: Floats, error: float) -> ClaimResult:
 
 
 def results_by_computation(mechanism: Mechanism) -> Iterator[ClaimResult]:
-    """Compute the stated numbers of units and coordinates and the sampling rate of records again, and yield the results, free of chance."""
+    """Compute numbers that the release states again, without sampling, and yield the results.
+
+    A report may not be said to have more separate parts (units) than it is mixed as messages, nor a record to take part less often than it
+    does: that would make epsilon too small.
+    """
     for width in (1, 4, 24):
         reports = WholeReports.with_width(mechanism, width, SecureSource())
         if reports is None:

@@ -133,7 +133,6 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         PrivacyError: no trial came to its end.
         WriteError: ``out`` cannot be written. Finished rounds are kept.
     """
-    reasons: list[str] = []
     settings_to_try = candidates(tuning, runner.caller_objects)
     guarantee = guarantee_of(tuning, settings_to_try, runner.caller_objects)
     private = out / PRIVATE
@@ -141,18 +140,19 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
     trials = _draw_trials(tuning, settings_to_try, secret)
     ahead(trials, private)
     best: tuple[tuple[float, ...], Cell, dict[str, Any]] | None = None
+    failures: list[str] = []
     for number, cell in enumerate(trials, start=1):
         on_trial(number, len(trials), cell)
         figures = _run_trial(cell, runner, private)
         _check_charged(cell, cell.folder(private), guarantee)
         if "stopped" in figures or not figures["at_clients"]:  # such a trial counts, but is the worst of all
-            reasons.append(figures.get("stopped", "no score was measured"))
+            failures.append(figures.get("stopped", "no score was measured"))
             continue
         last_evaluation = figures["at_clients"][-1]
         if best is None or _rank(last_evaluation) > best[0]:  # the first one of equal scores is taken, as the proof assumes
             best = _rank(last_evaluation), cell, last_evaluation
     if best is None:
-        raise PrivacyError(f"no trial ended with a score: give other settings, and another folder. The first trial ended so: {reasons[0]}")
+        raise PrivacyError(f"no trial ended with a score: give other settings, and another folder. The first trial ended so: {failures[0]}")
     _, cell, last_evaluation = best
     # The first figure of the comparison that the trial has.
     metric = next(

@@ -25,15 +25,14 @@ from ldpfl.tasks.weighted_metrics import (
     SPECIFICITY,
 )
 
+_SHARE_METRICS = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
+_MAX_NAMED = 10  # classes or clients that a sentence names
+_SHARE_METRICS_AT_THRESHOLDS = (SENSITIVITY, SPECIFICITY, PPV)
+
 
 def seed_text(result: Mapping[str, Any]) -> str:
     """Return the run's seed for a title; "" if it is secret. Noise on a user's own data does not follow from a seed that is shown."""
     return "" if result.get("seed_is_secret") else f", {'public ' if result.get('own_data') else ''}seed {result['seed']}"
-
-
-_SHARE_METRICS = (ACCURACY, COMMONEST, PREDICTED, OBSERVED)
-_MAX_NAMED = 10  # classes or clients that a sentence names
-_SHARE_METRICS_AT_THRESHOLDS = (SENSITIVITY, SPECIFICITY, PPV)
 
 
 def _is_share(metric: str) -> bool:
