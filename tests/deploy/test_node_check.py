@@ -369,9 +369,9 @@ def test_the_command_prints_a_line_a_finding_and_ends_with_code_3(
 
 
 HEADLESS = {
-    "no header": {"table.csv": "80713,hiv-positive,yes\n51,healthy,no\n"},
-    "a value twice": {"table.csv": "80713,hiv-positive,hiv-positive\n51,healthy,no\n"},
-    "parts": {"a.csv": "80713,hiv-positive\n1,2\n", "b.csv": "51,healthy\n1,2\n"},
+    "no header": {"table.csv": "80713,hiv-positive,yes\n517093,healthy,no\n"},
+    "a value twice": {"table.csv": "80713,hiv-positive,hiv-positive\n517093,healthy,no\n"},
+    "parts": {"a.csv": "80713,hiv-positive\n1,2\n", "b.csv": "517093,healthy\n1,2\n"},
 }
 
 
@@ -385,7 +385,7 @@ def test_the_first_record_of_a_table_without_a_header_is_not_shown(case: str, ow
         (folder / name).chmod(0o600)
     data = folder if len(HEADLESS[case]) > 1 else folder / "table.csv"
     lines = own_data(node, data) if own else [one.said for one in found(replace(node, data=str(data))) if one.what == "data"]
-    assert not any(word in line for line in lines for word in ("80713", "hiv", "51", "healthy"))
+    assert not any(word in line for line in lines for word in ("80713", "hiv", "517093", "healthy"))
     if not own or case != "no header":  # an own app may read such a table
         assert "(is its first line a header?)" in lines[0]
     if not own and case == "no header":
