@@ -34,7 +34,7 @@ PUBLIC = ("ctypes", "email", "html", "http", "importlib", "lib2to3", "logging", 
 PRIVATE = ("asyncio", "distutils", "idlelib", "tkinter")
 LENGTH, TOKENS, OF_A_CLASS, HELD_OUT, TUNING_SEED = 32, 1024, 2800, 1200, 1000
 KINDS = ("head", "lora", "none")
-RATES = (0.3, 1.0, 3.0)
+RATES = (0.3, 1.0, 3.0, 10.0)
 """The server's learning rates that are tried for each kind, on texts that are held out of the training texts."""
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
