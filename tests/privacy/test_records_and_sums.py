@@ -84,6 +84,14 @@ def test_a_record_left_out_of_a_sum_has_an_epsilon_of_the_sum() -> None:
     assert "sum" not in next(note for note in account(ledger(RECORD, channel="direct")).notes if "left out" in note)
 
 
+def test_a_record_left_out_of_two_runs_of_one_round_counts_as_of_least_squares() -> None:
+    """Each run may have solved least squares, where a record that is left out moves the sums up to 1 / sqrt(2) times as far."""
+    once = ledger(RECORD, rounds=1, channel="direct")
+    told = [next(note for note in account_together(runs).notes if "left out" in note) for runs in ([once], [once, once])]
+    found = [float(found[1]) for note in told if (found := re.search(r"epsilon ([\d.]+) against who sees senders", note))]
+    assert found == pytest.approx([gaussian_epsilon(0.2 * sqrt(runs / 2), 1e-5) for runs in (1, 2)], rel=1e-3)
+
+
 WHOLE = GaussianRelease("dp-fedavg", 1.5, alike=True, integers=True, author=OURS)
 
 

@@ -67,7 +67,8 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
         ConfigError: as :func:`account`.
     """
     counts: Counter[RoundGroup] = Counter()
-    for group in (group for ledger in ledgers for group in charged_groups(ledger, colluding)):
+    charged = [charged_groups(ledger, colluding) for ledger in ledgers]
+    for group in (group for of_a_run in charged for group in of_a_run):
         counts[replace(group, rounds=1)] += group.rounds
     # Different clients may have taken part most often in different runs. Only if all joined is it certainly one client.
     is_one_client = len(ledgers) == 1 or all(group.sampling == "everyone" for group in counts)
@@ -76,7 +77,8 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
         check_delta(delta)
         return Statement(delta, (), ("nothing was released",))
     try:
-        return _cached_statement(tuple(groups), tuple(group.release.claimed for group in groups), delta)
+        claims = tuple(group.release.claimed for group in groups)
+        return _cached_statement(tuple(groups), claims, delta, any(map(_is_of_one_round, charged)))
     except ConfigError:
         raise
     except Exception as error:  # an error here must not lose the trained model: the statement then has no rows
@@ -84,9 +86,11 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
 
 
 @lru_cache(maxsize=64)
-def _cached_statement(groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], delta: float) -> Statement:
+def _cached_statement(
+    groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], delta: float, has_run_of_one_round: bool
+) -> Statement:
     """Compute the statement, cached: a run's result, ledger and table ask for the same one. Equal releases may differ in ``claims``."""
-    return account_groups(groups, delta)
+    return account_groups(groups, delta, has_run_of_one_round=has_run_of_one_round)
 
 
 def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
@@ -95,10 +99,15 @@ def run_epsilon(ledger: Ledger, delta: float = DELTA) -> float:
     return inf if _unprotected_reasons(groups) else least_epsilon(groups, delta)
 
 
-def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
+def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one_round: bool | None = None) -> Statement:
     """Compute the guarantees of ``groups`` of rounds for a client that takes part in all of them. Takes seconds on one core.
 
     The rows are the paper's claim, then the guarantees for one unit of a round, for all that a client sends in a round, and in the run.
+
+    Args:
+        groups: the rounds.
+        delta: of all guarantees.
+        has_run_of_one_round: whether the rounds are of several runs, one of which has only one round. By default they are of one run.
     """
     check_delta(delta)
     protected_unit = _protected_unit(groups)
@@ -120,7 +129,8 @@ def account_groups(groups: Sequence[RoundGroup], delta: float) -> Statement:
         is_batch_random = any(group.batch_rate < 1 for group in groups)
         notes.append((_MANY_BY_CHANCE if is_batch_random else _MANY).format(unit=protected_unit.unit))
         notes += [_AT_SEVERAL_CLIENTS] * (protected_unit is _PERSON) + [_PERSONS_FOR_RECORDS] * has_persons
-        notes += _notes_for_removing_one(groups, delta, protected_unit.unit)
+        of_one_round = _is_of_one_round(groups) if has_run_of_one_round is None else has_run_of_one_round
+        notes += _notes_for_removing_one(groups, delta, protected_unit.unit, may_be_least_squares=of_one_round)
     if clients > 1 and delta >= 1 / clients and protected_unit is _CLIENT:
         warnings.append(f"delta {delta:g} is not below 1/n = {1 / clients:g}: even publishing one client at random would satisfy it")
     third_party_warnings = _third_party_warnings(groups)
@@ -163,14 +173,18 @@ _ON_USERS_CODE = (
 )
 
 
-def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Protected) -> list[str]:
+def _is_of_one_round(groups: Sequence[RoundGroup]) -> bool:
+    """Whether the run of ``groups`` has one round at most, measurements of columns not counted."""
+    return sum(group.rounds for group in groups if not group.histograms) <= 1
+
+
+def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Protected, *, may_be_least_squares: bool) -> list[str]:
     """Return a note with the epsilon for adding or removing a record or person, as other tools for DP-SGD state it.
 
     Behind a sum, the note has the epsilon of the sums beside the local one. Empty unless all rounds protect this ``unit`` by Gaussian
     noise. A ledger does not tell whether a run's only round solved least squares, where removing a record may change more than in a round
-    of gradients. So a single round gets the larger factor of :func:`_release_for_removal`.
+    of gradients. If some run ``may_be_least_squares``, all rounds get the larger factor of :func:`_release_for_removal`.
     """
-    may_be_least_squares = sum(group.rounds for group in groups if not group.histograms) <= 1
     for_removal = [replace(group, release=_release_for_removal(group, may_be_least_squares=may_be_least_squares)) for group in groups]
     local = accountant((group.release, group.rounds) for group in for_removal)
     if not isinstance(local, GaussianAccountant) or any(group.release.unit != unit for group in groups):
@@ -193,7 +207,7 @@ def _release_for_removal(group: RoundGroup, *, may_be_least_squares: bool) -> Re
     """Return the release of ``group`` with mu set to twice the mu of removing a record, since ``added_epsilon`` halves mu.
 
     Removing a record moves a sum of gradients half as far as replacing it: mu stays. It moves one-hot counts 1 / sqrt(2) times as far, and
-    the sums of products of least squares at most 1.34 / 2 times as far, which is less: mu is multiplied by sqrt(2).
+    the sums of products of least squares at most 1.36 / 2 times as far, which is less: mu is multiplied by sqrt(2).
     """
     release, has_larger_factor = group.release, group.histograms or may_be_least_squares
     return replace(release, mu=release.mu * sqrt(2)) if has_larger_factor and isinstance(release, GaussianRelease) else release

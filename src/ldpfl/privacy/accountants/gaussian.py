@@ -16,8 +16,8 @@ from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.roots import brentq
 
-_LARGE_MU = 1e6
-"""Above this mu the second term of the curve is below rounding."""
+_LARGE_MU = 1e4
+"""Above this mu the first term of the curve alone gives epsilon, at most 1e-7 of it too large. A root of the curve could be too small."""
 _SMALL_MU = 1e-5
 """Below this mu the two terms of the curve agree in nearly all digits, so their difference is computed from the derivative."""
 
@@ -47,7 +47,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon >= 0 at ``delta`` of mu-GDP; infinite for delta 0 or infinite mu."""
+    """Return the smallest epsilon >= 0 at ``delta`` of mu-GDP; infinite for delta 0 or infinite mu. For a large mu it is rounded up."""
     if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     if delta <= 0 or mu == inf:
@@ -55,7 +55,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     # An upper bound of epsilon: the first term of the curve alone falls to delta there.
     high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1
     if mu > _LARGE_MU:
-        return high
+        return high * (1 + 1e-15)  # more than the rounding of its two terms
     return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))
 
 
