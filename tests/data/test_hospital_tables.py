@@ -251,7 +251,15 @@ def test_the_note_on_columns_left_out_names_the_flag_that_protects_persons_or_di
 
 @pytest.mark.parametrize(
     ("name", "is_site"),
-    [("hospital", True), ("Clinic-ID", True), ("Hôpital", True), ("site of the", True), ("hospital_beds", False), ("website", False)],
+    [
+        ("hospital", True),
+        ("Clinic-ID", True),
+        ("Hôpital", True),
+        ("site of the", True),
+        ("Facility-ID", True),
+        ("hospital_beds", False),
+        ("website", False),
+    ],
 )
 def test_a_column_of_sites_is_kept_with_a_note_on_the_client(name: str, is_site: bool) -> None:
     frame = pd.DataFrame({"age": range(20), name: ["a", "b"] * 10, "ill": [0, 1, 1, 0] * 5})
@@ -333,3 +341,31 @@ def test_a_hospital_s_table_is_trained_on_and_predicted_for(tmp_path: Path, ldpf
     risks = pd.read_csv(tmp_path / "told.csv", keep_default_na=False)["probability of died"].to_numpy()
     died = outcome == "died"
     assert risks[died].mean() > risks[~died].mean() + 0.05
+
+
+@pytest.mark.parametrize("cells", [[f"P{number}" for number in range(40)], list(range(40))], ids=["words", "numbers"])
+def test_an_identifier_as_the_target_is_told_from_a_class_or_a_number(cells: list[Any]) -> None:
+    frame = pd.DataFrame({"age": range(40), "patient": cells})
+    with pytest.raises(DataError, match=r"'patient' has 40 different values, and its name suggests an identifier: .*--target") as refused:
+        made(frame, target="patient")
+    assert "a column that names each row's person belongs in --person (data.person)" in str(refused.value)
+    assert "regression" not in str(refused.value)
+    assert made(frame, target="patient", classes=[str(cell) for cell in cells]).outputs == 40
+
+
+def test_words_as_the_target_of_a_regression_are_told_from_identifiers() -> None:
+    for name, advice in (("patient", ", and its name suggests an identifier"), ("ward", ": to predict words, set task.name")):
+        rows = table_from_frame(pd.DataFrame({"age": range(4), name: list("abcd")}))
+        with pytest.raises(DataError, match=f"expects a number in each row{advice}"):
+            dataset_from_table("rows", rows, rows, DataConfig(target=name), "number")
+
+
+def test_a_measurement_as_the_target_is_told_so_even_if_some_cells_are_limits_or_empty() -> None:
+    crp = ["<0.5", "", *(f"{number}.5" for number in range(30))]
+    with pytest.raises(
+        DataError, match=r"'crp' has 30 different values, which are numbers: .*--task regression.* passes a limit"
+    ) as refused:
+        made(pd.DataFrame({"age": range(32), "crp": crp}), target="crp")
+    assert "data.classes" not in str(refused.value)
+    with pytest.raises(DataError, match=r"a classification has at most 1,000 classes"):
+        made(pd.DataFrame({"age": range(1200), "code": [f"c{number}" for number in range(1200)]}), target="code")

@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,9 @@ def test_missing_files_of_a_finished_run_are_refused_and_written_again(folder: P
         api.run(folder=place, resume=True, progress=False)
     (place / "checkpoint.safetensors").unlink()
     (place / "metrics.jsonl").unlink()
-    with pytest.raises(DataError, match=r"checkpoint\.safetensors is missing"):
-        api.run(folder=place, resume=True, progress=False)
+    for use in (partial(api.run, resume=True, progress=False), partial(api.run, more_rounds=1, resume=True, progress=False), api.load_run):
+        with pytest.raises(DataError, match=r"checkpoint\.safetensors is missing beside result\.json of a finished run: restore the file"):
+            use(folder=place)
 
 
 ANYTHING = st.recursive(

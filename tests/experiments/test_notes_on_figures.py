@@ -212,6 +212,10 @@ def test_a_mean_risk_that_is_off_without_noise_too_is_not_blamed_on_noise() -> N
     how = {**HOW, "baseline": True, "data": frame, "target": "died", "target_epsilon": 50.0}
     found = api.run(**how, settings={**FEW, "training.rounds": 20, "mechanism.clip_norm": 0.05}).to_dict()
     (note,) = [note for note in found["caveats"] if note.startswith(OFF)]
+    clipped = (
+        f"Clipping shortened {found['clipped_records_per_round'][-1]:.1%} of the gradients in the last round (known only in a simulation)"
+    )
+    assert f"was observed. {clipped}. As a rule those of the rarer class are the longest" in note
     assert "a larger mechanism.clip_norm (it is 0.05) or more training.rounds (without noise the mean risk is " in note
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from conftest import CommandLine
 from ldpfl import api
+from ldpfl.experiments.public_figures import public_caveats
 
 SETTINGS: dict[str, Any] = {"data.bounds": {"age": [0, 100]}, "data.classes": ["no", "yes"], "clients.count": 4, "training.rounds": 1}
 HOW: dict[str, Any] = {"target": "ill", "baseline": False, "progress": False, "seed": 1}
@@ -87,3 +88,26 @@ def test_too_few_rows_are_said_with_how_many_are_needed_at_the_start_and_under_t
     rows(5).to_csv(tmp_path / "test.csv", index=False)
     (line,) = [line for line in caveats(rows(100), **{"data.test_path": str(tmp_path / "test.csv")}) if "too few: figures" in line]
     assert line.endswith("give a data.test_path with as many")
+
+
+def test_clients_of_one_class_each_are_said_with_the_column_and_the_remedy(tmp_path: Path) -> None:
+    """Sorted rows are dealt out at random, so that only the user's own division makes such clients."""
+    (tmp_path / "deal.py").write_text(
+        "import numpy as np\n\ndef blocks(samples, clients, seed):\n    return np.arange(samples) * clients // samples\n"
+    )
+    ordered = rows(400).sort_values("ill", ignore_index=True).assign(group=np.repeat(["control", "case"], 200))
+
+    def notes(frame: pd.DataFrame, **how: Any) -> list[str]:
+        settings = {**SETTINGS, "clients.count": 2 if "client" in how else 8, **how.pop("settings", {})}
+        run = api.run(data=frame, settings=settings, **HOW, **how, folder=tmp_path / f"run{len(list(tmp_path.iterdir()))}")
+        found = [line for line in run.to_dict()["caveats"] if "of one class each" in line]
+        assert not any("of one class each" in line for line in public_caveats(run.config, found))
+        return found
+
+    (note,) = notes(ordered, client="group")
+    assert note.startswith("clients have rows of one class each, as the column 'group' names the clients: a row's client is public")
+    assert note.endswith("Name a column of clients that does not follow the target (--client, data.client)")
+    (note,) = notes(ordered.drop(columns="group"), settings={"data.partition": f"{tmp_path / 'deal.py'}:blocks"})
+    assert note.endswith("Set data.partition to 'iid', which draws rows at random")
+    assert not notes(ordered.drop(columns="group"))
+    assert not notes(ordered.assign(group=np.arange(400) % 2), client="group")

@@ -262,3 +262,29 @@ def test_columns_that_say_whose_a_row_is_are_named_and_not_sent_to_nodes(tmp_pat
     assert "--person COLUMN (data.person), such as patient, " in said.out
     settings = (tmp_path / "heart" / "pyproject.toml").read_text()
     assert '["age", "ward", "patient_age"]' in settings
+
+
+@pytest.mark.slow
+def test_a_column_of_sites_which_is_one_value_at_a_node_is_named_with_the_remedy(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    pd.read_csv(table).assign(account=range(10)).to_csv(table, index=False)
+    said = " ".join(ldpfl("init", "--flower", tmp_path / "heart", "--data", table, "--target", "outcome").out.split())
+    assert "suggest the site that a row is from: hospital. Where a node holds the rows of one site, such an input is the same" in said
+    assert "leave it out, with --client hospital, or list the columns to use in data.columns" in said
+    assert "suggest identifiers: account; list them in data.columns to use them. inputs" in said  # no client's column divides a node's rows
+    done = ldpfl("init", "--flower", tmp_path / "sited", "--data", table, "--target", "outcome", "--client", "hospital")
+    assert "suggest the site" not in done.out, done.err
+    assert '["age", "ward"]' in (tmp_path / "sited" / "pyproject.toml").read_text()
+
+
+@pytest.mark.slow
+def test_identifiers_and_measurements_are_no_classes_of_an_app(tmp_path: Path, table: Path, ldpfl: CommandLine) -> None:
+    """Else every node would get the list of them."""
+    frame = pd.DataFrame(
+        {"age": range(30), "patient": [f"P{number}" for number in range(30)], "crp": [number + 0.5 for number in range(30)]}
+    )
+    frame.to_csv(table, index=False)
+    for target, problem in (("patient", "its name suggests an identifier"), ("crp", "--task regression")):
+        refused = ldpfl("init", "--flower", tmp_path / target, "--data", table, "--target", target)
+        assert f"'{target}' has 30 different values" in refused.err
+        assert problem in refused.err
+        assert not (tmp_path / target).exists()

@@ -199,7 +199,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
         DataError: a file is damaged.
     """
     run_folder = RunFolder(Path(folder))
-    config, last, figures = run_folder.config(), run_folder.checkpoint(), run_folder.result()
+    config, last, figures = run_folder.config(), run_folder.checkpoint_needed(), run_folder.result()
     if last is None or figures is None:
         raise ConfigError(f"{folder} contains a run that is not finished: finish it with run(..., folder=..., resume=True)")
     caller_objects = CallerObjects(data, model)

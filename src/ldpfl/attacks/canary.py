@@ -172,7 +172,7 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
     Raises:
         ConfigError: the run has no finished round, belongs to a custom app, or was made on other data than those that are loaded now.
     """
-    config, last = folder.config(), folder.checkpoint()
+    config, last = folder.config(), folder.checkpoint_needed()
     if folder.kind() is Kind.OWN_APP:
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: audit a simulation instead")
     if last is None:

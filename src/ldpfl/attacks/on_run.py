@@ -276,7 +276,7 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
     config = config_of(folder)
     if folder.kind() is run_folder.Kind.OWN_APP:
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: attack a simulation instead")
-    last, result = folder.checkpoint(), folder.result()
+    last, result = folder.checkpoint_needed(), folder.result()
     if last is None or result is None:
         done = last.state.round if last else 0
         raise ConfigError(

@@ -108,11 +108,13 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
             )
     left_out = [name for name in names if name not in configured and identifier_kind(name)]
     names = [name for name in names if name not in left_out]
-    note = identifier_note(left_out, person=config.person, client=config.client)
+    # Each node is a client, whatever its table's columns say.
+    note = identifier_note(left_out, person=config.person, client=config.client or (config.name if config.at_nodes else ""))
     if not names:
         why = f" ({note})" if left_out else ""
         raise DataError(f"the table has no column to predict from, only the target's and the client's{why}: add input columns")
-    site_note = "" if config.client else note_on_possible_sites([name for name in names if name not in configured])
+    possible_sites = [name for name in names if name not in configured]
+    site_note = "" if config.client else note_on_possible_sites(possible_sites, at_nodes=config.at_nodes)
     return names, tuple(filter(None, (note if left_out else "", site_note)))
 
 

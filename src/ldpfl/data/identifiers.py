@@ -50,18 +50,22 @@ _HINTS: dict[IdentifierKind, str] = {
 }
 
 
-def note_on_possible_sites(inputs: Collection[str]) -> str:
+def note_on_possible_sites(inputs: Collection[str], *, at_nodes: bool) -> str:
     """Return a note on columns among ``inputs`` whose names suggest the site that a row is from; "" if there are none.
 
-    A site is often the client of a federation. It may also be an input, so it is not left out.
+    A site is often the client of a federation. It may also be an input, so it is not left out. ``at_nodes`` says whether each client reads
+    a table of its own.
     """
     names = [name for name in inputs if _SITE.fullmatch(_joined_words(name))]
     if not names:
         return ""
-    return (
-        f"inputs whose names suggest the site that a row is from: {', '.join(names)}. Rows are not divided by them: where each value is a "
-        f"client of the federation, set --client {names[0]} (data.client)"
+    advice = (
+        "Where a node holds the rows of one site, such an input is the same in all its rows and tells nothing of new sites: leave it out, "
+        f"with --client {names[0]}, or list the columns to use in data.columns"
+        if at_nodes
+        else f"Rows are not divided by them: where each value is a client of the federation, set --client {names[0]} (data.client)"
     )
+    return f"inputs whose names suggest the site that a row is from: {', '.join(names)}. {advice}"
 
 
 _LINKING_WORDS = frozenset({"of", "the", "de", "du", "des", "der"})
@@ -79,7 +83,10 @@ _ROWS = "record|case|row|encounter|visit|admission|stay|sample|hadm|icustay|fall
 _ROWS_THEMSELVES = (
     "id|ids|uid|uuid|guid|name|firstname|lastname|surname|fullname|vorname|nachname|nom|prenom|pseudonym|identifier|identifiant|kennung"
 )
-_SITES = "hospital|site|center|centre|clinic|klinik|krankenhaus|spital|zentrum|hopital|clinique"
+_SITES = (
+    "hospital|site|center|centre|clinic|klinik|krankenhaus|spital|zentrum|hopital|clinique|institution|institute|facility|einrichtung|"
+    "etablissement|organisation|organization"
+)
 _IDENTIFIER_AFTER = (
     "id|ids|uid|uuid|guid|identifier|identifiant|kennung|number|nummer|numero|no|nr|key|hash|pseudonym|name|mrn|email|emailaddress|"
     "phone|phonenumber|phoneno"

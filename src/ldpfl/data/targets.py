@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ldpfl.data.cells import READERS, can_parse, describe_ambiguity
 from ldpfl.data.columns import BYTES, column_words, texts_as_bytes
+from ldpfl.data.identifiers import identifier_kind
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.errors import ConfigError, DataError
@@ -165,7 +166,8 @@ def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
     if 2 * sum(can_parse(READERS["numbers"], text) for text in cells) < len(cells):
         if problem := describe_ambiguity(cells):
             raise DataError(f"the target {name!r} holds {problem}")
-        raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row: {remedy}")
+        advice = f", and {hint}" if (hint := _identifier_remedy(name)) else f": {remedy}"
+        raise DataError(f"the target {name!r} holds words, and this task expects {expected} in each row{advice}")
     _check_only_numbers(table, name, READERS["numbers"], "correct the row, or leave it out")
 
 
@@ -195,6 +197,10 @@ _MAX_NAMED = 5
 def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> ReadTargets:
     """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes in the first table."""
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes  # then 1 and 1.0 are the same class
+    if numeric:  # before other cells, such as <0.5: among measurements they are no classes
+        numbers = tables[0].numbers(name, strict=False)
+        if (count := np.unique(numbers[~np.isnan(numbers)]).size) > _MAX_NUMERIC_CLASSES:
+            check_number_of_classes(name, count, numeric=True)
     for table in tables if numeric else ():
         _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [column_words(table, name, numeric=numeric, values=config.classes) for table in tables]
@@ -240,14 +246,35 @@ def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:
 def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes."""
     classes = sorted(set(words), key=natural_key)
-    if len(classes) > MOST_CLASSES or (len(classes) > _MAX_NUMERIC_CLASSES and table.is_numeric(name)):
-        raise DataError(
-            f"the target {name!r} has {len(classes):,} different values: to estimate a number, set task.name to 'regression' "
-            "(--task regression)"
-        )
-    if len(classes) == 1:
-        raise DataError(f"the target {name!r} is the same in every row, so there is nothing to learn: name another column in data.target")
+    check_number_of_classes(name, len(classes), numeric=table.is_numeric(name))
     return classes
+
+
+def check_number_of_classes(name: str, count: int, *, numeric: bool) -> None:
+    """Raise a :class:`DataError` if the target ``name`` with ``count`` different values is a quantity, an identifier, or always the same.
+
+    ``numeric`` says whether most values are numbers.
+    """
+    different = f"the target {name!r} has {count:,} different values"
+    if count > _MAX_NUMERIC_CLASSES and (remedy := _identifier_remedy(name)):
+        raise DataError(f"{different}, and {remedy}; if it is what you want to predict, list its values in data.classes")
+    if count > _MAX_NUMERIC_CLASSES and numeric:
+        raise DataError(
+            f"{different}, which are numbers: to estimate the number, set task.name to 'regression' (--task regression); to predict "
+            "whether it passes a limit, add a column that is 1 where it does, otherwise 0, and name this column in data.target (--target)"
+        )
+    if count > MOST_CLASSES:
+        raise DataError(f"{different}, and a classification has at most {MOST_CLASSES:,} classes: merge some, or name another column")
+    if count == 1:
+        raise DataError(f"the target {name!r} is the same in every row, so there is nothing to learn: name another column in data.target")
+
+
+def _identifier_remedy(name: str) -> str:
+    """Return what to do about a target whose ``name`` suggests an identifier, such as a patient's number; "" for any other name."""
+    kind = identifier_kind(name)
+    setting = {"person": "--person (data.person)", "client": "--client (data.client)"}.get(kind or "")
+    use = f"; a column that names each row's {kind} belongs in {setting}" if setting else ""
+    return f"its name suggests an identifier: name the column of the outcome in data.target (--target){use}" if kind else ""
 
 
 def natural_key(word: str) -> tuple[int, float, str]:

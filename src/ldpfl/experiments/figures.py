@@ -55,7 +55,8 @@ def summarise(
         privacy["caveats"].append(
             f"no scores of the final model beside those of each round, because computing them failed: {error_without_data(error)}"
         )
-    privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation, baseline)
+    clipped = last_round_with_clients(final).clipped_records
+    privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation, baseline, clipped)
     if missing := lost_evaluations(config, final):
         rounds = ", ".join(f"{number:,}" for number in missing)
         privacy["caveats"].append(
@@ -111,10 +112,13 @@ def summarise(
     return strict
 
 
-def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federation: Federation, baseline: Reference | None) -> list[str]:
+def _pop_findings_as_caveats(
+    entries: dict[str, Any], config: RunConfig, federation: Federation, baseline: Reference | None, clipped: float | None
+) -> list[str]:
     """Remove the findings of :func:`~ldpfl.experiments.quality.quality_entries` from ``entries``, and return a caveat for each finding.
 
-    A caveat names a fault of the model, and what may help.
+    A caveat names a fault of the model, and what may help. ``clipped`` is the share of records that were clipped in the last round; None
+    if only clients know it.
     """
     caveats = []
     if entries.pop("unusable", False):
@@ -166,7 +170,7 @@ def _pop_findings_as_caveats(entries: dict[str, Any], config: RunConfig, federat
         if OBSERVED not in entries["scores"]:  # numbers or counts: a mean that is off may be the reason why R2 shows nothing learnt
             caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config)}")
         else:
-            caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation, entries['scores'], baseline)}")
+            caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation, entries['scores'], baseline, clipped)}")
     return caveats
 
 
@@ -217,7 +221,9 @@ def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list
     ]
 
 
-def _remedy_for_risks(config: RunConfig, federation: Federation, scores: Mapping[str, float], baseline: Reference | None) -> str:
+def _remedy_for_risks(
+    config: RunConfig, federation: Federation, scores: Mapping[str, float], baseline: Reference | None, clipped: float | None
+) -> str:
     """Return why the mean predicted risk may be far from the observed share of events, and what to do about it.
 
     The run without noise clips and takes as many rounds. If its mean risk is off by half as much or more, these are the cause, else noise.
@@ -227,21 +233,36 @@ def _remedy_for_risks(config: RunConfig, federation: Federation, scores: Mapping
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
             "threshold of your own (ldpfl predict --threshold)"
         )
-    fewer_rounds = "fewer training.rounds, each of which adds noise"
+    fewer_rounds, cause = "fewer training.rounds, each of which adds noise", _clipping_as_a_cause(scores, clipped)
     risk_without_noise = baseline.scores.get(PREDICTED) if baseline else None
     if risk_without_noise is None:
         steps = " and ".join((*_larger_norm(config), fewer_rounds))
     elif 2 * abs(risk_without_noise - scores[OBSERVED]) < abs(scores[PREDICTED] - scores[OBSERVED]):
-        steps = f"a larger epsilon or {fewer_rounds} (without noise the mean risk is {risk_without_noise:.2%})"
+        steps, cause = f"a larger epsilon or {fewer_rounds} (without noise the mean risk is {risk_without_noise:.2%})", ""
     else:
         steps = " or ".join((*_larger_norm(config), "more training.rounds"))
         steps += f" (without noise the mean risk is {risk_without_noise:.2%}, so noise is not the cause, but either adds some)"
     remedy = f"take {steps}; or add a number to all log odds, so that the mean risk is the share that you expect"
     if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
-        return remedy.capitalize()
+        return cause + remedy.capitalize()
     return (
-        "No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows them; "
-        f"else {remedy}"
+        f"{cause}No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows "
+        f"them; else {remedy}"
+    )
+
+
+def _clipping_as_a_cause(scores: Mapping[str, float], clipped: float | None) -> str:
+    """Return a sentence on clipping as a cause if risks lie closer to the commoner class than they should, else "".
+
+    A record's gradient is about as long as its prediction is wrong. So, while the model is near the base rate, those of the rarer class
+    are the longest, and are clipped first. Only a simulation knows the share ``clipped``.
+    """
+    observed, predicted = scores[OBSERVED], scores[PREDICTED]
+    if not clipped or (predicted < observed) != (observed < 0.5):
+        return ""
+    return (
+        f"Clipping shortened {clipped:.1%} of the gradients in the last round (known only in a simulation). As a rule those of the rarer "
+        "class are the longest, so clipping draws risks towards the commoner class. "
     )
 
 

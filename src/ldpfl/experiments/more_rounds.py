@@ -19,7 +19,7 @@ def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
     Raises:
         ConfigError: there is no finished run, it would have too many rounds, or a setting of it depends on the number of rounds.
     """
-    config, checkpoint = folder.config(), folder.checkpoint()
+    config, checkpoint = folder.config(), folder.checkpoint_needed()
     training = config.training
     if more < 1:
         raise ConfigError(f"more_rounds is {more}, expected at least 1")

@@ -537,6 +537,20 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.stopped_path} is damaged: {error}; remove it, and start the sweep again") from error
 
+    def checkpoint_needed(self) -> Checkpoint | None:
+        """Return the last checkpoint, or None if no round is finished.
+
+        The guarantee, the figures and the predictions of a finished run follow from other files. Only who goes on with its state needs its
+        checkpoint.
+
+        Raises:
+            DataError: the run is finished, but its checkpoint is missing; or as for :meth:`checkpoint`.
+        """
+        checkpoint = self.checkpoint()
+        if checkpoint is None and self.result_path.exists():
+            raise DataError(f"{self.checkpoint_path} is missing beside {self.result_path.name} of a finished run: restore the file")
+        return checkpoint
+
     def checkpoint_or(self, start: Checkpoint) -> Checkpoint:
         """Return the last checkpoint, or ``start`` if no round was finished.
 
@@ -544,10 +558,8 @@ class RunFolder:
             ConfigError: the rounds so far used other data or another device, so the model would be a mixture.
             DataError: the run is finished, but its checkpoint is missing.
         """
-        checkpoint = self.checkpoint()
+        checkpoint = self.checkpoint_needed()
         if checkpoint is None:
-            if self.result_path.exists():
-                raise DataError(f"{self.checkpoint_path} is missing beside {self.result_path.name} of a finished run: restore the file")
             return start
         if checkpoint.origin != start.origin:
             raise ConfigError(

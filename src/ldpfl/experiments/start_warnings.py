@@ -1,13 +1,14 @@
 """Warnings about a run before its first round.
 
 They depend on settings and numbers of rows, which are public. The exception is the note on the scale of inputs, which only a simulation
-prints and which is not published.
+prints and which is not published. Nor is the note on clients that have rows of one class each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,9 @@ from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 
 SCALE = "the inputs may be on a wrong scale"
 """Start of the note on inputs that are far from mean 0 and standard deviation 1. The note reveals a property of private rows."""
+
+SINGLE_CLASS = "clients have rows of one class each"
+"""Start of the note on clients whose rows all have the same class. The note reveals a property of private rows."""
 
 _MAX_RMS, _MIN_RMS = 4.0, 0.25
 """A warning is given if the root mean square of the inputs lies outside these bounds. About 1 is expected."""
@@ -36,6 +40,7 @@ def start_warnings(config: RunConfig, data: Dataset, division: Division) -> Iter
         yield from _stated_records_warnings(config, division)
         yield from _few_rows_warnings(config, data)
         yield from _scale_warnings(config, data)
+        yield from _one_class_warnings(config, data, division)
 
 
 def _made_up_clients_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
@@ -111,3 +116,38 @@ def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
         f"{SCALE}: they lie between {low:.3g} and {high:.3g}, but decimal numbers are not rescaled, and steps suit inputs of mean 0 and "
         f"spread 1; {advice}subtract a mean and divide by a spread that the public knows"
     )
+
+
+def _one_class_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
+    """Yield a warning if clients have rows of one class each, by a user's column of clients or own partition.
+
+    Sorted rows that are divided in blocks have this fault. At each border between two classes, one client may have rows of both. ldpfl's
+    own ``iid`` and ``quantity`` draw rows at random, whatever their order, and persons are dealt out by their names.
+    """
+    targets, settings = data.train.targets, config.data
+    dealt_out = settings.by_label or (data.clients is None and settings.person)
+    if not settings.brought or dealt_out or targets.dim() != 1 or targets.dtype != torch.int64:
+        return
+    parts = division if data.clients is None else Division.by_owner(data.clients, int(data.clients.max()) + 1)
+    if len(parts) < 2 or parts.sizes.mean() < _MIN_MEAN_ROWS or not parts.sizes.all():
+        return
+    classes, starts = targets.numpy()[np.concatenate(list(parts))], np.cumsum(parts.sizes) - parts.sizes
+    lowest = np.minimum.reduceat(classes, starts)
+    has_one_class = lowest == np.maximum.reduceat(classes, starts)
+    borders = np.unique(classes).size - 1
+    if (~has_one_class).sum() > borders or np.unique(lowest[has_one_class]).size <= borders:
+        return
+    cause, remedy = f"as data.partition {settings.partition!r} divides them", "set data.partition to 'iid', which draws rows at random"
+    if data.clients is not None:
+        name = f"the column {settings.client!r} names" if settings.client else "the data name"
+        cause, remedy = f"as {name} the clients", "name a column of clients that does not follow the target (--client, data.client)"
+    target = f"the target {settings.target_names[0]!r}" if settings.target else "the target"
+    effect = "" if config.mechanism.perturbed == "gradient" else " A client that trains by itself learns its own class alone."
+    yield (
+        f"{SINGLE_CLASS}, {cause}: a row's client is public, so whoever knows it knows {target} too, which no epsilon covers.{effect} "
+        f"{remedy[0].upper()}{remedy[1:]}"
+    )
+
+
+_MIN_MEAN_ROWS = 5.0
+"""Minimum mean number of rows of a client for the warning that clients have one class each. With fewer rows it may be by chance."""

@@ -11,7 +11,7 @@ import tomli_w
 from ldpfl.data.columns import resolve_column_kinds, resolve_text_column
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table
-from ldpfl.data.targets import check_order_known, natural_key
+from ldpfl.data.targets import check_number_of_classes, check_order_known, natural_key
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig, split_by_key, toml_value
 from ldpfl.experiments.dataset import data_settings_of
@@ -97,7 +97,7 @@ def example_table_settings(path: Path, target: str | list[str], client: str, per
         DataError: the table cannot be read, or lacks one of the named columns.
     """
     table = read_table(path).with_missing(config.data.missing_words)
-    data = data_settings_of(config).model_copy(update={"target": target, "client": client, "person": person})
+    data = data_settings_of(config).model_copy(update={"name": "node", "target": target, "client": client, "person": person})
     for name, setting in (*((name, "--target") for name in data.target_names), (client, "--client"), (person, "--person")):
         if name:
             table.column(name, setting)
@@ -143,10 +143,12 @@ def _classes_in(table: Table, target: str, task: str) -> list[str]:
 
     Raises:
         ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
+        DataError: the values are no classes, but a quantity or an identifier.
     """
     # A column that was read as numbers gets the texts back: 1.0 is the class "1".
     cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
     classes = sorted({cell for cell in cells if not table.is_absent(cell)}, key=natural_key)
+    check_number_of_classes(target, len(classes), numeric=table.is_numeric(target))
     if task == "ordinal":
         check_order_known(classes, target)
     return classes
