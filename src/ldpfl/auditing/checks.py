@@ -81,7 +81,7 @@ _COHORT = 10**6
 """Number of clients of the mean whose stated noise is compared with that of one client. The mean's noise is then small."""
 
 _MOST_TOO_SMALL, _MOST_TOO_LARGE = 2.0, 16.0
-"""Factor by which the stated variance of a mean may be too small, since a formula may be exact for many clients only. Factor by which the
+"""Factor by which the stated variance of a mean may be wrong, since a formula may be exact for many clients only. Factor by which the
 square of ``largest_std`` may exceed the largest variance found: the largest noise may belong to values that were not tried."""
 
 _CLOSED_FORM = 1e-6
@@ -580,9 +580,9 @@ class Examination:
         does not know the noise.
         """
         variances, estimated, largest, slack = self.probe.mean_noise(_COHORT)
-        smallest = variances[: len(estimated)] / _MOST_TOO_SMALL
-        yield _range_check("mean_variance", estimated, smallest, _MOST_TOO_SMALL * largest, slack)
         found = variances.reshape(len(variances), len(RADII), -1).max(axis=(0, 2)).repeat(_VECTOR_WIDTH)
+        smallest, highest = variances[: len(estimated)] / _MOST_TOO_SMALL, _MOST_TOO_SMALL * np.maximum(largest, found)
+        yield _range_check("mean_variance", estimated, smallest, highest, slack)
         yield _range_check("largest_std", largest, found / _MOST_TOO_SMALL, _MOST_TOO_LARGE * found, slack)
 
     def _wire_checks(self) -> Iterator[Check]:
