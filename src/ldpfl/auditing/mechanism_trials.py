@@ -166,8 +166,8 @@ class Bench:
         variances = variances * scale
         rounding = FLOAT32 * (self._center.abs() / self._radius + 1)
         slack = 4 * rounding * (1 + variances.amax(dim=0))
-        numbers = (variances, torch.stack(estimated) * scale * clients, largest * scale * clients, slack)
-        return tuple(number.numpy() for number in numbers)
+        means = torch.stack(estimated) * scale * clients
+        return np.asarray(variances), np.asarray(means), np.asarray(largest * scale * clients), np.asarray(slack)
 
     def receive(self, sent: Any, payloads: Sequence[bytes]) -> Any:
         """Read ``payloads``, and note their lengths.
