@@ -19,7 +19,7 @@ from ldpfl.mechanisms.base import require_finite
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.noise import Noise, TwoValueNoise
+from ldpfl.mechanisms.noise import Noise, QuadraticNoise, TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import packed_size
@@ -124,19 +124,20 @@ class ChattyReports(BitReports):
 
 
 @dataclass(frozen=True, eq=False)
-class NoiseOfOne(Noise):
-    """The noise of one client; that of a mean is not asked for."""
+class NoiseOfEach(Noise):
+    """Noise of the variance ``each`` (d,) in each weight, whatever the values. All weights of a layer have the same."""
 
     each: Tensor
+    ranges: LayerRanges
 
     def variance(self, values: Tensor) -> Tensor:
         return self.each.float().expand(values.shape)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
-        raise NotImplementedError
+        return (self.each / clients).float()
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        raise NotImplementedError
+        return np.array([float(layer[0] / clients) ** 0.5 for layer in self.each.split_with_sizes(list(self.ranges.sizes))])
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,36 @@ class LaplaceNoise(Mechanism):
         return torch.cat([batch.values for batch in reports]).double().mean(dim=0).float()
 
     def noise(self, ranges: LayerRanges) -> Noise:
-        return NoiseOfOne(2 * self._scale(ranges) ** 2)
+        return NoiseOfEach(2 * self._scale(ranges) ** 2, ranges)
 
     def units(self, ranges: LayerRanges) -> Units:
         return Units.equal(ranges.dimension, 32) if self.unit == "weight" else Units.whole(ranges.dimension, 32 * ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> Release:
         return PureRelease(self.name, self.epsilon, ranges.dimension if self.unit == "weight" else 1, self.unit)
+
+
+@dataclass(frozen=True)
+class SeldomReports(LaplaceNoise):
+    """Sends nothing but the center, except with probability ``rate``: then one of two far values. Sound."""
+
+    rate: float = 1e-4
+
+    @property
+    def _gain(self) -> float:
+        return math.tanh(self.epsilon / 2)
+
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
+        center, radius = ranges.expand()
+        t = ((require_finite(values, ranges) - center) / radius).clamp(-1, 1).double()
+        source = as_source(generator)
+        chance = (torch.stack([draw(source, row, ranges.dimension) for row in range(len(values))]).double() + 2**31) / 2**32
+        low = self.rate / 2 * (1 - self._gain * t)
+        signs = (chance < self.rate).double() - 2 * (chance < low).double()
+        return DenseReports((center + radius * signs / (self.rate * self._gain)).float())
+
+    def noise(self, ranges: LayerRanges) -> Noise:
+        return QuadraticNoise(ranges, offset=1 / (self.rate * self._gain**2), slope=-1)
 
 
 class Tampered(Laplace):
@@ -366,6 +390,53 @@ class Boasting(Duchi):
         return replace(super().noise(ranges), gain=self.gain * math.sqrt(0.97))
 
 
+@dataclass(frozen=True, eq=False)
+class FactorOnMeans(TwoValueNoise):
+    """States the noise of means with a factor: on the variance that is estimated, and on the largest standard deviation."""
+
+    on_variance: float = 1.0
+    on_std: float = 1.0
+
+    def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
+        return super().mean_variance(mean, clients) * self.on_variance
+
+    def largest_std(self, clients: int) -> NDArray[np.float64]:
+        return super().largest_std(clients) * self.on_std
+
+
+@dataclass(frozen=True)
+class WrongAboutMeans(Duchi):
+    on_variance: float = 1.0
+    on_std: float = 1.0
+
+    def noise(self, ranges: LayerRanges) -> TwoValueNoise:
+        return FactorOnMeans(ranges, self.gain, on_variance=self.on_variance, on_std=self.on_std)
+
+
+class AnyLength(Duchi):
+    """Cuts payloads that are too long, and fills up those that are too short."""
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+        size = packed_size(ranges.dimension)
+        return super().read([payload[:size].ljust(size, b"\0") for payload in payloads], ranges)
+
+
+class OnlyTheSumOfLengths(Duchi):
+    """Looks at the length of all payloads together."""
+
+    def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> BitReports:
+        joined, size = b"".join(payloads), packed_size(ranges.dimension)
+        if len(joined) != size * len(payloads):
+            raise ProtocolError("the reports have a wrong length")
+        return super().read([joined[start : start + size] for start in range(0, len(joined), size)], ranges)
+
+
+class ClipsInPlace(Duchi):
+    def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> BitReports:
+        center, radius = (part.float() for part in ranges.expand())
+        return super().encode(require_finite(values, ranges).clamp_(center - radius, center + radius), ranges, generator)
+
+
 class Undefined(Duchi):
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         estimates = super().decode(reports, ranges)
@@ -410,10 +481,15 @@ class NormalNoise(LaplaceNoise):
         return DenseReports((inside + self.noise_of((words + 2**31 + 0.5) / 2**32) * self._sigma(ranges)).float())
 
     def noise(self, ranges: LayerRanges) -> Noise:
-        return NoiseOfOne(self._sigma(ranges) ** 2)
+        return NoiseOfEach(self._sigma(ranges) ** 2, ranges)
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:
         return GaussianRelease(self.name, self.mu, alike=True)
+
+
+class NoIntegers(NormalNoise):
+    def release(self, ranges: LayerRanges) -> GaussianRelease:
+        return replace(super().release(ranges), integers=True)
 
 
 class PartlyShared(LaplaceNoise):
@@ -617,4 +693,12 @@ FAULTS: Mapping[str, Planted] = {
     "bits of the next client": Planted(Rearranged(1.0, lambda t: t.roll(1, 0)), "reports of other clients"),
     "the mean of all clients": Planted(Rearranged(1.0, lambda t: t.mean(dim=0, keepdim=True).expand_as(t)), "reports of other clients"),
     "ties in both halves of the cube": Planted(ClosedHalfSpace(1.0), "epsilon"),
+    "payloads of any length": Planted(AnyLength(1.0), "refusal of wrong lengths"),
+    "payloads whose lengths add up": Planted(OnlyTheSumOfLengths(1.0), "refusal of wrong lengths"),
+    "values clipped in place": Planted(ClipsInPlace(1.0), "unchanged values"),
+    "a hundredth of a mean's variance": Planted(WrongAboutMeans(1.0, on_variance=0.01), "mean_variance"),
+    "a hundred times a mean's variance": Planted(WrongAboutMeans(1.0, on_variance=100.0), "mean_variance"),
+    "half of the largest noise": Planted(WrongAboutMeans(1.0, on_std=0.5), "largest_std"),
+    "ten times the largest noise": Planted(WrongAboutMeans(1.0, on_std=10.0), "largest_std"),
+    "integers that are none": Planted(NoIntegers(1.0, unit="vector"), "integers"),
 }

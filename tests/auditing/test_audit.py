@@ -35,6 +35,7 @@ from planted_faults import (
     RestartingRows,
     Scaled,
     SecondTurnedByFirst,
+    SeldomReports,
     SharedRows,
     Silent,
     TwoPercentLess,
@@ -155,6 +156,13 @@ def test_no_protection_is_neither_passed_nor_called_private() -> None:
     assert "epsilon" not in audit.verdict
 
 
+@pytest.mark.slow
+def test_noise_that_is_too_rare_to_occur_in_each_layer_is_no_fault() -> None:
+    # At the center each of four layers has 500 estimates, and all of a layer are equal with probability 0.6.
+    audit = audited(SeldomReports(1.0, rate=1e-3), trials=2000)
+    assert audit.passed, [check.sentence for check in audit.failures]
+
+
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +255,7 @@ def test_no_noise_at_all_is_found() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "found"),
     [
-        (Chatty(1.0), {"equal lengths", "stated length"}),
+        (Chatty(1.0), {"equal lengths", "stated length", "refusal of wrong lengths"}),
         (Understated(1.0), {"stated length", "units apart"}),
         (NotFinite(1.0), {"refusal of NaN and infinity"}),
         (Scaled(1.0), {"aggregate is the mean"}),
@@ -260,6 +268,17 @@ def test_no_noise_at_all_is_found() -> None:
 @pytest.mark.slow
 def test_a_fault_of_the_wire_or_the_server_is_the_only_one_found(mechanism: Mechanism, found: set[str]) -> None:
     assert failures(audited(mechanism)) == found
+
+
+BROKEN_CONTRACT = ("refusal of wrong lengths", "unchanged values", "mean_variance", "largest_std", "integers")
+
+
+@pytest.mark.parametrize("name", [name for name, planted in FAULTS.items() if planted.found in BROKEN_CONTRACT])
+@pytest.mark.slow
+@pytest.mark.thorough_except("payloads whose lengths add up", "values clipped in place", "integers that are none")
+def test_a_part_of_the_contract_that_is_broken_is_the_only_fault_found(name: str) -> None:
+    mechanism, found = FAULTS[name]
+    assert failures(audited(mechanism, trials=1000)) == {found}
 
 
 @pytest.mark.slow

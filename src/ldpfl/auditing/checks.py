@@ -15,6 +15,7 @@ from ldpfl.auditing.bounds import (
     Correlation,
     Counts,
     Floats,
+    Mask,
     clopper_pearson,
     event_epsilon,
     mean_bound,
@@ -75,6 +76,13 @@ _FAR = 3.0
 _MULTIPLES = (-3.5, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 3.5)
 _NORMAL_SLACK = 0.02
 """Multiples of a standard deviation at which noise is compared with the normal law, and how far rounding may move it."""
+
+_COHORT = 10**6
+"""Number of clients of the mean whose stated noise is compared with that of one client. The mean's noise is then small."""
+
+_MOST_TOO_SMALL, _MOST_TOO_LARGE = 2.0, 16.0
+"""Factor by which the stated variance of a mean may be wrong, since a formula may be exact for many clients only. Factor by which the
+square of ``largest_std`` may exceed the largest variance found: the largest noise may belong to values that were not tried."""
 
 _CLOSED_FORM = 1e-6
 """Relative rounding error of a variance in float32."""
@@ -138,7 +146,8 @@ class Examination:
         Half of the ``trials`` choose the events that an observer would look for, and the other half tests them.
         """
         self.mechanism, self.trials_per_half = mechanism, ceil(trials / 2)
-        probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())  # for facts that do not depend on the number of clients and weights
+        # For facts that do not depend on the number of clients and weights.
+        self.probe = probe = Bench(mechanism, 1, _VECTOR_WIDTH, SecureSource())
         guarantee = guarantee_of(mechanism, probe.ranges)
         self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
         # Where units are mixtures of weights, a trial replaces a client's whole row, which may change all units.
@@ -219,8 +228,9 @@ class Examination:
         """Run all checks, and return their results."""
         privacy = self.epsilon_checks
         estimates = (*self._bias_checks(), *self._variance_checks(), *self._independence_checks())
-        without_chance = (self._agreement_check(), *self._wire_checks(), self._finite_check())
-        return (*privacy, *self._claim_checks(), *self._bit_checks(), *estimates, *without_chance)
+        claims, bits = tuple(self._claim_checks()), tuple(self._bit_checks())
+        without_chance = (self._agreement_check(), *self._mean_noise_checks(), *self._wire_checks(), *self._input_checks())
+        return (*privacy, *claims, *bits, *estimates, *without_chance)
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 
@@ -376,8 +386,8 @@ class Examination:
         deviation = noise.std(axis=0)
         noisy = deviation > _NO_NOISE
         # A mechanism may send nothing but 0 most of the time. A weight without any other report is then no fault.
-        rate = float((noise != noise[0]).mean())
-        if not noisy.all() and noisy.sum() > 1 and noisy.size * (1 - rate) ** len(noise) > self.error_per_check:
+        rate = float((noise != np.median(noise, axis=0)).mean())
+        if not noisy.all() and noisy.any() and noisy.size * (1 - rate) ** len(noise) > self.error_per_check:
             noise, deviation = noise[:, noisy], deviation[noisy]
             noisy = noisy[noisy]
         if not bool(noisy.all()):
@@ -464,9 +474,12 @@ class Examination:
     def _largest(self, position: float, figure: str) -> Floats:
         """Return the largest value (G,) of the attribute ``figure`` of the tallies at ``position`` and at all positions inside the range.
 
-        A rare large value may have occurred at another position only.
+        A rare large value may have occurred at another position, or in another layer, only. Layers are compared relative to the standard
+        deviation that is stated for each.
         """
-        return np.asarray(np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0))
+        largest = np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0)
+        stated = self.bench.expected_squares(0.0) ** (1.0 if figure == "largest_square" else 0.5)
+        return np.asarray(stated * (largest / stated).max() if bool((stated > 0).all()) else largest)
 
     def _worst_group_check(self, name: str, figures: Floats, bounds: Floats, prefix: str, unit: str) -> Check:
         """Return the check of the group whose figure is largest relative to its bound. ``prefix`` is the beginning of its sentence."""
@@ -486,11 +499,12 @@ class Examination:
 
     def _independence_checks(self) -> Iterator[Check]:
         """Yield the checks that the noise of clients, of calls and of weights is independent."""
-        first, second, wide = (self._standardised_noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
-        if first is None or second is None or wide is None:
+        if not self._noise_is_shown_or_rare():
             passed = None if isinf(self.epsilon) else False
-            yield Check("independent noise", figure=0.0, bound=0.0, error_rate=0.0, passed=passed, sentence="there is no noise")
+            sentence = "the estimates of a layer do not differ, or are no numbers: expected the stated noise"
+            yield Check("independent noise", figure=0.0, bound=0.0, error_rate=0.0, passed=passed, sentence=sentence)
             return
+        first, second, wide = (self._standardised_noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
         if not self.bench.by_weight:  # each row has the noise of all clients in one group
             clients = most_correlated_lag(first, self.error_per_check)
             calls = most_correlated_pair(first.reshape(1, -1), second.reshape(1, -1), self.error_per_check)
@@ -503,15 +517,30 @@ class Examination:
             lag = most_correlated_lag(wide, self.error_per_check)
             yield self._correlation_check("independent weights", lag, f"the noise of weights {lag.place} apart")
 
-    def _standardised_noise(self, bench: Bench) -> Floats | None:
-        """Draw standardised noise: (K, d) with one row per client, or (G, K) if a trial is a row. None if there is no noise.
+    @property
+    def _is_noisy(self) -> Mask:
+        """Whether the estimates of each group (G,) at the center differ by more than rounding. False if an estimate is no number."""
+        tally = self.tallies[0.0]
+        return np.asarray(np.sqrt(tally.variance) > self.bench.rounding(tally.largest_deviation))
+
+    def _noise_is_shown_or_rare(self) -> bool:
+        """Return whether each group (G,) has noise, or states noise that is too rare to occur in each audit.
+
+        Estimates that are nearly always equal differ with a probability of at least V / (4 L), if V is the stated mean squared error, and L
+        the largest squared error: two estimates are at most 2 sqrt(L) apart.
+        """
+        tally, stated, largest = self.tallies[0.0], self.bench.expected_squares(0.0), self._largest(0.0, "largest_square")
+        rate = np.minimum(1.0, stated / np.maximum(4 * largest, 1e-300))
+        is_rare = (stated > 0) & (self.bench.groups * (1 - rate) ** tally.count > self.error_per_check)
+        return bool((self._is_noisy | is_rare).all())
+
+    def _standardised_noise(self, bench: Bench) -> Floats:
+        """Draw standardised noise: (K, d) with one row per client, or (G, K) if a trial is a row. Groups without noise are 0.
 
         Mean and variance are those of all samples. If they were those of one call, noise that all clients share would go unnoticed.
         """
         tally = self.tallies[0.0]
-        mean, deviation = tally.expected + tally.mean_deviation, np.sqrt(tally.variance)
-        if not bool((deviation > bench.rounding(tally.largest_deviation)).all()):
-            return None
+        mean, deviation = tally.expected + tally.mean_deviation, np.where(self._is_noisy, np.sqrt(tally.variance), inf)
         standard = (bench.draw(0.0).statistic - mean) / deviation
         if not bench.by_weight:
             return np.ascontiguousarray(standard.T)
@@ -544,6 +573,18 @@ class Examination:
         )
         return Check("aggregate is the mean", figure, _AGREEMENT, error_rate=0.0, passed=figure <= _AGREEMENT, sentence=sentence)
 
+    def _mean_noise_checks(self) -> Iterator[Check]:
+        """Yield the checks of the stated noise of a mean, against the closed form of one client's noise, which is tested by trials.
+
+        Where it cannot be unbiased, ``mean_variance`` may be larger, up to the square of ``largest_std``. Both are infinite if the server
+        does not know the noise.
+        """
+        variances, estimated, largest, slack = self.probe.mean_noise(_COHORT)
+        found = variances.reshape(len(variances), len(RADII), -1).max(axis=(0, 2)).repeat(_VECTOR_WIDTH)
+        smallest, highest = variances[: len(estimated)] / _MOST_TOO_SMALL, _MOST_TOO_SMALL * np.maximum(largest, found)
+        yield _range_check("mean_variance", estimated, smallest, highest, slack)
+        yield _range_check("largest_std", largest, found / _MOST_TOO_SMALL, _MOST_TOO_LARGE * found, slack)
+
     def _wire_checks(self) -> Iterator[Check]:
         """Yield the checks of the payloads: that all are equally long and as long as stated, and that they can be read."""
         benches = {id(bench): bench for bench in (self.bench, self.tall_bench)}.values()
@@ -559,9 +600,25 @@ class Examination:
         )
         sentence = f"a report has {longest} bytes; the mechanism states {stated}"
         yield Check("stated length", float(longest), float(stated), error_rate=0.0, passed=longest == stated, sentence=sentence)
+        accepted = self.probe.accepted_lengths()
+        sentence = f"read must raise a ProtocolError for payloads of a wrong length, but not for {', '.join(accepted)}"
+        sentence = sentence if accepted else "payloads of a wrong length are refused"
+        yield Check("refusal of wrong lengths", float(len(accepted)), bound=0.0, error_rate=0.0, passed=not accepted, sentence=sentence)
         refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"
         yield Check("readable reports", float(bool(refused)), bound=0.0, error_rate=0.0, passed=not refused, sentence=sentence)
+
+    def _input_checks(self) -> Iterator[Check]:
+        """Yield the checks of what ``encode`` does with its input, and of the numbers that it adds to a sum."""
+        yield self._finite_check()
+        changed = self.bit_bench.changed_values
+        sentence = f"encode {'changes' if changed else 'leaves'} the values that it is given{'' if changed else ' as they are'}"
+        yield Check("unchanged values", float(changed), bound=0.0, error_rate=0.0, passed=not changed, sentence=sentence)
+        numbers = self.probe.summed_numbers() if isinstance(self.release, GaussianRelease) and self.release.adds_up else None
+        if numbers is not None:
+            fractions = int((numbers != np.rint(numbers)).sum())
+            sentence = f"the release states reports of integers, and {fractions} of {numbers.size} numbers of reports are none"
+            yield Check("integers", float(fractions), bound=0.0, error_rate=0.0, passed=not fractions, sentence=sentence)
 
     def _finite_check(self) -> Check:
         """Check that values that are not finite are refused: a report of them would show that its client's training has failed."""
@@ -575,6 +632,17 @@ class Examination:
             passed=not encoded,
             sentence=sentence if encoded else "values that are not finite are refused",
         )
+
+
+def _range_check(name: str, stated: Floats, low: Floats, high: Floats, slack: Floats) -> Check:
+    """Return the check that the ``stated`` variances of a mean lie between ``low`` and ``high``, or are infinite."""
+    too_small, too_large = low / (stated + slack), np.where(np.isinf(stated), 0.0, stated) / (high + slack)
+    figure = float(np.max([too_small.max(), too_large.max()]))  # NaN if any is
+    wrong = "larger" if too_large.max() > too_small.max() else "smaller"
+    sentence = f"the variance by {name} is {figure:.4g} times {wrong} than the noise of one client allows"
+    if figure <= 1:
+        sentence = f"{name} is as large as the noise of one client implies"
+    return Check(name, figure, bound=1.0, error_rate=0.0, passed=figure <= 1, sentence=sentence)
 
 
 def _worst_place(figures: Floats, bounds: Floats) -> int:

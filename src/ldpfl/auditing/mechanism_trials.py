@@ -109,6 +109,66 @@ class Bench:
             return False
         return True
 
+    def accepted_lengths(self) -> list[str]:
+        """Return which payloads of a wrong length ``read`` accepts, or refuses with another error than a ProtocolError."""
+        first, second = (self.send(0.0)[1][0] for _ in range(2))
+        wrong = {
+            "an empty payload": [b""],
+            "one that lacks its last byte": [first[:-1]],
+            "one with a byte more": [first + b"\0"],
+            "one that is there twice": [first + first],
+            "one that took a byte of the next one": [first + second[:1], second[1:]],
+        }
+        return [name for name, payloads in wrong.items() if not self._refuses(payloads)]
+
+    def _refuses(self, payloads: Sequence[bytes]) -> bool:
+        """Return whether ``read`` raises a ProtocolError."""
+        try:
+            self.mechanism.read(payloads, self.ranges)
+        except ProtocolError:
+            return True
+        except Exception:  # of another type: a server would stop
+            return False
+        return False
+
+    def summed_numbers(self) -> Floats | None:
+        """Return the numbers of a report that are added up in a sum over clients; None if it has no such numbers."""
+        values = self._inputs(0.7)
+        if hasattr(self.mechanism, "points"):
+            return np.asarray(self.mechanism.points(values, self.ranges, self._source))
+        sent = self.mechanism.encode(values, self.ranges, self._source)
+        return np.asarray(sent.addends()) if hasattr(sent, "addends") else None
+
+    def mean_noise(self, clients: int) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the stated noise of the mean of ``clients`` that all hold the same input, for several inputs (K, d).
+
+        The first inputs are equal in all weights, or have signs in turn. The others have one weight alone at an end of its range. All
+        variances are in squared radii, times ``clients``.
+
+        Returns:
+            variances (K, d) by the formula for one client; ``mean_variance`` of the first inputs, averaged over two means that are one
+            standard deviation above and below the input, so that the average is exact for any quadratic formula; the square of
+            ``largest_std`` (d,); and the possible effect (d,) of rounding.
+        """
+        noise, dimension = self.mechanism.noise(self.ranges), self.ranges.dimension
+        width = dimension // len(RADII)
+        turned = 1.0 - 2.0 * (torch.arange(dimension) % 2)
+        equal = torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0])[:, None].expand(-1, dimension)
+        inputs = self._center + self._radius * torch.cat([equal, turned[None], torch.eye(dimension)[::width]])
+        variances = noise.variance(inputs.float()).double()
+        std = (variances / clients).sqrt()
+        estimated = [
+            (noise.mean_variance((row + apart).float(), clients) + noise.mean_variance((row - apart).float(), clients)).double() / 2
+            for row, apart in zip(inputs[: len(equal) + 1], std, strict=False)
+        ]
+        scale = 1 / self._radius**2
+        largest = torch.as_tensor(noise.largest_std(clients)).double().square().repeat_interleave(width)
+        variances = variances * scale
+        rounding = FLOAT32 * (self._center.abs() / self._radius + 1)
+        slack = 4 * rounding * (1 + variances.amax(dim=0))
+        means = torch.stack(estimated) * scale * clients
+        return np.asarray(variances), np.asarray(means), np.asarray(largest * scale * clients), np.asarray(slack)
+
     def receive(self, sent: Any, payloads: Sequence[bytes]) -> Any:
         """Read ``payloads``, and note their lengths.
 

@@ -51,6 +51,7 @@ class BitBench:
         self.by_weight, self._need_not_clamp = guarantee.unit == "weight", isinf(guarantee.epsilon)
         self.deviation_sums = {name: np.zeros(dimension) for name in self.inputs}
         self.largest_deviation = 0.0
+        self.changed_values = False  # whether ``encode`` changed values in place
 
     def values(self, input_name: str) -> Tensor:
         """Return the rows (K, d) of clients that all hold the input ``input_name``."""
@@ -63,6 +64,7 @@ class BitBench:
         for start in range(0, self.clients, rows):
             values = self.values(input_name)[start : start + rows].contiguous()
             sent = self.mechanism.encode(values, self.ranges, self._source)
+            self.changed_values |= not torch.equal(values, self.values(input_name)[start : start + rows])
             payloads = list(sent.payloads())
             shortest = min(map(len, payloads))  # unequal lengths are found by another check
             bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])

@@ -78,7 +78,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
-        """Clip ``values`` to ``ranges``, randomise them, and return the clients' reports.
+        """Clip ``values`` to ``ranges``, randomise them, and return the clients' reports. ``values`` itself is left as it is.
 
         Raises:
             PrivacyError: invalid values, which must not be sent (NaN, infinity, another dtype or shape).
@@ -93,7 +93,7 @@ class Mechanism(ABC):
         """Parse ``payloads``, one for each client, into reports.
 
         Raises:
-            ProtocolError: a payload does not follow the wire format. :func:`read_valid` skips such payloads instead.
+            ProtocolError: a payload does not follow the wire format, for example its length. :func:`read_valid` skips such payloads.
         """
 
     @abstractmethod

@@ -30,6 +30,7 @@ class Noise(ABC):
 
         It is computed from the released ``mean`` alone, so the server may use it. It is unbiased where all clients hold the same value.
         Otherwise it is too large by the variance among the clients' values over (clients - 1), because the mean alone does not show it.
+        Where no unbiased estimate is known, it is an upper bound, at most the square of :meth:`largest_std`.
         """
 
     @abstractmethod
