@@ -197,8 +197,13 @@ class Caller:
         """Close the connection."""
         self._http.close()
 
-    def _round_status(self, run: str, number: int, retry_policy: RetryPolicy | None = None) -> RoundStatus:
-        """Return the terms and the state of a round, as the relay states them."""
+    def round_status(self, run: str, number: int, retry_policy: RetryPolicy | None = None) -> RoundStatus:
+        """Return the terms and the state of a round, as the relay states them. An aggregator also learns how many uploads are complete.
+
+        Raises:
+            RelayRefused: there is no such round, or the token is not known.
+            RelayUnreachable: no answer.
+        """
         return parse_round_status(self._call("GET", round_path(run, number), retry_policy=retry_policy), run, number)
 
     def _call(
