@@ -53,7 +53,7 @@ class Reports(Protocol):
     def mix(cls, batches: Sequence[Any], generator: np.random.Generator) -> Reports:
         """Return all reports of ``batches`` in a uniformly random order, which says nothing about clients.
 
-        Called by :func:`ldpfl.transport.shuffling.mix`, which has checked that there is a report, and that all have one class and dimension.
+        Called by :func:`ldpfl.transport.shuffling.mix`, which checks that there are reports, all of one class and dimension.
 
         A unit is a part of a report that has a guarantee of its own, such as one weight. A unit stays together. Different units of a report
         are reordered independently.
