@@ -339,7 +339,7 @@ def _release_from_row(kind: str, mechanism: str, parameter: float, units: int, u
     """Return the release of a stored row; ``parameter`` is its epsilon, or mu for Gaussian noise."""
     if kind == "unprotected":
         return UnprotectedRelease(mechanism, "left without protection", units, unit, author=author)
-    release_class: Any = KINDS[kind]
+    release_class: Callable[..., Release] = KINDS[kind]
     return release_class(mechanism, parameter, units, unit, author=author)
 
 
