@@ -13,7 +13,8 @@ from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ldpfl.data.features import leaves as leaf_features
+import drawn_leaves
+import scribbles
 from ldpfl.data.features import strokes
 from ldpfl.models.leaf_network import leaves
 
@@ -23,10 +24,10 @@ def main() -> None:
     parser.add_argument("features", choices=["strokes", "leaves"])
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
-    module = {"strokes": strokes, "leaves": leaf_features}[arguments.features]
+    learn = {"strokes": scribbles.learn, "leaves": drawn_leaves.learn}[arguments.features]
     with Progress() as bars:
         bar = bars.add_task("drawings")
-        learnt = module.learn(lambda done, total: bars.update(bar, completed=done, total=total))
+        learnt = learn(lambda done, total: bars.update(bar, completed=done, total=total))
     if arguments.write:
         save_file(learnt, arguments.write)
         return

@@ -31,6 +31,8 @@ from ldpfl.cli import main
 from ldpfl.data import Dataset, Samples, load
 from ldpfl.util.files import write_text
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # some tests draw the pictures that features were learnt from
+
 # Keeps the library "datasets" out of the user's home and off the network: it reads these when first imported, by whichever test file.
 os.environ.update(HF_HOME=mkdtemp(prefix="ldpfl-tests-hugging-face-"), HF_HUB_OFFLINE="1")
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)

@@ -1,8 +1,9 @@
-"""Published formulas and enumerations that the accountants are held against; nothing of the package uses them."""
+"""Published formulas and enumerations that the accountants are held against, and bounds side by side; the package uses none of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import e, exp, expm1, log, log1p, prod, sqrt, tanh
 
@@ -15,8 +16,30 @@ from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 from ldpfl.privacy.accountants.participation import cohort_sizes, unamplified_epsilon
 from ldpfl.privacy.accountants.randomized_response import log_moment
 from ldpfl.privacy.accountants.shuffled import single_delta
+from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 
 _ENUMERABLE = 64
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Bounds on epsilon: [lower, upper] for fixed inputs, [lower, adaptive] for inputs that depend on earlier releases.
+
+    Attributes:
+        lower: the epsilon of some data set.
+        upper: proved for inputs that are fixed before the first round.
+        adaptive: proved for inputs that depend on earlier releases, as in training.
+    """
+
+    lower: float
+    upper: float
+    adaptive: float
+
+
+def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
+    """Bound epsilon at ``delta`` against an adversary that sees the counts of all rounds and nothing else."""
+    upper, adaptive = certified_epsilon(groups, delta)
+    return Bracket(min(attained_epsilon(groups, delta), upper), upper, adaptive)
 
 
 def optimal_composition_epsilon(epsilon0: float, count: int, delta: float) -> float:

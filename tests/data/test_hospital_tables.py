@@ -17,7 +17,7 @@ from ldpfl import ConfigError, DataError, api
 from ldpfl.data import Dataset
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.identifiers import identifier_kind
-from ldpfl.data.new_rows import encode_rows
+from ldpfl.data.new_rows import predict_rows
 from ldpfl.data.nodes import check_node_table, read_node_table, server_view_of_node_tables
 from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
@@ -81,9 +81,15 @@ def test_new_rows_are_encoded_as_training_rows_were() -> None:
     own = scaled_by_bounds(made(frame, **settings))
     assert own.encoder is not None
     again = type(own.encoder).model_validate_json(own.encoder.model_dump_json())
-    rows = encode_rows(again, frame.drop(columns="ill"))
-    assert isinstance(rows, torch.Tensor)
-    assert torch.equal(rows, own.train.tensor)
+    seen: list[torch.Tensor] = []
+
+    class Model(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            seen.append(inputs)
+            return torch.zeros(len(inputs), 2)
+
+    predict_rows(again, Model(), frame.drop(columns="ill"))
+    assert torch.equal(seen[0], own.train.tensor)
 
 
 @pytest.mark.parametrize("cells", [["03/04/2020"] * 4, ["3.4.2020"] * 4, ["1,5", "2,5", "3,5", "4,5"]])

@@ -8,6 +8,7 @@ from math import exp, log
 import numpy as np
 import pytest
 import torch
+from scalar_densities import density, plus_probability
 
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.duchi import Duchi
@@ -46,7 +47,7 @@ def assert_between(densities: torch.Tensor, share: float, epsilon: float) -> Non
 def test_laplace_noise_has_that_in_common_which_begins_in_the_middle(epsilon: float) -> None:
     law = LaplaceLaw(epsilon)
     x = torch.linspace(-6, 6, 4001, dtype=torch.float64)
-    assert_between(torch.stack([law.density(x, t) / law.density(x, 0.0) for t in INPUTS]), blanket(Laplace(epsilon)), epsilon)
+    assert_between(torch.stack([density(law, x, t) / density(law, x, 0.0) for t in INPUTS]), blanket(Laplace(epsilon)), epsilon)
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -55,17 +56,17 @@ def test_piecewise_and_hybrid_reports_have_a_uniform_part(epsilon: float) -> Non
     x = torch.linspace(-law.bound, law.bound, 4001, dtype=torch.float64)
     uniform = 1 / (2 * law.bound)
     share = blanket(Piecewise(epsilon))
-    assert_between(torch.stack([law.density(x, t) / uniform for t in INPUTS]), share, epsilon)
+    assert_between(torch.stack([density(law, x, t) / uniform for t in INPUTS]), share, epsilon)
     # Of a hybrid's common law, as much lies in each part as in the report that is rarest there.
     bit = 2 / (1 + exp(epsilon))
     mixed = both.piecewise_share * share + (1 - both.piecewise_share) * bit
     assert blanket(Hybrid(epsilon)) == pytest.approx(mixed, rel=SLACK)
     if both.piecewise_share:
-        in_part = torch.stack([both.density(x, t) for t in INPUTS]) / (both.piecewise_share * share / mixed * uniform)
+        in_part = torch.stack([density(both, x, t) for t in INPUTS]) / (both.piecewise_share * share / mixed * uniform)
         assert_between(in_part, mixed, epsilon)
-    bits = (
-        both.plus(torch.tensor(INPUTS, dtype=torch.float64)) * (1 - both.piecewise_share) / ((1 - both.piecewise_share) * bit / mixed / 2)
-    )
+    bits_share = 1 - both.piecewise_share
+    plus = plus_probability(both, torch.tensor(INPUTS, dtype=torch.float64))
+    bits = plus * bits_share / (bits_share * bit / mixed / 2)
     assert_between(bits, mixed, epsilon)
 
 

@@ -420,10 +420,6 @@ def test_mixing_keeps_rows_together_and_puts_them_in_any_order() -> None:
     seen = {order: orders.count(order) for order in set(orders)}
     assert len(seen) == 24
     assert stats.chisquare(list(seen.values())).pvalue > 1e-4
-    with pytest.raises(PrivacyError, match="no report"):
-        VectorBitReports.mix([], generator)
-    with pytest.raises(PrivacyError, match="different sizes"):
-        VectorBitReports.mix([batches[0], VectorBitReports(rows, 3)], generator)
 
 
 # --- the wire, what is refused, what is stated ---------------------------------------------------------------------------

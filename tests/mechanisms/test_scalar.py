@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scalar_densities import density, plus_probability
 from torch import Tensor
 
 from grids import each
@@ -195,11 +196,11 @@ def test_mean_variance_is_never_negative(kind: type[ScalarMechanism], coordinate
 
 def log_likelihoods(law: ScalarLaw, t: float) -> Tensor:
     """Logarithms of the density on a grid of reports, and of the probabilities of the two bits that hybrid may send."""
-    density = law.density(torch.tensor([-1.5, -1.0, -0.99, 0.0, 0.5, 1.0, 1.2, 1.5], dtype=torch.float64), t)
+    densities = density(law, torch.tensor([-1.5, -1.0, -0.99, 0.0, 0.5, 1.0, 1.2, 1.5], dtype=torch.float64), t)
     if not isinstance(law, HybridLaw):
-        return density.log()
-    plus = law.plus(torch.tensor([t], dtype=torch.float64))
-    return torch.cat([density, (1 - law.piecewise_share) * plus, (1 - law.piecewise_share) * (1 - plus)]).log()
+        return densities.log()
+    plus = plus_probability(law, torch.tensor([t], dtype=torch.float64))
+    return torch.cat([densities, (1 - law.piecewise_share) * plus, (1 - law.piecewise_share) * (1 - plus)]).log()
 
 
 @pytest.mark.parametrize("kind", KINDS)

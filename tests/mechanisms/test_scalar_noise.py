@@ -12,6 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from scalar_densities import density, plus_probability
 from scipy import stats
 from torch import Tensor
 
@@ -116,7 +117,7 @@ def pieces(law: PiecewiseLaw, t: float) -> list[tuple[float, float, float]]:
     left = (bound + 1) / 2 * t - (bound - 1) / 2
     ends = [-bound, left, left + bound - 1, bound]
     middles = torch.tensor([(a + b) / 2 for a, b in pairwise(ends)], dtype=torch.float64)
-    found = law.density(middles, t).tolist()
+    found = density(law, middles, t).tolist()
     height = (math.exp(law.epsilon) - s) / (2 * s + 2)
     # A piece of no length has no middle of its own.
     outer = height / math.exp(law.epsilon)
@@ -135,12 +136,12 @@ def test_piecewise_density_integrates_to_one_with_the_right_moments(epsilon: flo
     assert mean == pytest.approx(t, abs=1e-8 * law.bound)
     assert square - t**2 == pytest.approx(law.offset + law.slope * t**2, rel=1e-6)
     beyond = torch.tensor([-1.01, 1.01], dtype=torch.float64) * law.bound
-    assert law.density(beyond, t).tolist() == [0, 0]
+    assert density(law, beyond, t).tolist() == [0, 0]
 
 
 def loss(law: ScalarLaw, grid: Tensor) -> float:
     """Return the largest log ratio of the densities on ``grid`` over all pairs of inputs."""
-    logs = torch.stack([law.density(grid, t).log() for t in HALVES])
+    logs = torch.stack([density(law, grid, t).log() for t in HALVES])
     return float((logs.amax(0) - logs.amin(0)).max())
 
 
@@ -156,15 +157,15 @@ def test_the_densities_of_any_two_inputs_differ_by_e_to_epsilon_and_no_more(epsi
 @pytest.mark.parametrize("epsilon", [0.001, 0.5, 0.7, 1.0, 4.0, 10.0])
 def test_hybrid_keeps_epsilon_in_both_parts(epsilon: float) -> None:
     law = HybridLaw(epsilon)
-    plus = law.plus(torch.tensor(HALVES, dtype=torch.float64))
+    plus = plus_probability(law, torch.tensor(HALVES, dtype=torch.float64))
     for part in (plus, 1 - plus):
         assert epsilon - 1e-5 < float((part.amax() / part.amin()).log()) < epsilon + 1e-12  # of 32-bit thresholds
     inside = torch.linspace(-1, 1, 20_001, dtype=torch.float64) * PiecewiseLaw(epsilon).bound * (1 - 1e-12)
     if law.piecewise_share:
         assert loss(law, inside) == pytest.approx(epsilon, abs=1e-9)
-        assert torch.equal(law.density(inside, 0.3), law.piecewise_share * PiecewiseLaw(epsilon).density(inside, 0.3))
+        assert torch.equal(density(law, inside, 0.3), law.piecewise_share * density(PiecewiseLaw(epsilon), inside, 0.3))
     else:
-        assert not law.density(inside, 0.3).any()
+        assert not density(law, inside, 0.3).any()
 
 
 # --- the sampler ------------------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_hybrid_takes_one_part_or_the_other(epsilon: float) -> None:
     """Six comparisons with |z| < 4; the seed is fixed."""
     law, found = HybridLaw(epsilon), draws(HybridLaw(epsilon), 0.3, seed=7)
     plus, minus = ((found == sign * law.gain).double().mean() for sign in (1, -1))
-    chance = float(law.plus(torch.tensor(0.3, dtype=torch.float64)))
+    chance = float(plus_probability(law, torch.tensor(0.3, dtype=torch.float64)))
     for share, expected in ((plus, (1 - law.piecewise_share) * chance), (minus, (1 - law.piecewise_share) * (1 - chance))):
         assert abs(float(share) - expected) < 4 * math.sqrt(expected * (1 - expected) / DRAWS)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drawn_leaves import draw_pictures
 from ldpfl import ParameterLayout, models, validate_module
-from ldpfl.data.features.drawn_leaves import draw_pictures
 from ldpfl.data.features.leaves import LeafFeatures
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError
 from ldpfl.util.suggestions import nearest

@@ -10,18 +10,11 @@ from math import isfinite
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.events import KIND_NAMES, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import HOLDS, Guarantee
 from ldpfl.privacy.ledger import Ledger
 from ldpfl.privacy.statement import account
 from ldpfl_verify import certificate_file
-
-_KIND_NAMES: Mapping[type[Release], str] = {
-    BinaryRelease: "binary",
-    PureRelease: "pure",
-    GaussianRelease: "gaussian",
-    UnprotectedRelease: "unprotected",
-}
 
 
 def certified(
@@ -90,7 +83,7 @@ def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
 
 def _released(release: Release) -> certificate_file.ClientRelease:
     """Return one client's release in a round as the certificate states it."""
-    kind = _KIND_NAMES.get(type(release))
+    kind = KIND_NAMES.get(type(release))
     if kind is None:
         raise ConfigError(
             f"the ledger has a release of the type {type(release).__name__}, which no certificate can describe: compute the guarantee with "

@@ -77,15 +77,6 @@ _BATCH_SIZE = 64
 """Number of texts that go through a pretrained model together."""
 
 
-def encode_rows(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Inputs:
-    """Return the model's inputs (N, ...) for ``rows``, a data frame, a file or a folder. The target column may be missing.
-
-    Raises:
-        DataError: an input column is missing, or a value does not fit. The message names the place.
-    """
-    return _scaled(encoder, _unscaled_inputs(encoder, _table(encoder, rows)))
-
-
 def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
     """Read ``rows`` as a table with the encoder's words for no value, and with advice for messages about cells of new rows."""
     table = read_table(Path(rows)) if isinstance(rows, str | Path) else table_from_frame(rows, "the rows")

@@ -27,6 +27,16 @@ VALID_FOR = timedelta(days=1)
 """How long a server's certificate is valid."""
 
 
+class _Inside:
+    """Attribute of a folder's class: the path of a file or folder inside it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: NodeSite | Site, owner: type) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class NodeSite:
     """A client's folder."""
@@ -37,33 +47,13 @@ class NodeSite:
     def name(self) -> str:
         return self.path.name
 
-    @property
-    def policy(self) -> Path:
-        return self.path / "policy.toml"
-
-    @property
-    def budget(self) -> Path:
-        return self.path / "budget.sqlite"
-
-    @property
-    def key(self) -> Path:
-        return self.path / "node.key"
-
-    @property
-    def signing_key(self) -> Path:
-        return self.path / "signing.key"
-
-    @property
-    def token(self) -> Path:
-        return self.path / "relay.token"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "supernode.log"
-
-    @property
-    def flower_home(self) -> Path:
-        return self.path / "flwr"
+    policy = _Inside("policy.toml")
+    budget = _Inside("budget.sqlite")
+    key = _Inside("node.key")
+    signing_key = _Inside("signing.key")
+    token = _Inside("relay.token")
+    log = _Inside("supernode.log")
+    flower_home = _Inside("flwr")
 
 
 @dataclass(frozen=True)
@@ -77,47 +67,18 @@ class Site:
     path: Path
     nodes: tuple[NodeSite, ...]
 
-    @property
-    def run(self) -> Path:
-        """The run folder, with the same files as after ``ldpfl run``."""
-        return self.path / "run"
-
-    @property
-    def authority(self) -> Path:
-        return self.path / "ca.crt"
-
-    @property
-    def superlink(self) -> Path:
-        return self.path / "superlink"
-
-    @property
-    def relay(self) -> Path:
-        return self.path / "relay"
-
-    @property
-    def relay_store(self) -> Path:
-        return self.relay / "relay.sqlite"
-
-    @property
-    def operator(self) -> Path:
-        return self.path / "operator"
-
-    @property
-    def app(self) -> Path:
-        return self.operator / "ldpfl-demo"
-
-    @property
-    def aggregator_key(self) -> Path:
-        return self.superlink / "aggregator.key"
-
-    @property
-    def node_keys(self) -> Path:
-        """The aggregator's list of the nodes' public signing keys."""
-        return self.superlink / "nodes.txt"
-
-    @property
-    def aggregator_token(self) -> Path:
-        return self.superlink / "relay.token"
+    run = _Inside("run")
+    """The run folder, with the same files as after ``ldpfl run``."""
+    authority = _Inside("ca.crt")
+    superlink = _Inside("superlink")
+    relay = _Inside("relay")
+    relay_store = _Inside("relay/relay.sqlite")
+    operator = _Inside("operator")
+    app = _Inside("operator/ldpfl-demo")
+    aggregator_key = _Inside("superlink/aggregator.key")
+    node_keys = _Inside("superlink/nodes.txt")
+    """The aggregator's list of the nodes' public signing keys."""
+    aggregator_token = _Inside("superlink/relay.token")
 
     @classmethod
     def make(cls, path: Path, nodes: int) -> Site:

@@ -71,7 +71,7 @@ class Received:
 
 
 class Collector(Protocol):
-    """Way in which reports reach the server."""
+    """Way in which reports reach the server. The defaults suit a transport that holds no reports of its own."""
 
     @property
     def channel(self) -> Channel:
@@ -94,15 +94,15 @@ class Collector(Protocol):
 
     def collector_for(self, terms: Mapping[str, str | int]) -> Collector:
         """Return the collector that can resume a round that was begun on ``terms``: this one, or one with their previous key."""
-        ...
+        return self
 
     def check_ready(self, round_: OpenRound, reply_s: float) -> None:
         """Raise if the round could not be opened now, with replies after ``reply_s`` seconds. Called before the round is charged."""
-        ...
+        return
 
     def open(self, round_: OpenRound, content: RecordDict) -> None:
         """Prepare for the reports of a round, before any client is told to train. All clients will be sent ``content``."""
-        ...
+        return
 
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
         """Return the round's reports.
@@ -115,23 +115,23 @@ class Collector(Protocol):
 
     def wait_notes(self, round_: OpenRound) -> Callable[[float], None]:
         """Return a function that logs what the round waits for. The wait calls it repeatedly, with the seconds left."""
-        ...
+        return lambda left_s: None
 
     def give_up(self, round_: OpenRound) -> bool:
         """End the round without releasing any of its reports, unless enough have arrived. Return True if the round was ended."""
-        ...
+        return True
 
     def recover(self, round_: OpenRound) -> Received | None:
         """Return the reports of a round in which the server was stopped; None if they are lost."""
-        ...
+        return None
 
     def delete_round(self, run: str, number: int) -> None:
         """Delete the transport's copy of the round, whose result the server has saved. May be called again."""
-        ...
+        return
 
 
 @dataclass(frozen=True)
-class DirectCollector:
+class DirectCollector(Collector):
     """Collects reports from the Flower replies: the server sees who sent each report.
 
     Args:
@@ -147,15 +147,6 @@ class DirectCollector:
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct", "min_clients": self.min_clients}
 
-    def collector_for(self, terms: Mapping[str, str | int]) -> DirectCollector:
-        return self
-
-    def check_ready(self, round_: OpenRound, reply_s: float) -> None:
-        return
-
-    def open(self, round_: OpenRound, content: RecordDict) -> None:
-        return
-
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
         """Return the valid reports among ``answers`` in permuted order, and a reason for each answer without a valid report."""
         payloads = [answer.report for answer in answers if answer.report is not None]
@@ -165,15 +156,3 @@ class DirectCollector:
             return Received(None, refused=tuple(reasons))
         pool = mix([reports], stream(self.seed, Purpose.MIXING, round_.number))
         return Received(pool, reports.bytes_per_client, tuple(reasons))
-
-    def wait_notes(self, round_: OpenRound) -> Callable[[float], None]:
-        return lambda left_s: None
-
-    def give_up(self, round_: OpenRound) -> bool:
-        return True
-
-    def recover(self, round_: OpenRound) -> Received | None:
-        return None
-
-    def delete_round(self, run: str, number: int) -> None:
-        return

@@ -40,15 +40,7 @@ class VectorBitReports(BitReports):
 
     @classmethod
     def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> VectorBitReports:
-        """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
-
-        Raises:
-            PrivacyError: no report, or reports of different dimensions.
-        """
-        if sum(batch.clients for batch in batches) == 0:
-            raise PrivacyError("there are no reports to shuffle, expected at least one")
-        if len({batch.dimension for batch in batches}) != 1:
-            raise PrivacyError("reports of models of different sizes cannot be shuffled together")
+        """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged."""
         return VectorBitReports(generator.permutation(np.concatenate([batch.packed for batch in batches])), batches[0].dimension)
 
     @classmethod

@@ -108,10 +108,6 @@ class ScalarLaw(ABC):
     def slope(self) -> float:
         """Coefficient of t**2 in the variance of t*, the randomised value of t."""
 
-    @abstractmethod
-    def density(self, x: Tensor, t: float) -> Tensor:
-        """Return the density at ``x`` of t*, the randomised value of ``t``: of its continuous part, without atoms and as if unrounded."""
-
 
 @dataclass(frozen=True)
 class LaplaceLaw(ScalarLaw):
@@ -155,9 +151,6 @@ class LaplaceLaw(ScalarLaw):
     @property
     def slope(self) -> float:
         return 0.0  # the noise does not depend on t
-
-    def density(self, x: Tensor, t: float) -> Tensor:
-        return torch.exp((x - t).abs() * (-self.epsilon / 2)) * (self.epsilon / 4)  # Laplace noise of scale 2 / epsilon around t
 
 
 @dataclass(frozen=True)
@@ -238,13 +231,6 @@ class PiecewiseLaw(ScalarLaw):
         """Coefficient q / (1 - q) of t^2 in the variance of t*."""
         return self._q / self._one_minus_q
 
-    def density(self, x: Tensor, t: float) -> Tensor:
-        """Return the density of t* at ``x``: one constant where |x (1 - q) - t| <= q = e^(-epsilon / 2), e^-epsilon times it elsewhere."""
-        q, scaled = self._q, x * self._one_minus_q
-        inside = self._one_minus_q / (2 * (1 + q)) / q
-        values = torch.where((scaled - t).abs() <= q, torch.full_like(x, inside), torch.full_like(x, inside * q**2))
-        return values * (x.abs() <= self.bound)
-
 
 @lru_cache(maxsize=1024)
 def _window_probability(epsilon: float, width: int) -> int:
@@ -287,10 +273,6 @@ class HybridLaw(ScalarLaw):
     def gain(self) -> float:
         """A: the one bit stands for t* = A or t* = -A."""
         return (1 << (BITS - 1)) / self._half
-
-    def plus(self, t: Tensor) -> Tensor:
-        """Return the probability that the one bit about ``t``, if it is sent, is +: then its mean is t."""
-        return t / (2 * self.gain) + 0.5
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
         """Draw one bit, + or -, for every value of ``t``, then a piecewise value too, and choose at random, so that time tells nothing."""

@@ -29,7 +29,7 @@ from typing import Any, Generic, Protocol
 
 import numpy as np
 
-from ldpfl.privacy.events import OURS, USERS_CODE, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
+from ldpfl.privacy.events import KINDS, OURS, USERS_CODE, Release
 
 BUILT_IN: Mapping[str, str] = {
     "duchi": "ldpfl.mechanisms.duchi:DuchiSettings",
@@ -103,7 +103,6 @@ def may_release(name: str, kind: str, unit: str) -> bool:
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_KINDS: tuple[type[Release], ...] = (BinaryRelease, PureRelease, GaussianRelease, UnprotectedRelease)
 _VALUES = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (tuple, list, set, frozenset, dict)
 _BASES: tuple[object, ...] = (object, tuple, ABC, Protocol, Generic)
@@ -163,7 +162,7 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
     """
     before = author_of(mechanism, chosen_by)
     stated = mechanism.release(ranges)
-    kind = next((kind for kind in _KINDS if issubclass(type(stated), kind)), None)
+    kind = next((kind for kind in KINDS.values() if issubclass(type(stated), kind)), None)
     if kind is None:
         return stated  # a foreign kind of release: no accountant composes it, so its author does not matter
     # A foreign subclass may answer accountants in its own way, so only the values of the fields are copied.

@@ -21,7 +21,7 @@ from typing import Any
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease, for_one_record
+from ldpfl.privacy.events import KIND_NAMES, KINDS, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease, for_one_record
 from ldpfl.privacy.guarantee import Protected, least_protected
 from ldpfl.privacy.policy import Limit, Request
 from ldpfl.privacy.statement import DELTA
@@ -320,14 +320,6 @@ def read_open_books(connection: sqlite3.Connection, protects: Protected = "clien
     )
 
 
-_KINDS: Mapping[str, type[BinaryRelease] | type[PureRelease] | type[GaussianRelease]] = {
-    "binary": BinaryRelease,
-    "pure": PureRelease,
-    "gaussian": GaussianRelease,
-}
-_KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
 def _read_releases(connection: sqlite3.Connection, protects: Protected = "client") -> dict[int, tuple[Release, int]]:
     """Return each stored release and the number of its charges, by the row's id. Two rows may be equal if ``protects`` is a record."""
     rows = connection.execute("SELECT id, count, kind, mechanism, parameter, units, unit, author FROM releases ORDER BY id")
@@ -347,14 +339,15 @@ def _release_from_row(kind: str, mechanism: str, parameter: float, units: int, u
     """Return the release of a stored row; ``parameter`` is its epsilon, or mu for Gaussian noise."""
     if kind == "unprotected":
         return UnprotectedRelease(mechanism, "left without protection", units, unit, author=author)
-    return _KINDS[kind](mechanism, parameter, units, unit, author=author)
+    release_class: Callable[..., Release] = KINDS[kind]
+    return release_class(mechanism, parameter, units, unit, author=author)
 
 
 def _row_from_release(release: Release) -> tuple[str, str, float, int, str, str]:
     """Return kind, mechanism, parameter, units, unit and author of ``release``: the columns in which it is stored."""
     match release:
         case BinaryRelease(epsilon=parameter) | PureRelease(epsilon=parameter) | GaussianRelease(mu=parameter):
-            return _KIND_NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit, release.author
+            return KIND_NAMES[type(release)], release.mechanism, float(parameter), int(release.units), release.unit, release.author
     return "unprotected", release.mechanism, inf, int(release.units), release.unit, release.author
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, inf, isfinite
 from typing import ClassVar, Literal, NamedTuple
@@ -256,6 +257,17 @@ MAX_COUNT = 10**12
 _PARTS_OF_CLIENT: tuple[Unit, ...] = ("record", "person")
 
 Release = BinaryRelease | PureRelease | GaussianRelease | UnprotectedRelease
+
+KINDS: Mapping[str, type[Release]] = {
+    "binary": BinaryRelease,
+    "pure": PureRelease,
+    "gaussian": GaussianRelease,
+    "unprotected": UnprotectedRelease,
+}
+"""Kinds of release, by the names that ledgers, budget files and certificates use."""
+
+KIND_NAMES: Mapping[type[Release], str] = {kind: name for name, kind in KINDS.items()}
+"""Name of each kind. A foreign subclass has none, since it may answer accountants in its own way."""
 
 
 def for_one_record(release: Release) -> Release:

@@ -19,7 +19,13 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.privacy.events import UNKNOWN, BinaryRelease, GaussianRelease, PureRelease, Release, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.events import (
+    KIND_NAMES,
+    KINDS,
+    UNKNOWN,
+    Release,
+    RoundEvent,
+)
 from ldpfl.privacy.stated_author import with_checked_author
 from ldpfl.util.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, whole_number, write_text
 from ldpfl.util.suggestions import did_you_mean
@@ -40,14 +46,7 @@ _DEFAULTS_LEFT_OUT = [("blanket", None), ("alike", False), ("integers", False), 
 
 _TOP_FIELDS = {"format", "version", "events", "accounted"}
 
-_KINDS: Mapping[str, type[Release]] = {
-    "binary": BinaryRelease,
-    "pure": PureRelease,
-    "gaussian": GaussianRelease,
-    "unprotected": UnprotectedRelease,
-}
 Kind = TypeVar("Kind")
-_KIND_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -289,7 +288,7 @@ def _event_to_json(event: RoundEvent) -> dict[str, Any]:
     for name in ("histograms", "colluding"):
         if not tree[name]:
             del tree[name]
-    return {**tree, "release": {"kind": _KIND_NAMES[type(event.release)], **release}}
+    return {**tree, "release": {"kind": KIND_NAMES[type(event.release)], **release}}
 
 
 def _numbers_as_python_types(thing: RoundEvent | Release) -> dict[str, float]:
@@ -308,10 +307,10 @@ def _event_from_json(tree: Any) -> RoundEvent:
     if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
         raise DataError("an event needs a release, which is an object with a kind")
     kind = tree["release"].get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise DataError(f"unknown kind of release {_shortened(kind)}: {did_you_mean(str(kind)[:40], _KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise DataError(f"unknown kind of release {_shortened(kind)}: {did_you_mean(str(kind)[:40], KINDS)}")
     fields = {name: value for name, value in tree["release"].items() if name != "kind"}
-    release = _construct(_KINDS[kind], fields)
+    release = _construct(KINDS[kind], fields)
     return _construct(RoundEvent, {**tree, "release": release})
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import erfc, exp, expm1, log, pi, sqrt
 
 from ldpfl.privacy.authors import may_release
-from ldpfl.privacy.events import LARGEST_HIDDEN, OURS, USERS_CODE, BinaryRelease, GaussianRelease, PureRelease, Release
+from ldpfl.privacy.events import KIND_NAMES, LARGEST_HIDDEN, OURS, USERS_CODE, BinaryRelease, GaussianRelease, PureRelease, Release
 
 DOUBTED = "not known, a file says ldpfl"
 """Author of a release that a file attributes to this project although no built-in mechanism makes it."""
@@ -37,7 +37,7 @@ def with_checked_author(release: Release) -> Release:
 @lru_cache(maxsize=1024)
 def _can_be_built_in(release: Release) -> bool:
     """Whether a built-in mechanism can make this release."""
-    if not may_release(release.mechanism, _kind(release), release.unit):
+    if not may_release(release.mechanism, KIND_NAMES.get(type(release), ""), release.unit):
         return False
     match release:
         case BinaryRelease():
@@ -72,18 +72,6 @@ def _has_possible_blanket(release: PureRelease) -> bool:
 def _is_possible_noise(release: GaussianRelease) -> bool:
     """Whether a built-in mechanism can add this noise: one unit; integers only by ``dp-fedavg``; sampling only of records or persons."""
     return release.units == 1 and (not release.integers or release.mechanism == "dp-fedavg") and (release.rate == 1 or release.of_part)
-
-
-def _kind(release: Release) -> str:
-    """Return the kind of ``release`` under the name that ledgers use."""
-    match release:
-        case BinaryRelease():
-            return "binary"
-        case PureRelease():
-            return "pure"
-        case GaussianRelease():
-            return "gaussian"
-    return "unprotected"
 
 
 def _rarer_probability(epsilon: float) -> float:

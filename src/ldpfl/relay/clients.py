@@ -32,15 +32,6 @@ from ldpfl.util.number_format import counted
 class RelayClient(Caller):
     """A client of the relay: uploads its encrypted records, or its share of a sum, once in each round."""
 
-    def round_status(self, run: str, number: int) -> RoundStatus:
-        """Return the terms and the state of a round.
-
-        Raises:
-            RelayRefused: there is no such round, or the token is not known.
-            RelayUnreachable: no answer.
-        """
-        return self._round_status(run, number)
-
     def signer(self) -> str | None:
         """Return the name of the key that must sign this client's shares of sums; None if its token is for mixed records alone.
 
@@ -120,15 +111,6 @@ class RelayAggregator(Caller):
             )
         return status
 
-    def round_status(self, run: str, number: int) -> RoundStatus:
-        """Return the terms and the state of a round, and how many uploads are complete.
-
-        Raises:
-            RelayRefused: there is no such round, or the token is not known.
-            RelayUnreachable: no answer.
-        """
-        return self._round_status(run, number)
-
     def wait(
         self, run: str, number: int, timeout_s: float, *, poll_s: float = 1.0, on_poll: Callable[[float], None] = lambda left_s: None
     ) -> RoundStatus:
@@ -143,7 +125,7 @@ class RelayAggregator(Caller):
         slept_s, started_at_s = 0.0, self._clock()
         # Requests are retried for longer than timeout_s by one request's time limit, so that the last one has time for its answer.
         retry_policy = LimitedTime(self._patience, self._sleep, self._clock, timeout_s + self._patience.timeout_s)
-        while (status := self._round_status(run, number, retry_policy)).state in ("open", "waiting"):
+        while (status := self.round_status(run, number, retry_policy)).state in ("open", "waiting"):
             if max(slept_s, self._clock() - started_at_s) >= timeout_s:  # the clock counts slow answers as waiting, too
                 why = (
                     "is still open"
@@ -170,7 +152,7 @@ class RelayAggregator(Caller):
             RelayUnreachable: no answer.
             ProtocolError: the records do not fit the terms and the number of uploads, or the round is a sum.
         """
-        round_terms = terms or self._round_status(run, number).terms  # of either kind, until the check
+        round_terms = terms or self.round_status(run, number).terms  # of either kind, until the check
         if not isinstance(round_terms, Terms):
             raise ProtocolError(f"round {number} of {run} is a sum round: call pull_sum instead of pull")
         terms = round_terms
@@ -179,7 +161,7 @@ class RelayAggregator(Caller):
         while part < parts:
             response = self._call("GET", f"{round_path(run, number)}/records", max_bytes=_max_part_bytes(size), params={"part": part})
             if part == 0:
-                uploads = self._round_status(run, number).uploads or 0  # after the release, this is the number of uploads that were mixed
+                uploads = self.round_status(run, number).uploads or 0  # after the release, this is the number of uploads that were mixed
                 if uploads > terms.max_uploads:
                     raise ProtocolError(
                         f"the relay says that round {number} of {run} has {uploads} uploads, expected at most {terms.max_uploads}"
@@ -233,7 +215,7 @@ class RelayAggregator(Caller):
             envelopes += _split_records(data, ENVELOPE_BYTES)
             if len(envelopes) > terms.max_uploads:
                 break  # raises below, because the number of uploads is lower
-        uploads = self._round_status(run, number).uploads or 0  # of the released round
+        uploads = self.round_status(run, number).uploads or 0  # of the released round
         if not terms.min_clients <= uploads <= terms.max_uploads:
             expected = f"expected {terms.min_clients} to {terms.max_uploads}"
             raise ProtocolError(f"the relay says that round {number} of {run} has {uploads} uploads, {expected}{_PULL_AGAIN}")

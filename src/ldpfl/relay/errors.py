@@ -14,6 +14,9 @@ class Refusal(ProtocolError):
 
     status: ClassVar[int] = 400
 
+    def __init_subclass__(cls, status: int) -> None:
+        cls.status = status
+
     def __init__(self, message: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(message)
         self.headers = headers
@@ -23,79 +26,53 @@ class UnfitStore(ConfigError):
     """The relay cannot safely use the store that it was given."""
 
 
-class WrongLength(Refusal):
+class WrongLength(Refusal, status=400):
     """An upload's length differs from the round's terms."""
 
-    status = 400
 
-
-class Unauthenticated(Refusal):
+class Unauthenticated(Refusal, status=401):
     """The request has no token, or a token that the relay does not know."""
 
-    status = 401
 
-
-class Forbidden(Refusal):
+class Forbidden(Refusal, status=403):
     """The token's owner is not allowed to make this request."""
 
-    status = 403
 
-
-class Unknown(Refusal):
+class Unknown(Refusal, status=404):
     """The request names a round, upload or part that does not exist."""
 
-    status = 404
 
-
-class TooSlow(Refusal):
+class TooSlow(Refusal, status=408):
     """A request's body did not come in time."""
 
-    status = 408
 
-
-class Conflict(Refusal):
+class Conflict(Refusal, status=409):
     """The request contradicts what the relay already holds."""
 
-    status = 409
 
-
-class RoundOver(Refusal):
+class RoundOver(Refusal, status=410):
     """The round takes no uploads any more, or its records were acknowledged and deleted."""
 
-    status = 410
 
-
-class LengthRequired(Refusal):
+class LengthRequired(Refusal, status=411):
     """The request has a body but no Content-Length."""
 
-    status = 411
 
-
-class TooLong(Refusal):
+class TooLong(Refusal, status=413):
     """The request's body has more bytes than the relay accepts."""
 
-    status = 413
 
-
-class TooEarly(Refusal):
+class TooEarly(Refusal, status=425):
     """The round is not over yet."""
 
-    status = 425
 
-
-class TooMany(Refusal):
+class TooMany(Refusal, status=429):
     """A token's owner makes more requests, or more at once, than the limits allow."""
 
-    status = 429
 
-
-class StoreUnavailable(Refusal):
+class StoreUnavailable(Refusal, status=503):
     """The store does not answer; the same request may work later."""
 
-    status = 503
 
-
-class StoreFull(Refusal):
+class StoreFull(Refusal, status=507):
     """The disk below the store is full; nothing was changed."""
-
-    status = 507

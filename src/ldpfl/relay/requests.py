@@ -10,12 +10,13 @@ import socket
 import ssl
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 from urllib.parse import quote
 
 import httpx
@@ -69,12 +70,24 @@ class Patience:
         return min(left_s, max(min(asked_s, left_s / 2), random.SystemRandom().uniform(0.0, backoff)))
 
 
-class RetryPolicy(Protocol):
+@dataclass
+class RetryPolicy(ABC):
     """Decides how long one call is retried."""
 
+    patience: Patience
+    sleep: Callable[[float], None]
+    clock: Callable[[], float]
+    failures: int = field(default=0, init=False)
+    _started_at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started_at_s = self.clock()
+
+    @abstractmethod
     def seconds_left(self) -> float:
         """Return the maximum number of seconds for the next request."""
 
+    @abstractmethod
     def wait_or_give_up(self, response: httpx.Response | None) -> str:
         """Count one more failure. Wait and return "", or give up and return how long the call was tried, for the error's text.
 
@@ -86,20 +99,12 @@ class RetryPolicy(Protocol):
 
     def reset_failures(self) -> None:
         """Reset the number of failures."""
+        self.failures = 0
 
 
 @dataclass
-class LimitedTries:
+class LimitedTries(RetryPolicy):
     """Gives up after ``patience.tries`` failures in a row, or after ``patience.all_tries_s`` seconds."""
-
-    patience: Patience
-    sleep: Callable[[float], None]
-    clock: Callable[[], float]
-    failures: int = 0
-    _started_at_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._started_at_s = self.clock()
 
     def seconds_left(self) -> float:
         return max(0.0, min(self.patience.total_s, self._started_at_s + self.patience.all_tries_s - self.clock()))
@@ -115,23 +120,12 @@ class LimitedTries:
             require_success(response)  # raises, since no status that is worth a retry is a success
         return f"{counted(self.failures, 'time')} in a row"
 
-    def reset_failures(self) -> None:
-        self.failures = 0
-
 
 @dataclass
-class LimitedTime:
+class LimitedTime(RetryPolicy):
     """Gives up after ``seconds``, whatever the number of failures."""
 
-    patience: Patience
-    sleep: Callable[[float], None]
-    clock: Callable[[], float]
     seconds: float
-    failures: int = 0
-    _started_at_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._started_at_s = self.clock()
 
     def seconds_left(self) -> float:
         return max(0.0, self._started_at_s + self.seconds - self.clock())
@@ -144,9 +138,6 @@ class LimitedTime:
             return ""
         last_answer = "" if response is None else f"; the last answer was {response.status_code}: {_refusal_reason(response)}"
         return f"for {self.seconds:.0f} seconds{last_answer}"
-
-    def reset_failures(self) -> None:
-        self.failures = 0
 
 
 class Caller:
@@ -197,8 +188,13 @@ class Caller:
         """Close the connection."""
         self._http.close()
 
-    def _round_status(self, run: str, number: int, retry_policy: RetryPolicy | None = None) -> RoundStatus:
-        """Return the terms and the state of a round, as the relay states them."""
+    def round_status(self, run: str, number: int, retry_policy: RetryPolicy | None = None) -> RoundStatus:
+        """Return the terms and the state of a round, as the relay states them. An aggregator also learns how many uploads are complete.
+
+        Raises:
+            RelayRefused: there is no such round, or the token is not known.
+            RelayUnreachable: no answer.
+        """
         return parse_round_status(self._call("GET", round_path(run, number), retry_policy=retry_policy), run, number)
 
     def _call(

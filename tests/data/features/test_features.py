@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import nn
 
+from drawn_leaves import draw_pictures
 from ldpfl import ConfigError, PrivacyError
 from ldpfl.data.features import extracted, feature_map, names
 from ldpfl.data.features.base import FeatureMap
-from ldpfl.data.features.drawn_leaves import draw_pictures
 from ldpfl.data.features.efficientnet import EfficientNetLite0
 from ldpfl.data.features.leaves import LeafFeatures
 from ldpfl.data.features.scattering import MAPS, Scattering
-from ldpfl.data.features.strokes import DIRECTIONS, StrokeFeatures, draw_copies, load_learnt
+from ldpfl.data.features.strokes import DIRECTIONS, StrokeFeatures, load_learnt
 from ldpfl.data.samples import Dataset, Samples
+from scribbles import draw_copies
 
 
 def images(count: int, shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:

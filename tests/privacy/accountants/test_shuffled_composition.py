@@ -22,14 +22,13 @@ from ldpfl.privacy.accountants.losses import GridLosses
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
 from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import (
-    Bracket,
     ShuffledRounds,
     attained_epsilon,
     certified_epsilon,
     round_curve,
     round_limit,
-    shuffled_epsilon,
 )
+from oracles import Bracket, shuffled_epsilon
 
 Floats = NDArray[np.float64]
 Pair = tuple[Floats, Floats]

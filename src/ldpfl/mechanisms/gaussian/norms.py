@@ -8,8 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.base import require_finite_block
 
 BLOCK = 1 << 18
 """Number of weights that are converted to float64 at once (one layer of one client, if that is larger)."""
@@ -43,18 +42,7 @@ def layer_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
             values = rows[block, part].double()
             # NumPy always adds up a row in the same order; PyTorch's order depends on the number of rows.
             norms[block, layer] = torch.from_numpy(values.mul_(values).numpy().sum(axis=1)).sqrt()
-    return require_finite(norms)  # squares of float32 values do not overflow here
-
-
-def require_finite(values: Tensor) -> Tensor:
-    """Return ``values`` after checking that all are finite. Error messages contain no value.
-
-    Raises:
-        PrivacyError: a value is NaN or infinite.
-    """
-    if not is_finite(values):
-        raise PrivacyError("a client's weights contain NaN or infinity; nothing was sent (lower the learning rate, or check the data)")
-    return values
+    return require_finite_block(norms)  # squares of float32 values do not overflow here
 
 
 def row_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import PublicState
-from ldpfl.mechanisms.gaussian.norms import require_finite
+from ldpfl.mechanisms.base import PublicState, require_finite_block
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ class NoiseSchedule(ABC):
         Raises:
             PrivacyError: weights that are NaN or infinite.
         """
-        return require_finite(raw_update(public, clients))
+        return require_finite_block(raw_update(public, clients))
 
     def clipping_norms(self, public: PublicState) -> Tensor | None:
         """Return the norm (1,), or each layer's norm (L,), float64, to which updates are clipped. None if no guarantee needs one."""

@@ -51,12 +51,14 @@ class Reports(Protocol):
 
     @classmethod
     def mix(cls, batches: Sequence[Any], generator: np.random.Generator) -> Reports:
-        """Return all reports of ``batches``, at least one, in a uniformly random order, which says nothing about clients.
+        """Return all reports of ``batches`` in a uniformly random order, which says nothing about clients.
+
+        Called by :func:`ldpfl.transport.shuffling.mix`, which checks that there are reports, all of one class and dimension.
 
         A unit is a part of a report that has a guarantee of its own, such as one weight. A unit stays together. Different units of a report
         are reordered independently.
 
         Raises:
-            PrivacyError: reports of different shapes, or none.
+            PrivacyError: reports that differ in another way.
         """
         ...

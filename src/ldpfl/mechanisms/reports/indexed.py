@@ -103,10 +103,8 @@ class IndexedBitReports:
         This is what an ideal shuffler does to messages (group, index, sign). A row of the result no longer belongs to one client.
 
         Raises:
-            PrivacyError: no reports, or reports that cut the weights into different groups.
+            PrivacyError: reports that cut the weights into different groups.
         """
-        if sum(batch.clients for batch in batches) == 0:
-            raise PrivacyError("there are no reports to shuffle, expected at least one")
         sizes = batches[0].group_sizes
         if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
             raise PrivacyError("reports about different groups of weights cannot be shuffled together")

@@ -99,10 +99,8 @@ class SampledReports:
         The k pairs of a client stay together, because epsilon covers them as one message.
 
         Raises:
-            PrivacyError: no report, or reports of different shapes.
+            PrivacyError: reports of different shapes.
         """
-        if sum(batch.clients for batch in reports) == 0:
-            raise PrivacyError("there are no reports to shuffle, expected at least one")
         if len({(batch.dimension, batch.coordinates) for batch in reports}) != 1:
             raise PrivacyError("reports with different numbers of weights cannot be shuffled together")
         order = generator.permutation(sum(batch.clients for batch in reports))

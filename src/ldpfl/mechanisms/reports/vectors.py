@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms.base import Mechanism, total_clients
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -27,17 +26,8 @@ class VectorReports(DenseReports):
 
     @classmethod
     def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> VectorReports:
-        """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged.
-
-        Raises:
-            PrivacyError: no report, or reports of different dimensions.
-        """
-        clients = sum(batch.clients for batch in batches)
-        if clients == 0:
-            raise PrivacyError("there are no reports to shuffle, expected at least one")
-        if len({batch.dimension for batch in batches}) != 1:
-            raise PrivacyError("reports of models of different sizes cannot be shuffled together")
-        order = torch.from_numpy(generator.permutation(clients))
+        """Pool the rows of all ``batches`` and put them in a uniformly random order, each one unchanged."""
+        order = torch.from_numpy(generator.permutation(sum(batch.clients for batch in batches)))
         return VectorReports(torch.cat([batch.values for batch in batches])[order])
 
     @classmethod

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import exp, log, tanh
+from math import tanh
 
-from ldpfl.privacy.accountants.roots import brentq
-
-_SMALLEST_DELTA = 1e-300
 _DELTAS = tuple(0.8**power for power in range(1, 60))
 """The deltas of :meth:`Accountant._distance_by_deltas`: from 0.8 down to 2e-6."""
 
@@ -18,18 +15,6 @@ class Accountant(ABC):
     @abstractmethod
     def epsilon(self, delta: float) -> float:
         """Return the smallest epsilon that is known to hold with ``delta``. At delta 0 it is the pure epsilon, which may be infinite."""
-
-    def delta(self, epsilon: float) -> float:
-        """Return the smallest delta that is known to hold with ``epsilon``."""
-        if self.epsilon(0.0) <= epsilon:
-            return 0.0
-        if self.epsilon(_SMALLEST_DELTA) <= epsilon:
-            return _SMALLEST_DELTA
-        if self.epsilon(1 - 1e-16) > epsilon:
-            return 1.0
-        # delta may be tiny, so its logarithm is searched for. The factor exceeds the error of the search.
-        delta = exp(brentq(lambda log_delta: self.epsilon(exp(log_delta)) - epsilon, log(_SMALLEST_DELTA), -1e-16, xtol=1e-10))
-        return min(1.0, delta * (1 + 1e-9))
 
     def distance(self) -> float:
         """Return an upper bound of the total variation distance between the adversary's views of two inputs: delta at epsilon 0.

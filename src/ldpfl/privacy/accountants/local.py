@@ -70,13 +70,6 @@ class PureAccountant(LocalAccountant):
         is_exact = sum(number for _, number in self.pure) <= MOST_REPORTS
         return sum_of_reports_epsilon(self.pure, delta if is_exact else 0.0)
 
-    def delta(self, epsilon: float) -> float:
-        """Return the smallest delta that is known to hold with ``epsilon``: exact if all reports have one epsilon."""
-        epsilons, number = {report_epsilon for report_epsilon, _ in self.pure}, sum(number for _, number in self.pure)
-        if len(epsilons) == 1 and number <= MOST_REPORTS:
-            return composed_delta(epsilons.pop(), number, epsilon)
-        return super().delta(epsilon)
-
     def distance(self) -> float:
         """Return an upper bound of the total variation distance: exact but for ``TAIL`` if all reports have one epsilon."""
         epsilons, number = {epsilon for epsilon, _ in self.pure}, sum(number for _, number in self.pure)
@@ -100,9 +93,6 @@ class GaussianAccountant(LocalAccountant):
         from ldpfl.privacy.accountants.poisson import sampled_epsilon  # it loads all of dp-accounting
 
         return sampled_epsilon(self.rounds, delta)
-
-    def delta(self, epsilon: float) -> float:
-        return super().delta(epsilon) if self._is_sampled else gaussian_delta(self.mu, epsilon)
 
     def distance(self) -> float:
         """Return the total variation distance; an upper bound of it if records are sampled."""
@@ -168,9 +158,6 @@ class NoAccountant(LocalAccountant):
 
     def epsilon(self, delta: float) -> float:
         return inf
-
-    def delta(self, epsilon: float) -> float:
-        return 1.0
 
 
 def _divergence_of_reports(pure: list[tuple[float, int]], order: Array) -> Array:

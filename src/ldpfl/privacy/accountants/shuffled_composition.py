@@ -57,22 +57,6 @@ _ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)
 
 
 @dataclass(frozen=True)
-class Bracket:
-    """Bounds on epsilon: [lower, upper] for fixed inputs, [lower, adaptive] for inputs that depend on earlier releases.
-
-    Attributes:
-        lower: the epsilon of some data set.
-        upper: proved for inputs that are fixed before the first round.
-        adaptive: proved for inputs that depend on earlier releases, as in training. They must not depend on a client's own earlier random
-            bits, as with error feedback.
-    """
-
-    lower: float
-    upper: float
-    adaptive: float
-
-
-@dataclass(frozen=True)
 class ShuffledRounds:
     """``rounds`` rounds in which each of ``clients`` clients sends ``reports`` shuffled bits at ``epsilon0`` each."""
 
@@ -92,18 +76,13 @@ class ShuffledRounds:
         return self.reports * self.rounds
 
 
-def shuffled_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> Bracket:
-    """Bound epsilon at ``delta`` against an adversary that sees the counts of all rounds and nothing else.
-
-    Takes seconds on one core for each group, for up to 1e8 clients and 1e10 bits per client. Many cohort sizes are rounded down to a few,
-    which is safe.
-    """
-    upper, adaptive = certified_epsilon(groups, delta)
-    return Bracket(min(attained_epsilon(groups, delta), upper), upper, adaptive)
-
-
 def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[float, float]:
-    """Return proved upper bounds of epsilon at ``delta``: for inputs that are fixed beforehand, and for adaptive inputs."""
+    """Return proved upper bounds of epsilon at ``delta``: for inputs that are fixed beforehand, and for adaptive inputs.
+
+    The adversary sees the counts of all rounds and nothing else. Adaptive inputs depend on earlier releases, as in training. They must not
+    depend on a client's own earlier random bits, as with error feedback. Takes seconds on one core for each group, for up to 1e8 clients
+    and 1e10 bits per client. Many cohort sizes are rounded down to a few, which is safe.
+    """
     groups = _merge_within_work_limit(lambda sizes, epsilons: _merged(groups, sizes, epsilons), _MAX_SIZES)
     if _shuffling_is_useless(groups, delta):
         return _local_epsilon(groups, delta), _local_epsilon(groups, delta)

@@ -1,4 +1,6 @@
-"""Draw pictures by the "dead leaves" model: random shapes of all sizes that lie over each other, as if they had fallen.
+"""Draw pictures by the "dead leaves" model, and learn the features ``leaves`` from them.
+
+The pictures show random shapes of all sizes that lie over each other, as if they had fallen.
 
 Like photographs they have edges at all scales, things in front of others, shading, and light of one colour, but they contain nobody's
 data. The model is Matheron's (1968). With sizes by a power law, its statistics are near those of natural pictures (Lee, Mumford and Huang
@@ -7,6 +9,7 @@ data. The model is Matheron's (1968). With sizes by a power law, its statistics 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi
 
@@ -14,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SIDE = 32
+from ldpfl.data.features.base import unit_length
+from ldpfl.data.features.leaves import DIRECTIONS, SIDE, correlations, responses
+from ldpfl.models.leaf_network import VARIANCE_FLOOR
 
 _LEAVES = 90
 """Number of leaves of a picture."""
@@ -24,6 +29,23 @@ _SMALLEST, _LARGEST = 0.09, 1.4
 
 _SUPERSAMPLING = 2
 """Pictures are drawn this many times as large, and then averaged, which smooths edges as a lens does."""
+
+_FILTERS, _PATCH_SIDE = 400, 6
+"""Number of filters in the dictionary, and side of a patch in pixels."""
+
+_PICTURES, _BATCH_SIZE, _PATCHES_PER_PICTURE = 6000, 100, 16
+"""Number of drawn pictures that are learnt from, of those in a batch, and of each picture's patches for the dictionary."""
+
+_CLUSTERING_STEPS = 8
+
+_RIDGE = 0.3
+"""Added to the variance of patches in each direction, 1 in the mean, so that whitening does not amplify noise."""
+
+_THRESHOLD = 0.25
+"""Threshold of a filter's correlations, in their standard deviations above their mean."""
+
+_VARIANCE_POWER, _VARIANCE_SHARE = 0.35, 0.01
+"""Directions are divided by this power of their variance, after this share of the mean variance was added to it."""
 
 
 @dataclass(frozen=True)
@@ -111,3 +133,61 @@ def _with_leaf(pictures: Tensor, leaves: _Leaves, number: int, x: Tensor, y: Ten
     wave = 2 * of_leaf(leaves.frequency) * (right * of_leaf(leaves.slant).cos() + down * of_leaf(leaves.slant).sin())
     painted = leaves.colour[:, number, :, None, None] + (shade + of_leaf(leaves.stripe) * torch.sin(wave))[:, None]
     return torch.where(inside[:, None], painted, pictures)
+
+
+def learn(progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Tensor]:
+    """Compute filters, thresholds, and the mean and principal directions of responses, from drawn pictures alone. It takes minutes.
+
+    ``progress`` is called with the number of steps that are done, and of all.
+    """
+    generator, parts = torch.Generator().manual_seed(0), []
+    for done in range(0, _PICTURES, _BATCH_SIZE):
+        parts.append(draw_pictures(generator, _BATCH_SIZE))
+        progress(done + _BATCH_SIZE, 2 * _PICTURES)
+    pictures = torch.cat(parts)
+    filters = _dictionary(pictures, generator)
+    samples = torch.cat([correlations(batch.float() / 255, filters) for batch in torch.split(pictures[: 10 * _BATCH_SIZE], _BATCH_SIZE)])
+    # The mean of whitened patches shifts correlations and thresholds equally, and so it is not subtracted.
+    thresholds = samples.mean((0, 2, 3)) + _THRESHOLD * samples.std((0, 2, 3))
+    rows = []
+    for done in range(0, _PICTURES, _BATCH_SIZE):
+        rows.append(responses(pictures[done : done + _BATCH_SIZE], filters, thresholds))
+        progress(_PICTURES + done + _BATCH_SIZE, 2 * _PICTURES)
+    mean, directions = _directions(torch.cat(rows))
+    return {"filters": filters.clone(), "thresholds": thresholds, "mean": mean, "directions": directions.half().contiguous()}
+
+
+def _dictionary(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Return filters (400, 3, 6, 6), which whiten patches and compare them with the centers of clusters by spherical k-means."""
+    patches = torch.cat([_patches(batch, generator) for batch in torch.split(pictures, _BATCH_SIZE)])
+    centered = patches - patches.mean(dim=1, keepdim=True)
+    normalised = centered / (centered.var(dim=1, keepdim=True, unbiased=False) + VARIANCE_FLOOR).sqrt()
+    normalised = normalised - normalised.mean(dim=0)
+    variances, axes = torch.linalg.eigh((normalised.T @ normalised / len(normalised)).double())
+    whitening = ((axes * (variances + _RIDGE).rsqrt()) @ axes.T).float()
+    whitened = unit_length(normalised @ whitening)
+    centers = whitened[torch.randperm(len(whitened), generator=generator)[:_FILTERS]]
+    for _ in range(_CLUSTERING_STEPS):
+        similarities, nearest = (whitened @ centers.T).max(dim=1)
+        sums = torch.zeros_like(centers).index_add_(0, nearest, whitened * similarities[:, None])
+        centers = unit_length(torch.where(sums.any(dim=1, keepdim=True), sums, centers))  # a center without patches stays
+    filters: Tensor = centers @ whitening
+    return torch.sub(filters, filters.mean(dim=1, keepdim=True)).reshape(_FILTERS, 3, _PATCH_SIDE, _PATCH_SIDE)
+
+
+def _patches(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Return 16 patches from random places of each of N ``pictures``, flattened: (16 N, 3 x 6 x 6)."""
+    patches = F.unfold(pictures.float() / 255, _PATCH_SIDE).transpose(1, 2)
+    places = torch.randint(0, patches.shape[1], (len(patches), _PATCHES_PER_PICTURE), generator=generator)
+    return patches.gather(1, places[..., None].expand(-1, -1, patches.shape[2])).flatten(0, 1)
+
+
+def _directions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean (F,) of ``rows`` (N, F), and their principal directions (F, 800), each divided by a power of its variance."""
+    mean = rows.mean(dim=0)
+    variances, axes = torch.linalg.eigh(((rows - mean).T @ (rows - mean) / len(rows)).double())
+    variances, axes = variances.flip(0)[:DIRECTIONS], axes.flip(1)[:, :DIRECTIONS]
+    # A direction and its opposite are equally good. To be reproducible, its largest entry is made positive.
+    axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
+    directions = axes * (variances + _VARIANCE_SHARE * variances.mean()) ** -_VARIANCE_POWER
+    return mean, (directions / directions.abs().max()).float()
