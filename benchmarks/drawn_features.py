@@ -13,8 +13,7 @@ from rich.progress import Progress
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ldpfl.data.features import leaves as leaf_features
-from ldpfl.data.features import strokes
+from ldpfl.data.features import leaves as leaf_features, strokes
 from ldpfl.models.leaf_network import leaves
 
 

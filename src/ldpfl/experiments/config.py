@@ -31,8 +31,7 @@ from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.models.adapters import Adapter, Kind
 from ldpfl.privacy.events import Channel
 from ldpfl.server.round_aggregation import Rule, Schedule, ServerOptimiser
-from ldpfl.simulation.local_steps import Kind as LocalKind
-from ldpfl.simulation.local_steps import LocalOptimiser
+from ldpfl.simulation.local_steps import Kind as LocalKind, LocalOptimiser
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
 from ldpfl.util.user_code import GIVEN, is_code, public_name
