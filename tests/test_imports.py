@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
@@ -220,8 +220,8 @@ def exported(tree: ast.Module) -> Homes:
     """Return what a package exports when it is first used; nothing of one that does not call ``lazy_imports.exports``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and dotted(node.func) == ["lazy_imports", "exports"]:
-            homes: Homes = ast.literal_eval(node.args[1])
-            return homes
+            names: Mapping[str, Collection[str]] = ast.literal_eval(node.args[1])
+            return {name: module for module, exports in names.items() for name in exports}
     return {}
 
 
@@ -302,7 +302,7 @@ def test_every_way_to_import_is_seen(source: str, found: str) -> None:
 
 
 def test_of_a_lazy_package_only_what_is_for_type_checkers_is_not_imported() -> None:
-    call = '__getattr__, __dir__ = lazy_imports.exports(__name__, {"plan": "ldpfl.api"})'
+    call = '__getattr__, __dir__ = lazy_imports.exports(__name__, {"ldpfl.api": ("plan",)})'
     head = "from ldpfl.util import lazy_imports"
     tree = ast.parse(f"{head}\nif TYPE_CHECKING:\n    from ldpfl.api import plan\n{call}\nfrom .privacy import Ledger")
     assert exported(tree) == {"plan": "ldpfl.api"}

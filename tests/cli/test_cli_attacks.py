@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from conftest import CommandLine
-from ldpfl.attacks import GanConfig
-from ldpfl.attacks import attack as gan_attack
+from ldpfl.attacks import GanConfig, attack as gan_attack
 from ldpfl.attacks.frechet import Distance
 from ldpfl.attacks.on_run import Attacker, AttackPlan, AttackRow
 from ldpfl.errors import ConfigError

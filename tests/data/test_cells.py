@@ -6,8 +6,7 @@ from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ldpfl.data.cells import READERS, can_parse, describe_ambiguity, majority_kind, means_no_value, parse_day, parse_number
 

@@ -25,9 +25,7 @@ from conftest import TINY_TOML
 from ldpfl import ParameterLayout, models
 from ldpfl.cli import main
 from ldpfl.errors import ConfigError, DataError, PrivacyError
-from ldpfl.experiments import RunConfig, Runner, read_config
-from ldpfl.experiments import figures as figures_module
-from ldpfl.experiments import runner as runner_module
+from ldpfl.experiments import RunConfig, Runner, figures as figures_module, read_config, runner as runner_module
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import statement as statement_module

@@ -7,8 +7,7 @@ from math import sqrt
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.auditing import audit_mechanism

@@ -7,8 +7,7 @@ from math import inf, nan, sqrt
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ldpfl import ConfigError, LayerRanges, PrivacyError
 from ldpfl.mechanisms.dp_sgd import DpSgd

@@ -6,8 +6,7 @@ from math import inf, nan
 
 import pytest
 
-from ldpfl.privacy import Ledger, RoundEvent
-from ldpfl.privacy import statement as statement_module
+from ldpfl.privacy import Ledger, RoundEvent, statement as statement_module
 from ldpfl.privacy.accountants.behind_shuffler import Bounds, CountedBits
 from ldpfl.privacy.accountants.local import PureAccountant
 from ldpfl.privacy.events import BinaryRelease, Channel

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import event, example, given, settings, strategies as st
 
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import BudgetExhausted, ConfigError, Declined, Exhausted, LdpflError, PrivacyError

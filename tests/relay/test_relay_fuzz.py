@@ -12,8 +12,7 @@ from itertools import cycle, product
 from urllib.parse import unquote_to_bytes
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from relay_support import RUN, Changes, blob, share_for, share_id, signing_key, sum_terms, terms, unsynced, upload_id
 from starlette.types import ASGIApp, Message, Scope
 

@@ -16,9 +16,7 @@ from relay_support import RUN, Clock, Postgres, blob, certificate, opened, postg
 from sqlalchemy import Connection, create_engine, text
 
 from ldpfl import ConfigError
-from ldpfl.relay import database as database_module
-from ldpfl.relay import postgres as module
-from ldpfl.relay import session
+from ldpfl.relay import database as database_module, postgres as module, session
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import StoreUnavailable, UnfitStore
 from ldpfl.relay.protocol import BLOCK_BYTES

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
+from ldpfl.api.running import displayed
 from ldpfl.attacks import GanConfig
 from ldpfl.attacks.compare import AttackedRun, Comparison, check_runs, compared
 from ldpfl.attacks.linkage import LinkagePlan, LinkageResult, LinkageSetting, linkage
-from ldpfl.attacks.on_run import Attacker, AttackImages, AttackPlan, RunAttack, attack_folder, make_folder
+from ldpfl.attacks.on_run import Attacker, AttackImages, AttackPlan, RunAttack, attack_folder
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.experiments.runner import Observer
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
 from ldpfl.report.linkage import draw_linkage
-from ldpfl.util.files import write_text
+from ldpfl.report.progress import ProgressDisplay
+from ldpfl.util.files import make_folder, write_text
 
 __all__ = ["COMPARISON", "FIGURES", "PLOT", "SIDE_BY_SIDE", "AttackPlan", "AttackResult", "Comparison", "GanConfig"]
 __all__ += ["LinkagePlan", "LinkageResult", "LinkageSetting", "RunAttack", "attack_linkage", "attack_runs"]
@@ -34,12 +34,6 @@ FIGURES, PLOT = "linkage.json", "linkage.svg"
 
 _MAX_PANEL_IMAGES = 64
 """Maximum number of images in a panel."""
-
-
-class Watching(Observer, Protocol):
-    """Observer of an attack on a run, and of the training of the same run without protection."""
-
-    def phase(self, name: str, done: float, total: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -63,41 +57,42 @@ def attack_runs(
     runs: Sequence[Path],
     plan: AttackPlan,
     *,
-    watch: Callable[[], AbstractContextManager[Watching]],
-    begins: Callable[[int, Path], None] = lambda number, run: None,
     out: Path | None = None,
     data_dir: Path | None = None,
     device: str = "auto",
+    progress: bool | ProgressDisplay = True,
 ) -> AttackResult:
     """Reconstruct a class from the models of finished simulations, each with and without protection, and draw pictures.
 
     Finished parts of an earlier attack are kept. Several runs are attacked each in its own folder, and compared.
 
     Args:
-        watch: function that returns a context with the observer of the attack on one run.
-        begins: called before each run is attacked, with its number from 1 and its folder, if there are several runs.
         out: folder of the attack or the comparison; by default, the attack on one run gets a folder inside the run's folder.
+        progress: as for :func:`ldpfl.run`.
 
     Raises:
         ConfigError: a run is not finished, or was on other data; the runs cannot be compared; or there are several runs and no ``out``.
         DataError: the data cannot be read, or hold too few images of the class.
     """
-    attacker = _RunAttacker(plan, watch, data_dir, device)
     folders = [RunFolder(run) for run in runs]
-    if len(folders) == 1:
-        target = out or attack_folder(folders[0], plan.label)
-        return AttackResult(attacker.attack(folders[0], target)[0], target)
-    if out is None:
-        raise ConfigError(f"{len(folders)} runs are to be compared, but --out is missing: name the folder of their comparison with --out")
-    check_runs(folders, plan)
-    make_folder(out)
-    attacked: list[AttackedRun] = []
-    pictures: dict[Path, AttackImages] = {}
-    for number, folder in enumerate(folders, start=1):
-        begins(number, folder.path)
-        result, drawn = attacker.attack(folder, attack_folder(folder, plan.label))
-        pictures[folder.path] = _for_panel(drawn)
-        attacked.append(AttackedRun(folder.path, folder.config(), result))
+    with displayed(progress) as display:
+        attacker = Attacker(data_dir, choose_device(device), display, display.phase)
+        if len(folders) == 1:
+            target = out or attack_folder(folders[0], plan.label)
+            return AttackResult(_attack(attacker, folders[0], plan, target)[0], target)
+        if out is None:
+            raise ConfigError(
+                f"{len(folders)} runs are to be compared, but --out is missing: name the folder of their comparison with --out"
+            )
+        check_runs(folders, plan)
+        make_folder(out)
+        attacked: list[AttackedRun] = []
+        pictures: dict[Path, AttackImages] = {}
+        for number, folder in enumerate(folders, start=1):
+            display.next_run(f"{number}/{len(folders)}: {folder.path}")
+            result, drawn = _attack(attacker, folder, plan, attack_folder(folder, plan.label))
+            pictures[folder.path] = _for_panel(drawn)
+            attacked.append(AttackedRun(folder.path, folder.config(), result))
     comparison = compared(attacked)
     write_text(out / COMPARISON, json.dumps(comparison.to_dict(), indent=2) + "\n")
     draw_side_by_side(out / SIDE_BY_SIDE, _panels(comparison, pictures))
@@ -114,7 +109,8 @@ def attack_linkage(
         progress: called with (rounds done, rounds); may raise to end the attack.
 
     Raises:
-        ConfigError: a number is out of range, or ``out`` cannot be a folder.
+        ConfigError: a number is out of range.
+        WriteError: ``out`` cannot be created or written.
     """
     if out is not None:
         make_folder(out)  # before the work, so that a mistake costs no time
@@ -125,21 +121,11 @@ def attack_linkage(
     return result
 
 
-@dataclass(frozen=True)
-class _RunAttacker:
-    """Attacks runs, one after another, by the same plan."""
-
-    plan: AttackPlan
-    watch: Callable[[], AbstractContextManager[Watching]]
-    data_dir: Path | None
-    device: str
-
-    def attack(self, folder: RunFolder, target: Path) -> tuple[RunAttack, AttackImages]:
-        """Attack the run in ``folder``, draw its pictures into the folder ``target``, and return figures and pictures."""
-        with self.watch() as watching:
-            result, pictures = Attacker(self.data_dir, choose_device(self.device), watching, watching.phase).run(folder, self.plan, target)
-        _draw(target, pictures, result)
-        return result, pictures
+def _attack(attacker: Attacker, folder: RunFolder, plan: AttackPlan, target: Path) -> tuple[RunAttack, AttackImages]:
+    """Attack the run in ``folder``, draw its pictures into the folder ``target``, and return figures and pictures."""
+    result, pictures = attacker.run(folder, plan, target)
+    _draw(target, pictures, result)
+    return result, pictures
 
 
 def _for_panel(pictures: AttackImages) -> AttackImages:

@@ -9,8 +9,7 @@ import torch
 
 from ldpfl import mechanisms
 from ldpfl.api.arguments import checked
-from ldpfl.attacks.canary import RunAudit
-from ldpfl.attacks.canary import audit_run as audit_folder
+from ldpfl.attacks.canary import RunAudit, audit_run as audit_folder
 from ldpfl.auditing import ERROR_RATE, MechanismAudit, audit_mechanism, default_trials
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import choose_device

@@ -15,7 +15,7 @@ from ldpfl.api.arguments import Settings, checked
 from ldpfl.data.cells import can_parse
 from ldpfl.data.tables import SUFFIXES
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.config import RunConfig, known_keys, parse_config, settings_as_text, toml_value
+from ldpfl.experiments.config import SECTIONS, RunConfig, flattened, known_keys, parse_config, settings_as_text, toml_value
 from ldpfl.experiments.dataset import CallerObjects
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.shipped import DEFAULT
@@ -156,18 +156,6 @@ def setting_texts(settings: Settings) -> list[str]:
     return texts
 
 
-def _flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``settings`` with the dict of each section replaced by its keys, as ``section.key``."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        section = value if key in _SECTIONS and isinstance(value, Mapping) else None
-        flat |= {key: value} if section is None else {f"{key}.{name}": inner_value for name, inner_value in section.items()}
-    return flat
-
-
-_SECTIONS = frozenset(key.partition(".")[0] for key in known_keys() if "." in key)
-
-
 _SECTIONS_IN_NAMES = ("evaluation", "clipping")
 """Sections whose settings have the section in their argument's name, such as ``evaluation_epsilon``. A plain ``epsilon`` must not mean
 ``evaluation.epsilon``, not even if the mechanism has no epsilon; and a plain ``learning_rate`` is that of the clients."""
@@ -181,7 +169,7 @@ def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, An
     """
     if not overrides:
         return {}
-    values_by_key = _flattened(overrides)
+    values_by_key = flattened(overrides)
     mechanism = str(values_by_key.get("mechanism.name", values_by_key.get("mechanism")) or config_from(what, []).mechanism.name)
     known = known_keys(mechanism)
     by_name: dict[str, list[str]] = {}
@@ -208,7 +196,7 @@ def _advice(function: Callable[..., object], argument: str, mechanism: str, by_n
     """Return the end of the message about an unknown ``argument``: what may have been meant."""
     if argument in by_name:
         return f": several settings have this name, {', '.join(by_name[argument])}: give one of them in settings"
-    if argument in _SECTIONS:
+    if argument in SECTIONS:
         return f": it is a section of settings, so give a dict of them, such as {{{_example_key(argument)!r}: ...}}"
     built_in = (name for name in mechanisms.names() if mechanisms.is_built_in(name))
     is_of_other_mechanism = any(argument in mechanisms.settings_of(name).model_fields for name in built_in)

@@ -21,12 +21,13 @@ from ldpfl.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+    from ldpfl.deploy.certificates import Issued
     from ldpfl.deploy.demo import DemoObserver, DemoOutcome
     from ldpfl.relay.rounds_listed import ListedRound
     from ldpfl.relay.store import Store
     from ldpfl.relay.tokens import Tokens
 
-__all__ = ["Finding", "IssuedFiles", "ListedToken", "NodeSetUp", "ServerFiles", "Standing", "Trial", "add_token", "aggregator_key"]
+__all__ = ["Finding", "IssuedFiles", "ListedToken", "NodeSetUp", "Standing", "Trial", "add_token", "aggregator_key"]
 __all__ += ["cancel_round", "check_node", "demo", "issue_certificates", "left_open", "list_rounds", "list_tokens", "need_deployment"]
 __all__ += ["node_key", "node_metrics", "renew_token", "revoke_token", "serve_relay"]
 
@@ -52,22 +53,6 @@ class ListedToken:
 
 
 @dataclass(frozen=True)
-class ServerFiles:
-    """A server's certificate.
-
-    Attributes:
-        names: names and addresses under which the server is reached.
-        certificate, key: its files.
-        until: end of its validity.
-    """
-
-    names: tuple[str, ...]
-    certificate: Path
-    key: Path
-    until: datetime
-
-
-@dataclass(frozen=True)
 class IssuedFiles:
     """Certificates of a deployment.
 
@@ -77,7 +62,7 @@ class IssuedFiles:
         until: end of the authority's validity.
     """
 
-    servers: tuple[ServerFiles, ...]
+    servers: tuple[Issued, ...]
     authority: Path
     authority_key: Path
     until: datetime
@@ -212,12 +197,9 @@ def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: 
         ConfigError: a host is neither a name nor an address, or it has a certificate already and ``renew`` is false.
     """
     need_deployment()
-    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, expiry_of, issue
+    from ldpfl.deploy.certificates import AUTHORITY, AUTHORITY_KEY, expiry_of, issue
 
-    servers = tuple(
-        ServerFiles(server.names, server.folder / CERTIFICATE, server.folder / KEY, server.until)
-        for server in issue(folder, hosts, days, renew=renew)
-    )
+    servers = tuple(issue(folder, hosts, days, renew=renew))
     return IssuedFiles(servers, folder / AUTHORITY, folder / AUTHORITY_KEY, expiry_of(folder / AUTHORITY))
 
 

@@ -19,9 +19,9 @@ from ldpfl.experiments.planning.planner import (
     central_epsilon_bounds,
     check_central_is_solvable,
     client_counts_to_plot,
+    plan as plan_setting,
     solve_missing_argument,
 )
-from ldpfl.experiments.planning.planner import plan as plan_setting
 from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.util.suggestions import did_you_mean
 

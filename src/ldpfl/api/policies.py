@@ -10,12 +10,9 @@ from pathlib import Path
 from ldpfl.errors import ConfigError, printable
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
-from ldpfl.privacy.budget import Budget as _LifetimeBudget
-from ldpfl.privacy.budget import PolicySpend
-from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
-from ldpfl.privacy.budget_file import set_limit as _set_limit
-from ldpfl.privacy.budget_move import move as move_budget
-from ldpfl.privacy.budget_move import refuse_moved
+from ldpfl.privacy.budget import Budget as _LifetimeBudget, PolicySpend
+from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit as _set_limit
+from ldpfl.privacy.budget_move import move as move_budget, refuse_moved
 from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import json_number
 from ldpfl.privacy.policy import OVER_RELAY, Policy, read_policy

@@ -20,8 +20,7 @@ from ldpfl.experiments.build import build, choose_device, with_torch_defaults
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, load_dataset
-from ldpfl.experiments.model_check import Checked
-from ldpfl.experiments.model_check import check as look_over
+from ldpfl.experiments.model_check import Checked, check as look_over
 from ldpfl.experiments.more_rounds import config_with_more_rounds
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner

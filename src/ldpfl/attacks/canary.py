@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.attacks.on_run import rebuilt_federation
 from ldpfl.auditing.bounds import Floats, best_threshold, clopper_pearson, json_safe, threshold_epsilon
 from ldpfl.errors import ConfigError
-from ldpfl.experiments.build import build, with_torch_defaults
+from ldpfl.experiments.build import with_torch_defaults
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism, guarantee_of
@@ -177,13 +178,7 @@ def _last_state(folder: RunFolder, data_dir: Path | None, device: torch.device) 
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: audit a simulation instead")
     if last is None:
         raise ConfigError(f"the run in {folder.path} has no finished round, so there is nothing to audit: resume it (ldpfl run --resume)")
-    federation, start = build(config, load_dataset(config, data_dir), device, secret=folder.secret(), measured=folder.measured_encoder())
-    data, loaded = (origin.rpartition(" on ")[0] for origin in (last.origin, start.origin))  # "DATA on DEVICE": the device may differ
-    if data != loaded:
-        raise ConfigError(
-            f"{folder.path} was run on {data}, but the data loaded now are {loaded}: give the --data-dir that it was run with"
-        )
-    return federation, last.state
+    return rebuilt_federation(folder, config, load_dataset(config, data_dir), device), last.state
 
 
 def _affordable_trials(trials: int, clients: int, dimension: int) -> int:

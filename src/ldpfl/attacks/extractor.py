@@ -39,12 +39,12 @@ class Extractor:
 
     Attributes:
         name: the network, its training data, and the versions that trained it. Only distances under equal names are comparable.
-        module: maps images (N, C, H, W) uint8 to features (N, features) float.
+        function: maps images (N, C, H, W) uint8 to features (N, features) float.
         features: number of features.
     """
 
     name: str
-    module: nn.Module
+    function: Callable[[Tensor], Tensor]
     features: int
 
 
@@ -110,7 +110,7 @@ class TrainedClassifier:
 
     def extractor(self) -> Extractor:
         """Return an extractor of the features below the last layer."""
-        return Extractor(self.name, _Features(self.classifier), _FEATURES)
+        return Extractor(self.name, self.classifier.extract, _FEATURES)
 
     def share(self, pixels: Tensor, label: int) -> float:
         """Return the fraction of images ``pixels`` (N, C, H, W) uint8 that the classifier assigns to ``label``."""
@@ -162,29 +162,12 @@ def inception() -> Extractor | None:
     from torchmetrics.image.fid import NoTrainInceptionV3  # slow to import
 
     network = NoTrainInceptionV3("inception-v3-compat", ["2048"], str(path))
-    return Extractor(f"Inception v3, torch-fidelity weights {_INCEPTION_DIGEST}", _ForGreyImages(network), 2048)
 
+    def extract(pixels: Tensor) -> Tensor:
+        """Return the features (N, 2048). The only channel of grey images is repeated three times, since the network takes colour images."""
+        return torch.as_tensor(network(pixels.expand(-1, 3, -1, -1)))
 
-class _Features(nn.Module):
-    """A classifier without its last layer: images (N, C, H, W) uint8 to features (N, 64)."""
-
-    def __init__(self, classifier: Classifier) -> None:
-        super().__init__()
-        self._classifier = classifier
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self._classifier.extract(pixels)
-
-
-class _ForGreyImages(nn.Module):
-    """A network for colour images that also takes grey ones: it repeats their only channel three times."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self._network = network
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return torch.as_tensor(self._network(pixels.expand(-1, 3, -1, -1)))
+    return Extractor(f"Inception v3, torch-fidelity weights {_INCEPTION_DIGEST}", extract, 2048)
 
 
 def _new_classifier(task: Dataset, config: ClassifierConfig) -> Classifier:

@@ -77,10 +77,10 @@ class _ForTorchmetrics(torch.nn.Module):
     def __init__(self, extractor: Extractor) -> None:
         super().__init__()
         self.num_features = extractor.features
-        self._module = extractor.module
+        self._function = extractor.function
 
     def forward(self, pixels: Tensor) -> Tensor:
-        features = torch.as_tensor(self._module(pixels)).double()
+        features = torch.as_tensor(self._function(pixels)).double()
         # Checked before the eigenvalues are computed, because on a NaN LAPACK may end the whole process.
         if not bool(torch.isfinite(features).all()):
             raise DataError(f"the Fréchet distance cannot be computed: the features of {len(pixels)} images contain NaN or infinity")

@@ -33,7 +33,7 @@ from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Observer, Runner
 from ldpfl.simulation import Federation
-from ldpfl.util.files import replace_atomically, write_text
+from ldpfl.util.files import make_folder, replace_atomically, write_text
 from ldpfl.util.number_format import counted
 from ldpfl.util.user_cache import cache_dir
 
@@ -164,6 +164,7 @@ class Attacker:
         Raises:
             ConfigError: there is no run, it is unfinished or was made on other data, or the data do not have the label.
             DataError: the data cannot be read, or the splits hold too few images of the class.
+            WriteError: ``out`` cannot be created or written.
         """
         config, weights, accuracy = finished_run(folder)
         if config.data.brought:
@@ -176,7 +177,7 @@ class Attacker:
             raise ConfigError(f"{folder.path} was run on samples that are not images: this attack needs a run on images")
         label = label_of(plan, config)
         _check_class(label, task)
-        federation = _rebuilt_federation(folder, config, task, self.device)
+        federation = rebuilt_federation(folder, config, task, self.device)
         own_images = _own_images(federation)
         self._warn_if_label_held(own_images, label)
         real, floor = _public_images(task, label, plan.images)
@@ -325,7 +326,7 @@ def _check_class(label: int, task: Dataset) -> None:
         raise ConfigError(f"{task.name} has no label {label}: give --label from 0 to {task.outputs - 1}")
 
 
-def _rebuilt_federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
+def rebuilt_federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
     """Build the run's federation anew. Raise a :class:`ConfigError` if ``task`` is not the data that the run was made with."""
     federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured_encoder())
     last = folder.checkpoint()
@@ -372,14 +373,6 @@ def _attack_row(
     """Return the table's line for a set of images: its distance to the ``real`` ones, and the share recognised as ``label``."""
     distances = tuple(frechet_distance(extractor, real, images) for images in image_set.images)
     return AttackRow(kind, distances, tuple(classifier.share(images, label) for images in image_set.images), image_set.accuracy)
-
-
-def make_folder(out: Path) -> None:
-    """Create the folder ``out``; raise :class:`ConfigError` if this is not possible."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output folder {out} cannot be written: {error}") from error
 
 
 def _phase_progress(progress: PhaseProgress, phase: str) -> Callable[[int, int], None]:

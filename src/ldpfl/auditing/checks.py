@@ -32,8 +32,7 @@ from ldpfl.auditing.claims import (
     tests_by_experiment,
 )
 from ldpfl.auditing.mechanism_trials import CENTERS, RADII, STREAM_KEY, Bench, Sample, Tally, histograms
-from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS
-from ldpfl.auditing.report_bits import BitBench, epsilon_of_bits
+from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS, BitBench, epsilon_of_bits
 from ldpfl.auditing.reports import FAR
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits

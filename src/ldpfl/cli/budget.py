@@ -46,11 +46,6 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-@app.callback()
-def _budget() -> None:
-    """A client's lifetime budget: its limit, and how much is spent."""
-
-
 @app.command()
 def show(
     file: File,

@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Deploy on Flower, with the relay.")
 
 
-@app.callback()
-def _deploy() -> None:
-    """Deploy on Flower, with the relay."""
-
-
 @app.command()
 def demo(
     clients: Annotated[int, typer.Option(min=2, help="SuperNodes, each with its own part of the data.")] = 4,

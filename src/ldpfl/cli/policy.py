@@ -26,11 +26,6 @@ PolicyFile = Annotated[Path, typer.Option("--file", help="The node's policy.")]
 KeyArgument = Annotated[str, typer.Argument(help="Public key, as ldpfl deploy key prints it.")]
 
 
-@app.callback()
-def _policy() -> None:
-    """A client's policy: the reports that its operator allows to leave."""
-
-
 @key_app.command("add")
 def add_key_command(key: KeyArgument, file: PolicyFile = Path("policy.toml")) -> None:
     """Let reports be sealed to one more key. Nothing else in the policy changes."""

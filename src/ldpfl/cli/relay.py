@@ -31,11 +31,6 @@ SigningKeyOption = Annotated[
 ]
 
 
-@app.callback()
-def _relay() -> None:
-    """Run the relay, which mixes sealed reports so that nobody sees who sent what."""
-
-
 @app.command("serve")
 def serve_command(
     store: StoreOption,

@@ -123,18 +123,12 @@ def _page_served(folder: Path, errors: Console) -> Iterator[None]:
 
 
 def _write_report(folder: Path, errors: Console) -> None:
-    """Write the run's page beside its figures."""
-    with _failure_printed(errors, "report.html was not written"), errors.status("writing report.html ..."):
-        api.page([folder], folder / "report.html")
-
-
-@contextmanager
-def _failure_printed(errors: Console, message: str) -> Iterator[None]:
-    """Print an error of the block after ``message`` instead of raising it, because the run itself has finished."""
+    """Write the run's page beside its figures. An error is printed instead of raised, because the run itself has finished."""
     try:
-        yield
+        with errors.status("writing report.html ..."):
+            api.page([folder], folder / "report.html")
     except Exception as error:
-        errors.print(Text(f"{message}: {error_without_data(error)}"), soft_wrap=True)
+        errors.print(Text(f"report.html was not written: {error_without_data(error)}"), soft_wrap=True)
 
 
 def _print_as_json(result: dict[str, Any]) -> None:

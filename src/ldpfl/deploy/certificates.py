@@ -44,6 +44,14 @@ class Issued:
     names: tuple[str, ...]
     until: datetime
 
+    @property
+    def certificate(self) -> Path:
+        return self.folder / CERTIFICATE
+
+    @property
+    def key(self) -> Path:
+        return self.folder / KEY
+
 
 def expiry_of(certificate: Path) -> datetime:
     """Return the time at which the first certificate in a PEM file expires.

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from ldpfl.util import lazy_imports
 
 if TYPE_CHECKING:
-    from ldpfl.experiments.config import RunConfig as RunConfig
-    from ldpfl.experiments.config import read_config as read_config
+    from ldpfl.experiments.config import RunConfig as RunConfig, read_config as read_config
     from ldpfl.experiments.recipes import load_recipe as load_recipe
     from ldpfl.experiments.runner import Runner as Runner
     from ldpfl.experiments.shipped import recipe_names as recipe_names
@@ -14,10 +13,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_imports.exports(
     __name__,
     {
-        "RunConfig": "ldpfl.experiments.config",
-        "Runner": "ldpfl.experiments.runner",
-        "load_recipe": "ldpfl.experiments.recipes",
-        "read_config": "ldpfl.experiments.config",
-        "recipe_names": "ldpfl.experiments.shipped",
+        "ldpfl.experiments.config": ("RunConfig", "read_config"),
+        "ldpfl.experiments.recipes": ("load_recipe",),
+        "ldpfl.experiments.runner": ("Runner",),
+        "ldpfl.experiments.shipped": ("recipe_names",),
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from math import floor, inf, log10
@@ -13,7 +12,7 @@ from ldpfl.experiments.build import measuring_mechanism, mechanism_of, model_of,
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, describe_data
 from ldpfl.experiments.planned_ledger import initial_weights_and_ranges, planned_ledger
-from ldpfl.experiments.planning.search import smallest_argument
+from ldpfl.experiments.planning.search import MAX_STRENGTH, MIN_STRENGTH, STRENGTH_TOLERANCE, reachable_range, smallest_argument
 from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.hooks import in_round
@@ -21,15 +20,10 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.statement import run_epsilon
-from ldpfl.util.number_format import number
 from ldpfl.util.user_code import GIVEN
 
-_MIN_STRENGTH, _MAX_STRENGTH = 1e-6, 1e4
-"""Range of the search. A larger strength means less noise, see ``MechanismSettings.at_strength``."""
 _DIGITS = 4
 """Number of digits of a strength in a config."""
-_TOLERANCE = 1e-3
-"""Relative precision of the strength before it is rounded."""
 
 
 def resolve_settings(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> RunConfig:
@@ -91,7 +85,7 @@ def _find_strength(config: RunConfig, caller_objects: CallerObjects) -> float:
     epsilon_of = _epsilon_by_strength(config, caller_objects)
     try:
         guess = _guess_strength(epsilon_of, target, config.privacy.delta)
-        inverse = smallest_argument(lambda x: epsilon_of(1 / x), 1 / guess, target, 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH, _TOLERANCE)
+        inverse = smallest_argument(lambda x: epsilon_of(1 / x), 1 / guess, target, 1 / MAX_STRENGTH, 1 / MIN_STRENGTH, STRENGTH_TOLERANCE)
     except _OutOfRange as error:
         raise ConfigError(_unreachable_message(config, epsilon_of, str(error))) from error
     if inverse is None:
@@ -109,27 +103,10 @@ def _unreachable_message(config: RunConfig, epsilon_of: Callable[[float], float]
     ``epsilon_of`` is the run's epsilon as a function of the mechanism's strength. ``reason`` is the mechanism's own error; "" without one.
     """
     target, mechanism = config.privacy.target_epsilon, config.mechanism.name
-    epsilons = [epsilon_of(strength) for strength in _extreme_strengths(epsilon_of)]
-    reachable = [epsilon for epsilon in epsilons if epsilon < inf]
-    limits = f": {mechanism} reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
+    reachable = reachable_range(epsilon_of)
+    limits = f": {mechanism} reaches about {reachable} here" if reachable else ""
     advice = "set another target_epsilon; more clients or fewer rounds lower the epsilon that is reached"
     return f"target_epsilon = {target:g} is out of reach{limits}{f' ({reason})' if reason else ''}; {advice}"
-
-
-def _extreme_strengths(epsilon_of: Callable[[float], float]) -> list[float]:
-    """Return the smallest and the largest power of ten that the mechanism accepts as its strength; an empty list if it accepts none.
-
-    ``epsilon_of`` raises :class:`_OutOfRange` for a strength that the mechanism does not accept.
-    """
-    powers = [10.0**power for power in range(round(log10(_MIN_STRENGTH)), round(log10(_MAX_STRENGTH)) + 1)]
-    accepted = []
-    for order in (powers, powers[::-1]):
-        for strength in order:
-            with suppress(_OutOfRange):
-                epsilon_of(strength)
-                accepted.append(strength)
-                break
-    return accepted
 
 
 def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Callable[[float], float]:
@@ -173,7 +150,7 @@ def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: 
         reached = epsilon_of(strength)
         if 0 < reached < inf:
             strength *= gaussian_mu(target, delta) / gaussian_mu(reached, delta)
-    return min(max(strength, _MIN_STRENGTH), _MAX_STRENGTH)
+    return min(max(strength, MIN_STRENGTH), MAX_STRENGTH)
 
 
 def _rounded_down(value: float) -> float:

@@ -31,8 +31,7 @@ from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.models.adapters import Adapter, Kind
 from ldpfl.privacy.events import Channel
 from ldpfl.server.round_aggregation import Rule, Schedule, ServerOptimiser
-from ldpfl.simulation.local_steps import Kind as LocalKind
-from ldpfl.simulation.local_steps import LocalOptimiser
+from ldpfl.simulation.local_steps import Kind as LocalKind, LocalOptimiser
 from ldpfl.util.files import from_toml, read_text
 from ldpfl.util.quantities import MAX_ROUNDS, Count, NotNegative, Positive, Repeats, Share
 from ldpfl.util.user_code import GIVEN, is_code, public_name
@@ -416,7 +415,8 @@ class RunConfig(_Section):
         ]
 
 
-_SECTIONS = frozenset(key for key, value in RunConfig().model_dump().items() if isinstance(value, dict))
+SECTIONS = frozenset(key for key, value in RunConfig().model_dump().items() if isinstance(value, dict))
+"""Names of the sections of a config."""
 
 
 def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
@@ -487,18 +487,23 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
 def split_by_key(override: str) -> list[str]:
     """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Another override is unchanged."""
     section, _, text = override.partition("=")
-    if section.strip() not in _SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
+    if section.strip() not in SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
         return [override]
     return settings_as_text({section.strip(): value})
 
 
 def settings_as_text(settings: Mapping[str, Any]) -> list[str]:
     """Return settings as ``key=value`` texts. Sections, such as ``{"clients": {"count": 5}}``, are split into their keys."""
-    pairs: list[tuple[str, Any]] = []
+    return [f"{key}={toml_value(value)}" for key, value in flattened(settings).items()]
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``settings`` with the dict of each section replaced by its keys, as ``section.key``."""
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
-        is_section = key in _SECTIONS and isinstance(value, Mapping)
-        pairs += [(f"{key}.{name}", setting) for name, setting in value.items()] if is_section else [(key, value)]
-    return [f"{key}={toml_value(value)}" for key, value in pairs]
+        is_section = key in SECTIONS and isinstance(value, Mapping)
+        flat |= {f"{key}.{name}": setting for name, setting in value.items()} if is_section else {key: value}
+    return flat
 
 
 def _sets_mechanism_name(override: str) -> bool:

@@ -97,7 +97,7 @@ def quality_entries(
     entries |= {"off": _means_that_differ(intervals), "one_class": _only_predicted_class(evaluated, class_names)}
     entries["chance"] = _no_better_than_chance(federation.task.task.metric, evaluated, intervals)
     if not entries["chance"]:
-        entries |= {"extreme": _extreme_slope_text(evaluated.scores, intervals), "narrow": _narrow_slope_text(evaluated.scores, intervals)}
+        entries |= _slope_findings(evaluated.scores, intervals)
     entries["sites"] = list(_site_entries(federation, evaluated, seed))
     if evaluated.is_of_two_classes:
         risks = expit(evaluated.predicted)
@@ -114,26 +114,17 @@ def quality_entries(
     return entries
 
 
-def _extreme_slope_text(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope as text if the predicted probabilities are clearly too far apart, else "".
+def _slope_findings(scores: Scores, intervals: Intervals) -> dict[str, str]:
+    """Return the findings ``extreme`` and ``narrow``: the calibration slope as text if it is clearly below or above 1, else "".
 
-    The result is also "" if the interval of the slope reaches 0. Then higher predictions may not even mean more events, which is another
-    fault.
+    A slope whose interval reaches 0 is not extreme. Then higher predictions may not even mean more events, which is another fault.
     """
     slope, (low, high) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
-    return _slope_text(scores, intervals) if low > 0 and slope < EXTREME_SLOPE and high < 1 else ""
-
-
-def _narrow_slope_text(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope as text if the predicted probabilities are clearly too close together, else ""."""
-    slope, (low, _) = scores.get(weighted_metrics.SLOPE, nan), intervals.get(weighted_metrics.SLOPE, (nan, nan))
-    return _slope_text(scores, intervals) if slope > NARROW_SLOPE and low > 1 else ""
-
-
-def _slope_text(scores: Scores, intervals: Intervals) -> str:
-    """Return the calibration slope and its interval, which must exist, as text."""
-    low, high = intervals[weighted_metrics.SLOPE]
-    return f"{weighted_metrics.SLOPE} {scores[weighted_metrics.SLOPE]:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
+    text = f"{weighted_metrics.SLOPE} {slope:.2g} (95 % interval {low:.2g} to {high:.2g}; 1 is best)"
+    return {
+        "extreme": text if low > 0 and slope < EXTREME_SLOPE and high < 1 else "",
+        "narrow": text if slope > NARROW_SLOPE and low > 1 else "",
+    }
 
 
 def _only_predicted_class(evaluated: EvaluatedModel, names: Sequence[str]) -> str:

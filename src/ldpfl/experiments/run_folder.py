@@ -20,8 +20,7 @@ from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, check_present, read_description, tensors_to_save
-from ldpfl.experiments.other_folders import SWEEP as SWEEP
-from ldpfl.experiments.other_folders import describe_other_folder, trials_mark
+from ldpfl.experiments.other_folders import SWEEP as SWEEP, describe_other_folder, trials_mark
 from ldpfl.experiments.personal_file import load_personal, save_personal
 from ldpfl.experiments.result_schema import problem_in_result
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ldpfl.flower.client_app import LdpClientApp as LdpClientApp
     from ldpfl.flower.grid import InProcessGrid as InProcessGrid
     from ldpfl.flower.records import RecordTask as RecordTask
-    from ldpfl.flower.relay_collection import RelayCollector as RelayCollector
-    from ldpfl.flower.relay_collection import SumCollector as SumCollector
-    from ldpfl.flower.relay_collection import operator_relay as operator_relay
-    from ldpfl.flower.relay_collection import operator_sum as operator_sum
-    from ldpfl.flower.report_collection import Collector as Collector
-    from ldpfl.flower.report_collection import DirectCollector as DirectCollector
-    from ldpfl.flower.round_request import Ask as Ask
-    from ldpfl.flower.round_request import Node as Node
+    from ldpfl.flower.relay_collection import (
+        RelayCollector as RelayCollector,
+        SumCollector as SumCollector,
+        operator_relay as operator_relay,
+        operator_sum as operator_sum,
+    )
+    from ldpfl.flower.report_collection import Collector as Collector, DirectCollector as DirectCollector
+    from ldpfl.flower.round_request import Ask as Ask, Node as Node
     from ldpfl.flower.server_invitations import Waiting as Waiting
     from ldpfl.flower.strategy import LdpStrategy as LdpStrategy
     from ldpfl.flower.terms import RoundTerms as RoundTerms
@@ -55,19 +55,14 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "Ask": "ldpfl.flower.round_request",
-        "Node": "ldpfl.flower.round_request",
-        "Waiting": "ldpfl.flower.server_invitations",
-        "LdpClientApp": "ldpfl.flower.client_app",
-        "Collector": "ldpfl.flower.report_collection",
-        "DirectCollector": "ldpfl.flower.report_collection",
-        "InProcessGrid": "ldpfl.flower.grid",
-        "RecordTask": "ldpfl.flower.records",
-        "RelayCollector": "ldpfl.flower.relay_collection",
-        "SumCollector": "ldpfl.flower.relay_collection",
-        "operator_relay": "ldpfl.flower.relay_collection",
-        "operator_sum": "ldpfl.flower.relay_collection",
-        "LdpStrategy": "ldpfl.flower.strategy",
-        "RoundTerms": "ldpfl.flower.terms",
+        "ldpfl.flower.client_app": ("LdpClientApp",),
+        "ldpfl.flower.grid": ("InProcessGrid",),
+        "ldpfl.flower.records": ("RecordTask",),
+        "ldpfl.flower.relay_collection": ("RelayCollector", "SumCollector", "operator_relay", "operator_sum"),
+        "ldpfl.flower.report_collection": ("Collector", "DirectCollector"),
+        "ldpfl.flower.round_request": ("Ask", "Node"),
+        "ldpfl.flower.server_invitations": ("Waiting",),
+        "ldpfl.flower.strategy": ("LdpStrategy",),
+        "ldpfl.flower.terms": ("RoundTerms",),
     },
 )

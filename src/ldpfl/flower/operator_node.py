@@ -43,8 +43,7 @@ from ldpfl.flower.terms import numbers_in_sum, require_adding_up
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Request, read_policy
-from ldpfl.relay import Patience, RelayClient, RoundStatus, SumTerms
-from ldpfl.relay import Terms as RelayTerms
+from ldpfl.relay import Patience, RelayClient, RoundStatus, SumTerms, Terms as RelayTerms
 from ldpfl.transport.shuffling import RecordPlan
 from ldpfl.transport.shuffling.sealing import OVERHEAD, Binding, seal
 from ldpfl.transport.sums import SumBinding, new_seed, seal_seed, shard, signer_of

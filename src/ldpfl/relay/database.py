@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from ldpfl.errors import ConfigError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.planning.planner import Setting, plan
-from ldpfl.experiments.planning.regimes import plan_regime
-from ldpfl.mechanisms.settings import Part
+from ldpfl.experiments.planning.regimes import RegimeRequest, plan_regime
 from ldpfl.privacy.guarantee import Statement, worth_of
 from ldpfl.report.plots import plot_protection
 from ldpfl.report.privacy import plan_lines, plan_title, regime_lines, regime_title
 from ldpfl.report.rendering import guarantee_values, inline, rendered
 from ldpfl.util.files import from_json, read_text
-
-
-@dataclass(frozen=True)
-class _RegimeArguments:
-    """Arguments of :func:`ldpfl.experiments.planning.regimes.plan_regime`."""
-
-    regime: str
-    target: float
-    clients: int
-    weights: int
-    rounds: int
-    records: int
-    group: int
-    linked: int
-    colluding: int
-    delta: float
-    part: Part
-    evaluation_epsilon: float = 0.0
 
 
 def plan_page(path: Path) -> str:
@@ -71,10 +52,8 @@ def _setting_page(stored: dict[str, Any]) -> str:
 
 def _regime_page(stored: dict[str, Any]) -> str:
     """Return the page of a plan for a regime (who is protected from whom), from the arguments in the file."""
-    arguments = TypeAdapter(_RegimeArguments).validate_python(
-        {field.name: stored[field.name] for field in fields(_RegimeArguments) if field.name in stored}
-    )
-    result = plan_regime(**asdict(arguments))
+    arguments = {field.name: stored[field.name] for field in fields(RegimeRequest) if field.name in stored}
+    result = plan_regime(**asdict(TypeAdapter(RegimeRequest).validate_python(arguments)))
     figures = result.to_dict()
     return _page(regime_title(figures), regime_lines(figures), result.statement)
 

@@ -16,8 +16,7 @@ from ldpfl.privacy.guarantee import AUTHORS_CLAIM, FAIR, GOOD, IN_SHORT, Worth
 from ldpfl.report.scores import display_factor, metric_heading, seed_text
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.files import check_suffix, replace_atomically, write_text
-from ldpfl.util.number_format import epsilon_text
-from ldpfl.util.number_format import number as figure
+from ldpfl.util.number_format import epsilon_text, number as figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

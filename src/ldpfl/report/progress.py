@@ -150,6 +150,8 @@ class ProgressDisplay:
             began = time.monotonic()
             self._phase_bars[name] = self._progress.add_task(name, total=total, current=0, score="", already=0, began=began, unit="step")
         self._progress.update(self._phase_bars[name], completed=done, current=done)
+        if self._prints_lines and done == total:
+            self._console.print(f"{name}: done")
 
     def runs_progress(self, rounds_done: int, rounds: int, runs_done: int, runs: int) -> None:
         """Show the progress of all runs of a sweep. Print a forecast once, if the sweep takes long."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     import torch as torch
 
 
-def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def exports(package: str, names: Mapping[str, Collection[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for ``package``, which import each exported name when it is first used.
 
-    ``homes`` maps a name to the module that defines it, or the name of a submodule to that submodule. Type checkers do not understand this:
-    the package must contain the imports as well, below ``if TYPE_CHECKING``.
+    ``names`` maps a module to the names that it defines, or a submodule to its own name. Type checkers do not understand this: the package
+    must contain the imports as well, below ``if TYPE_CHECKING``.
     """
+    homes = {name: module for module, exported in names.items() for name in exported}
 
     def get_exported(name: str) -> Any:
-        """Import the module that ``homes`` gives for ``name``, and return the exported object."""
+        """Import the module that defines ``name``, and return the exported object."""
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = import_module(homes[name])

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gaussian_states import CLIPPED, SIZES, STEPS, THEOREM, client_state, public_state
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 

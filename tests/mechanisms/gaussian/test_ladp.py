@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gaussian_states import CLIPPED, SIZES, THEOREM, client_state, public_state
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import rel_entr, softmax
 
 from ldpfl import ConfigError, PrivacyError

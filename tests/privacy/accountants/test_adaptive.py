@@ -7,8 +7,7 @@ from functools import cache
 from math import exp, inf
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, filter_order, filtered_epsilon
 from ldpfl.privacy.accountants.registry import epsilon_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon, central_limit_mu
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon

@@ -6,8 +6,7 @@ import math
 
 import mpmath
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from grids import each
 from ldpfl import ConfigError

@@ -9,10 +9,8 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant, common, pld_pmf
-from dp_accounting.pld import privacy_loss_distribution as distributions
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from dp_accounting.pld import PLDAccountant, common, pld_pmf, privacy_loss_distribution as distributions
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from ldpfl.privacy.accountants.gaussian import gaussian_delta

@@ -9,8 +9,7 @@ from collections import defaultdict
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ldpfl import ConfigError
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon, self_sampled_round_delta, unamplified_epsilon

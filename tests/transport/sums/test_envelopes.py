@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ldpfl import ConfigError, ProtocolError
 from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, check_signed, new_seed, open_seeds, seal_seed, signer_of

@@ -17,9 +17,7 @@ from ldpfl_verify.errors import CertificateError as CertificateError
 from ldpfl_verify.signature import read_certificate as read_certificate
 
 if TYPE_CHECKING:
-    from ldpfl_verify.second_opinion import SecondOpinion as SecondOpinion
-    from ldpfl_verify.second_opinion import Verdict as Verdict
-    from ldpfl_verify.second_opinion import verify as verify
+    from ldpfl_verify.second_opinion import SecondOpinion as SecondOpinion, Verdict as Verdict, verify as verify
 
 _LATER = ("SecondOpinion", "Verdict", "verify")
 """Imported when they are first used: who only reads or writes a certificate does not wait for SciPy."""

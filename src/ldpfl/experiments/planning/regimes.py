@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from math import ceil, inf, log10, sqrt
-from typing import Any, Literal, get_args
+from math import ceil, inf, sqrt
+from typing import Any, Literal, cast, get_args
 
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES, bit_rounds, epsilon_of_bit
 from ldpfl.experiments.planning.planner import MOST_CLIENTS, MOST_REPORTS
-from ldpfl.experiments.planning.search import smallest_argument
+from ldpfl.experiments.planning.search import MAX_STRENGTH, MIN_STRENGTH, STRENGTH_TOLERANCE, reachable_range, smallest_argument
 from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.dp_fedavg import DpFedAvg
 from ldpfl.mechanisms.dp_sgd import DpSgd
@@ -28,17 +27,12 @@ from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.statement import DELTA, account_groups, check_delta
 from ldpfl.util.displays import Shown
-from ldpfl.util.number_format import number
 
 Regime = Literal["shuffled", "local", "records", "records-summed", "clients-summed"]
 """``shuffled``: signs of each client's gradient, of which only counts are seen. ``local``: one report of each client in the whole run.
 ``records``: noise of each client that protects each of its records. ``records-summed``: the same, but only the sum over clients is seen.
 ``clients-summed``: each client adds its share of the noise that protects a whole client, behind a sum."""
 
-_TOLERANCE = 1e-3
-"""Relative precision of the noise that is found."""
-_MIN_STRENGTH, _MAX_STRENGTH = 1e-6, 1e4
-"""Range of the search. The strength is epsilon, or 1 / noise multiplier: a larger strength means less noise."""
 _SMALL_NOISE = 0.1
 """Length of noise in the mean of directions of length 1 that hardly disturbs a step of training."""
 
@@ -125,7 +119,7 @@ def plan_regime(
     Raises:
         ConfigError: the regime is unknown, a value is out of range, or no noise reaches the target.
     """
-    request = _Request(
+    request = RegimeRequest(
         regime=regime_named(regime),
         target=target,
         clients=clients,
@@ -142,8 +136,8 @@ def plan_regime(
     request.check()
     try:
         # The search varies 1 / strength, because it needs a function that decreases.
-        low, high = 1 / _MAX_STRENGTH, 1 / _MIN_STRENGTH
-        inverse = smallest_argument(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, _TOLERANCE)
+        low, high = 1 / MAX_STRENGTH, 1 / MIN_STRENGTH
+        inverse = smallest_argument(lambda inverse: request.epsilon(1 / inverse), request.guess, target, low, high, STRENGTH_TOLERANCE)
     except ConfigError as error:  # the mechanism takes no such noise
         raise ConfigError(_unreachable_message(request, f" ({error})")) from error
     if inverse is None:
@@ -151,18 +145,10 @@ def plan_regime(
     return request.plan(1 / inverse)
 
 
-def _unreachable_message(request: _Request, why: str) -> str:
+def _unreachable_message(request: RegimeRequest, why: str) -> str:
     """Return the message that no noise reaches the target, with the range of reachable epsilons and the mechanism's error ``why``."""
-    # The mechanism may refuse extreme strengths, so take the smallest and the largest power of ten that it accepts.
-    powers = [10.0**power for power in range(round(log10(_MIN_STRENGTH)), round(log10(_MAX_STRENGTH)) + 1)]
-    epsilons = []
-    for order in (powers, powers[::-1]):
-        for strength in order:
-            with suppress(ConfigError):
-                epsilons.append(request.epsilon(strength))
-                break
-    reachable = [epsilon for epsilon in epsilons if epsilon < inf]
-    limits = f": it reaches about {number(min(reachable))} to {number(max(reachable))} here" if reachable else ""
+    reachable = reachable_range(request.epsilon)
+    limits = f": it reaches about {reachable} here" if reachable else ""
     return (
         f"a target of epsilon {request.target:g} is out of reach of the regime {request.regime}{limits}{why}; set another target; "
         "more clients or fewer rounds lower the epsilon that is reached"
@@ -170,7 +156,7 @@ def _unreachable_message(request: _Request, why: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Request:
+class RegimeRequest:
     """The arguments of :func:`plan_regime`.
 
     The ``strength`` in its methods is the epsilon of the regime's mechanism, or 1 / noise multiplier: a larger strength means less noise.
@@ -187,7 +173,7 @@ class _Request:
     delta: float
     colluding: int
     part: Part
-    evaluation_epsilon: float
+    evaluation_epsilon: float = 0.0
 
     def check(self) -> None:
         """Raise a :class:`ConfigError` if an argument is out of range, or does not fit the regime."""
@@ -361,8 +347,6 @@ def regime_named(name: str) -> Regime:
     Raises:
         ConfigError: there is no such regime.
     """
-    for regime in get_args(Regime):
-        if name == regime:
-            result: Regime = regime
-            return result
-    raise ConfigError(f"unknown regime {name!r}: known: {', '.join(get_args(Regime))}")
+    if name not in get_args(Regime):
+        raise ConfigError(f"unknown regime {name!r}: known: {', '.join(get_args(Regime))}")
+    return cast(Regime, name)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import count
-from math import ceil, exp, log
+from math import ceil, exp, inf, log, log10
 
+from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.roots import brentq
+from ldpfl.util.number_format import number
 
 Decreasing = Callable[[float], float]
 """A positive decreasing function, such as epsilon as a function of the noise."""
@@ -26,6 +29,29 @@ _FIRST_STEP = 0.004
 
 _TINY = 1e-300
 """Smallest value whose logarithm is taken, in place of 0."""
+
+
+MIN_STRENGTH, MAX_STRENGTH = 1e-6, 1e4
+"""Range of a search for the strength of a mechanism: its epsilon, or 1 / noise multiplier. A larger strength means less noise."""
+
+STRENGTH_TOLERANCE = 1e-3
+"""Relative precision of the strength that is found."""
+
+
+def reachable_range(epsilon_of: Callable[[float], float]) -> str:
+    """Return the finite epsilons at the smallest and the largest strength that a mechanism accepts, as "0.1 to 8"; "" if there are none.
+
+    Only powers of ten are tried. ``epsilon_of`` raises a :class:`ConfigError` for a strength that the mechanism does not accept.
+    """
+    powers = [10.0**power for power in range(round(log10(MIN_STRENGTH)), round(log10(MAX_STRENGTH)) + 1)]
+    epsilons = []
+    for order in (powers, powers[::-1]):
+        for strength in order:
+            with suppress(ConfigError):
+                epsilons.append(epsilon_of(strength))
+                break
+    reachable = [epsilon for epsilon in epsilons if epsilon < inf]
+    return f"{number(min(reachable))} to {number(max(reachable))}" if reachable else ""
 
 
 def smallest_argument(function: Decreasing, guess: float, target: float, low: float, high: float, tolerance: float) -> float | None:
