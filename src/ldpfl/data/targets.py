@@ -208,17 +208,17 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
         remedy = "leave such rows out; or, if the word is a class, name all classes, --set 'data.classes=[\"none\", ...]'"
         _check_none_missing(table, name, np.array([not word for word in table_words]), remedy)
     classes = list(config.classes) or _classes_in(tables[0], name, words[0])
-    numbers = {word: number for number, word in enumerate(classes)}
+    class_numbers = {word: number for number, word in enumerate(classes)}
     targets = []
     for table, table_words in zip(tables, words, strict=True):
         for row, word in enumerate(table_words):
-            if word not in numbers:
+            if word not in class_numbers:
                 listed = f"in data.classes, expected one of {', '.join(classes[:10])}"
                 problem = (
                     listed if config.classes else "a class of the training rows: list all classes in data.classes, or leave the row out"
                 )
                 raise DataError(f"{table.where(row)}: the class in the column {name!r} is not {problem}")
-        targets.append(torch.tensor([numbers[word] for word in table_words]))
+        targets.append(torch.tensor([class_numbers[word] for word in table_words]))
     notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])), *_note_on_case(name, classes))
     return ReadTargets(targets, len(classes), notes, tuple(classes))
 

@@ -297,6 +297,3 @@ class HybridLaw(ScalarLaw):
     @property
     def slope(self) -> float:
         return 0.0 if self.epsilon > HYBRID_THRESHOLD else -1.0  # the two parts cancel: share / (1 - q) = 1
-
-    def density(self, x: Tensor, t: float) -> Tensor:
-        return PiecewiseLaw(self.epsilon).density(x, t) * self.piecewise_share  # the bit has no density
