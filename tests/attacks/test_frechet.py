@@ -109,6 +109,7 @@ def test_the_classifier_is_trained_once_and_the_same_on_every_machine_state(tiny
     assert path.read_bytes() == written
     for other in (again, anew):
         assert (other.name, other.accuracy) == (first.name, first.accuracy)
+        assert isinstance(tiny_task.test.inputs, torch.Tensor)
         assert torch.equal(other.extractor().function(tiny_task.test.inputs), first.extractor().function(tiny_task.test.inputs))
 
 
