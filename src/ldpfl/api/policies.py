@@ -12,7 +12,7 @@ from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget as _LifetimeBudget
 from ldpfl.privacy.budget import PolicySpend
-from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
+from ldpfl.privacy.budget_file import Books, Charged, charge_lost, read_books, read_charges
 from ldpfl.privacy.budget_file import set_limit as _set_limit
 from ldpfl.privacy.budget_move import move as move_budget
 from ldpfl.privacy.budget_move import refuse_moved
@@ -25,6 +25,7 @@ from ldpfl.util.files import write_text
 __all__ = ["Books", "Budget", "Charged", "FittedPolicy", "Policy", "PolicySpend", "Release", "Rows", "RunCharges"]
 __all__ += [
     "add_key",
+    "charge_lost",
     "fit_policy",
     "json_number",
     "move_budget",
