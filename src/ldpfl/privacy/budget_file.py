@@ -39,6 +39,15 @@ MOVED = "this budget was moved to"
 LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another process that is charging."""
 
+LOST_RUN = "(lost)"
+"""Run of charges that :func:`charge_lost` makes. A server cannot give its run this name."""
+
+MAX_LOST_REPORTS = 10**5
+"""Largest number of lost reports that are charged at once."""
+
+_NEW = 0
+"""Number of a release that is not in the file. SQLite numbers rows from 1."""
+
 # ``sealed`` is a charge's digest.
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
@@ -52,6 +61,7 @@ _TABLES = (
 )
 
 _CHARGED = "at, run, round, release, cohort, transport, linked, person, node"
+_PERSON_COLUMNS = "SELECT DISTINCT person FROM charges WHERE release IN (SELECT id FROM releases WHERE unit = 'person')"
 
 
 @dataclass(frozen=True)
@@ -334,9 +344,6 @@ def read_open_books(connection: sqlite3.Connection, protects: Protected = "clien
     )
 
 
-_PERSON_COLUMNS = "SELECT DISTINCT person FROM charges WHERE release IN (SELECT id FROM releases WHERE unit = 'person')"
-
-
 _KINDS: Mapping[str, type[BinaryRelease] | type[PureRelease] | type[GaussianRelease]] = {
     "binary": BinaryRelease,
     "pure": PureRelease,
@@ -398,10 +405,6 @@ def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: 
     ]
 
 
-_NEW = 0
-"""Number of a release that is not in the file. SQLite numbers rows from 1."""
-
-
 def nodes_charged_over_relay(connection: sqlite3.Connection, run: str, round_: int) -> list[str]:
     """Return the node of each charge for this round over the relay. The report need not have been sent."""
     query = "SELECT node FROM charges WHERE transport <> 'direct' AND run = ? AND round = ?"
@@ -434,13 +437,6 @@ def _insert_charge(connection: sqlite3.Connection, *columns: Any) -> int:
     places = ", ".join("?" * (len(charge) + 1))
     connection.execute(f"INSERT INTO charges (id, {_CHARGED}, sealed) VALUES ({places})", (*charge, _digest(*charge)))
     return number
-
-
-LOST_RUN = "(lost)"
-"""Run of charges that :func:`charge_lost` makes. A server cannot give its run this name."""
-
-MAX_LOST_REPORTS = 10**5
-"""Largest number of lost reports that are charged at once."""
 
 
 def charge_lost(path: Path, reports: int, like: int | None = None) -> Books:
