@@ -213,6 +213,7 @@ def test_export_as_json_is_strict_and_says_what_it_holds(spent: CommandLine) -> 
     assert first == {
         **{"number": 1, "run": "mnist-1", "round": 1, "mechanism": "duchi", "parameter": "epsilon", "value": 0.5},
         **{"units": 10, "unit": "weight", "author": "ldpfl", "cohort": 20, "transport": "direct", "linked": 1},
+        **{"person": "", "node": ""},
     }
     assert tree["charges"][-1]["value"] == "infinity"
 
@@ -270,6 +271,26 @@ def test_a_budget_is_moved_by_a_command(spent: CommandLine) -> None:
     outcome = spent("budget", "move", "--file", FILE, "--to", "new.sqlite")
     assert "new.sqlite holds the budget: epsilon 40 at delta 0, 5 reports charged. The budget in budget.sqlite is 0" in outcome.out
     assert "this budget was moved to" in spent("budget", "show", "--file", FILE).out
+
+
+def test_lost_reports_are_charged_to_a_backup(spent: CommandLine) -> None:
+    outcome = spent("budget", "charge-lost", "--file", FILE, "--reports", "2")
+    assert outcome.out == "7 reports charged; spent: epsilon 35 of epsilon 40 at delta 0\n"
+    assert ["(lost)", "duchi", "2", "2", "10", "10"] in shown(spent)
+    assert "no charge with the number 9" in spent.refused("budget", "charge-lost", "--file", FILE, "--reports", "2", "--like", "9")
+
+
+def test_a_policy_for_more_than_was_protected_shows_no_bound(ldpfl: CommandLine) -> None:
+    Path("policy.toml").write_text(SUMS, encoding="utf-8")
+    Path("wider.toml").write_text(SUMS.replace('"record"', '"person"\nperson = "patient"'), encoding="utf-8")
+    set_limit(FILE, 100.0)
+    release = GaussianRelease("dp-sgd", 0.5, unit="record", author="ldpfl", integers=True)
+    Budget(FILE, read_policy(Path("policy.toml"))).charge(Request("mnist-1", 1, release, 100, "sum", bytes(range(32))))
+    figures = json.loads(ldpfl("budget", "show", "--file", FILE, "--policy", "wider.toml", "--json").out)
+    assert (figures["policy"]["lifetime_epsilon"]["spent"], figures["policy"]["sum_epsilon"]["spent"]) == ("infinity", "infinity")
+    text = " ".join(ldpfl("budget", "show", "--file", FILE, "--policy", "wider.toml").out.split())
+    assert "The policy's bounds show inf: the reports protected less than the policy does" in text
+    assert 'setting="lifetime_epsilon"} inf\n' in ldpfl("deploy", "node-metrics", "--budget", FILE, "--policy", "wider.toml").out
 
 
 def test_rounds_left_are_those_that_budget_and_policy_both_allow(ldpfl: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,25 @@ def test_without_policy_or_budget_nothing_leaves(tmp_path: Path, budget: Path, l
     assert log.text.count("declined") == 4
 
 
+def test_the_token_for_the_relay_tells_apart_nodes_that_share_a_budget(
+    tmp_path: Path, budget: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, path in (("POLICY", write_policy(tmp_path)), ("BUDGET", budget), ("RELAY_TOKEN", tmp_path / "token")):
+        monkeypatch.setenv(f"LDPFL_{name}", str(path))
+
+    context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+    def node(token: str) -> str:
+        (tmp_path / "token").write_text(token, encoding="ascii")
+        (tmp_path / "token").chmod(0o600)
+        return operator_node(context).budget.node
+
+    assert node("a-token") == node("a-token") != node("b-token")
+    assert "token" not in node("a-token")
+    (tmp_path / "token").chmod(0o644)
+    assert operator_node(context).budget.node == ""  # nothing is charged with it: the connection to the relay fails
+
+
 def test_the_lifetime_budget_ends_the_rounds_of_a_client(tmp_path: Path, budget: Path) -> None:
     """100 / 30: three rounds, then no more, whatever run the server calls it."""
     replies = [reply_of(write_policy(tmp_path), budget, terms_of(run=f"run-{n}", round=n)) for n in range(1, 6)]

@@ -27,10 +27,10 @@ from ldpfl import LayerRanges, mechanisms
 from ldpfl.errors import BudgetExhausted, ConfigError, Declined, Exhausted
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, Release, RoundEvent, budget_file
-from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, hidden_epsilon
+from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, hidden_epsilon, summed_epsilon
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
+from ldpfl.privacy.budget_file import charge_lost, read_books, read_charges, set_limit
 from ldpfl.privacy.policy import Limit, Policy, Request
 from ldpfl.privacy.statement import account
 
@@ -201,6 +201,15 @@ def test_over_the_relay_which_takes_one_report_a_round_is_charged_once(budget: B
     assert budget.charge(request(1, run="another-run")) == 4
 
 
+def test_nodes_that_share_a_budget_are_charged_for_a_round_once_each(path: Path) -> None:
+    first, second = (Budget(path, POLICY, name) for name in ("first", "second"))
+    assert [first.charge(request(1)), second.charge(request(1))] == [1, 2]
+    for node in (first, second):
+        declined(lambda node=node: node.charge(request(1)), "this round was charged before")  # type: ignore[misc]
+    assert [charge.node for charge in read_charges(path)] == ["first", "second"]
+    assert read_books(path).spent(0.0) == 10.0
+
+
 # --- what the operator sets -------------------------------------------------------------------------------------------
 
 
@@ -241,6 +250,13 @@ def test_after_one_report_without_protection_no_budget_means_anything(path: Path
     with pytest.raises(Exhausted, match="all releases would cost epsilon inf"):
         loose.charge(request(4))
     assert read_books(path).spent(1e-5) == float("inf")
+
+
+def test_a_budget_of_zero_lets_nothing_leave_unprotected_either(path: Path) -> None:
+    loose = Budget(path, with_policy(mechanisms=("none",), allow_unprotected=True))
+    loose.charge(request(1, NONE))
+    set_limit(path, 0.0)
+    declined(lambda: loose.charge(request(2, NONE)), "= 0, which allows no report")
 
 
 def test_the_last_refusal_is_kept_for_the_operator(budget: Budget) -> None:
@@ -315,7 +331,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "nothing leaves"),
     "its last page lost": (lambda path: path.write_bytes(path.read_bytes()[:-4096]), "nothing leaves"),
     "another database": (lambda path: edit(path, "PRAGMA application_id = 7"), "is not a budget file"),
-    "newer": (lambda path: edit(path, "PRAGMA user_version = 3"), "has version 3, expected 2"),
+    "newer": (lambda path: edit(path, "PRAGMA user_version = 4"), "has version 4, expected 3"),
     "another journal": (lambda path: edit(path, "PRAGMA journal_mode = WAL"), "has SQLite's journal mode"),
     "open to others": (lambda path: path.chmod(0o640), "chmod 600 it"),
     "in a folder of others": (lambda path: path.parent.chmod(0o777), "chmod go-w"),
@@ -840,3 +856,61 @@ def test_a_round_of_a_sum_is_charged_once(path: Path) -> None:
     budget.charge(summed(1))
     declined(lambda: budget.charge(summed(1)), "this round was charged before")
     declined(lambda: budget.charge(summed(2, key=bytes(32))), "aggregator_keys")
+
+
+def test_two_reports_on_the_same_people_in_one_sum_count_as_one_of_twice_the_mu(path: Path) -> None:
+    policy = with_policy(**SUMS, sum_epsilon=20.0)
+    for node in ("first", "second"):
+        Budget(path, policy, node).charge(summed(1))
+    twice = summed_epsilon([(GaussianRelease("dp-sgd", 1.0), 100, 1)], filter_order(20.0, 1e-5), 1e-5)
+    assert Budget(path, policy).spent_of_policy()[1].epsilon == pytest.approx(twice, rel=1e-9)
+    Budget(path, policy).charge(summed(2))
+    apart = summed_epsilon([(GaussianRelease("dp-sgd", 0.5), 20, 1)], filter_order(20.0, 1e-5), 1e-5)  # mu: sqrt(1 + 1/4) of two clients'
+    assert Budget(path, policy).spent_of_policy()[1].epsilon == pytest.approx(apart, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_two_reports_on_the_same_people_in_one_mix_hide_among_half_of_the_clients(path: Path) -> None:
+    policy = with_policy(relay_epsilon=5.0, min_clients=1_000)
+    for node in ("first", "second"):
+        Budget(path, policy, node).charge(request(1, cohort=1_000))
+    among_half = hidden_epsilon([(BinaryRelease("duchi", 0.5, 10), 500, 1, 2)], filter_order(5.0, 1e-5), 1e-5)
+    assert Budget(path, policy).spent_of_policy()[1].epsilon == pytest.approx(among_half)
+
+
+# --- what was lost ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [("",), ("first", "second")])
+def test_a_backup_that_is_charged_for_what_was_lost_keeps_every_bound(nodes: tuple[str, ...], path: Path) -> None:
+    policy, backup = with_policy(**SUMS, sum_epsilon=4.0, rounds=60), path.with_name("backup.sqlite")
+
+    def charge_round(number: int) -> None:
+        for node in nodes:
+            Budget(path, policy, node).charge(summed(number))
+
+    for number in (1, 2, 3):
+        charge_round(number)
+    shutil.copy(path, backup)
+    for number in (4, 5, 6, 7):
+        charge_round(number)
+    lost, spent, left = 4 * len(nodes), Budget(path, policy).spent_of_policy(), Budget(path, policy).rounds_left(read_charges(path)[-1])
+    assert Budget(backup, policy).spent_of_policy()[1].epsilon < spent[1].epsilon
+    books = charge_lost(backup, lost // 2)
+    charge_lost(backup, lost - lost // 2, like=1)
+    assert (books.charges, read_books(backup).counts) == (3 * len(nodes) + lost // 2, read_books(path).counts)
+    assert [spend.epsilon for spend in Budget(backup, policy).spent_of_policy()] == pytest.approx([spend.epsilon for spend in spent])
+    assert Budget(backup, policy).rounds_left(read_charges(backup)[-1]) == left
+    declined(lambda: Budget(backup, with_policy(**SUMS, rounds=7 * len(nodes))).charge(summed(8)), "rounds = ")
+
+
+@pytest.mark.parametrize(
+    ("reports", "like", "named"), [(0, None, "1 to 100,000, got 0"), (10**6, None, "got 1,000,000"), (1, 9, "number 9")]
+)
+def test_lost_reports_that_no_charge_is_like_change_nothing(reports: int, like: int | None, named: str, budget: Budget) -> None:
+    with pytest.raises(ConfigError, match="no charge that the lost reports could be like"):
+        charge_lost(budget.path, 1)
+    budget.charge(request(1))
+    with pytest.raises(ConfigError, match=named):
+        charge_lost(budget.path, reports, like)
+    assert read_books(budget.path).charges == 1

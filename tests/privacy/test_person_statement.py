@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from dataclasses import replace
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,34 @@ def test_releases_that_protected_less_leave_no_budget_for_more(tmp_path: Path) -
     assert books.spent(1e-5) > spent
     with pytest.raises(Exhausted, match="one record at a time: no epsilon covers what these revealed of all records of a person"):
         Budget(file, policy(protects="person")).charge(request(PERSON, 4))
+
+
+def test_a_budget_covers_persons_of_one_column_only(tmp_path: Path) -> None:
+    """A patient with ten visits was protected ten times less by rounds that protected visits."""
+    file = tmp_path / "budget.sqlite"
+    set_limit(file, 9.0)
+    visits, patients = (Budget(file, policy(protects="person", person=column)) for column in ("visit", "patient"))
+    visits.charge(request(PERSON))
+    visits.charge(request(CLIENT, 2))
+    assert [charge.person for charge in read_charges(file)] == ["visit", ""]
+    with pytest.raises(Exhausted, match=r"persons named by the column 'visit'.*person = 'patient'; set person = 'visit' again"):
+        patients.charge(request(PERSON, 3))
+    assert patients.rounds_left(read_charges(file)[0]) == 0
+    assert [spend.epsilon for spend in patients.spent_of_policy()] == [inf]
+    visits.charge(request(PERSON, 3))
+    Budget(file, policy(protects="record", person="patient")).charge(request(RECORD, 4))  # whose epsilon needs no persons
+
+
+def test_what_is_left_under_a_policy_for_another_unit_is_what_it_would_charge(tmp_path: Path) -> None:
+    file = tmp_path / "budget.sqlite"
+    set_limit(file, 9.0)
+    persons, records = (Budget(file, policy(protects=unit)) for unit in ("person", "record"))
+    persons.charge(request(PERSON))
+    assert persons.rounds_left(read_charges(file)[-1]) > 0
+    assert records.rounds_left(read_charges(file)[-1]) == 0  # a policy for records declines rounds for persons
+    records.charge(request(RECORD, 2))
+    assert records.spent_of_policy()[0].epsilon < 9
+    assert persons.spent_of_policy()[0].epsilon == inf  # no epsilon bounds what a round for records revealed of a person
 
 
 @pytest.mark.parametrize("transport", ["direct", "sum"])

@@ -11,7 +11,7 @@ from ldpfl.errors import ConfigError, printable
 from ldpfl.privacy import Release
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget as _LifetimeBudget, PolicySpend
-from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges, set_limit as _set_limit
+from ldpfl.privacy.budget_file import Books, Charged, charge_lost, read_books, read_charges, set_limit as _set_limit
 from ldpfl.privacy.budget_move import move as move_budget, refuse_moved
 from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import json_number
@@ -22,6 +22,7 @@ from ldpfl.util.files import write_text
 __all__ = ["Books", "Budget", "Charged", "FittedPolicy", "Policy", "PolicySpend", "Release", "Rows", "RunCharges"]
 __all__ += [
     "add_key",
+    "charge_lost",
     "fit_policy",
     "json_number",
     "move_budget",

@@ -16,7 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.api import policies
-from ldpfl.api.policies import Books, Budget, Charged, Policy, PolicySpend, Release, json_number, move_budget, read_budget, set_limit
+from ldpfl.api.policies import (
+    Books,
+    Budget,
+    Charged,
+    Policy,
+    PolicySpend,
+    Release,
+    charge_lost,
+    json_number,
+    move_budget,
+    read_budget,
+    set_limit,
+)
 from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
 from ldpfl.report.terminal import print_json, terminal
@@ -24,7 +36,8 @@ from ldpfl.util.number_format import counted, number
 
 _HOLDS = (
     "for each report that this client was about to send: when, run, round, mechanism, its parameter, number and kind of units, cohort "
-    "(among how many it counts as hidden, whatever was mixed) and how it left; no data, no report, and nothing computed from either"
+    "(among how many it counts as hidden, whatever was mixed), how it left, the column that names persons, and a digest that stands for "
+    "the node; no data, no report, and nothing computed from either"
 )
 
 _REPLACED = {
@@ -103,6 +116,21 @@ def move(file: File, to: Annotated[Path, typer.Option(help="New file. From now o
     terminal().print(Text(message), soft_wrap=True)
 
 
+@app.command(name="charge-lost")
+def charge_lost_(
+    file: File,
+    reports: Annotated[int, typer.Option(help="Number of reports that were sent since the backup: rather too many than too few.")],
+    like: Annotated[
+        int | None, typer.Option(help="Number of the charge that they are like (ldpfl budget export).", show_default="the last")
+    ] = None,
+) -> None:
+    """Charge reports that a lost file had counted to its backup, so that the budget and all bounds of the policy count them."""
+    books = charge_lost(file, reports, like)
+    delta = books.limit.delta
+    text = f"{counted(books.charges, 'report')} charged; spent: epsilon {number(books.spent(delta))} of {_limit_text(books, index=-1)}"
+    terminal().print(Text(text), soft_wrap=True)
+
+
 @app.command()
 def export(
     file: File,
@@ -176,7 +204,7 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         last = charges[-1].release
         table.add_row(
             Text(f"rounds left like the last ({_release_text(last)})"),
-            _rounds_left_text(rounds_left, books.rounds_left(last) if last.protected else 0),
+            _rounds_left_text(rounds_left, policies.rounds_left(file) or 0),
         )
     if budget.claims:
         text = f"counted as if code that is not ldpfl's did what its authors claim, which is not proved: {', '.join(budget.claims)}"
@@ -198,6 +226,8 @@ def _two_bounds_note(spent: float, spends: Sequence[PolicySpend]) -> str:
     spent_by_policy = next((spend.epsilon for spend in spends if spend.setting == "lifetime_epsilon"), spent)
     if number(spent_by_policy) == number(spent):
         return ""
+    if spent_by_policy == inf:
+        return ". The policy's bounds show inf: the reports protected less than the policy does, or persons of another column"
     return (
         f". Both epsilon {number(spent)} and epsilon {number(spent_by_policy)} are upper bounds for the same reports: each is computed to "
         "be tight near its own limit, the budget or lifetime_epsilon (decision 0022). A report leaves only if it keeps both limits"
@@ -249,7 +279,8 @@ def _charge_row(charge: Charged) -> dict[str, Any]:
     name, value = _parameter(charge.release)
     release = charge.release
     release_values = (release.mechanism, name, json_number(value), release.units, release.unit, release.author)
-    values = (charge.number, charge.at, charge.run, charge.round, *release_values, charge.cohort, charge.transport, charge.linked)
+    way = (charge.cohort, charge.transport, charge.linked, charge.person, charge.node)
+    values = (charge.number, charge.at, charge.run, charge.round, *release_values, *way)
     # Texts are made printable: a server chose some of them, and the file may be somebody else's.
     return dict(zip(_charge_fields(), (printable(value) if isinstance(value, str) else value for value in values), strict=True))
 
@@ -257,4 +288,4 @@ def _charge_row(charge: Charged) -> dict[str, Any]:
 def _charge_fields() -> tuple[str, ...]:
     """Return the names of an exported charge's values, which are the columns of the CSV."""
     release_fields = ("mechanism", "parameter", "value", "units", "unit", "author")
-    return ("number", "at", "run", "round", *release_fields, "cohort", "transport", "linked")
+    return ("number", "at", "run", "round", *release_fields, "cohort", "transport", "linked", "person", "node")

@@ -16,6 +16,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from math import inf
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -33,7 +34,7 @@ from ldpfl.flower.policy_init import Offer, offer_of, ranges_for, releases_of
 from ldpfl.flower.terms import check_window
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import Books, Charged, as_stored, read_books, read_charges
+from ldpfl.privacy.budget_file import LOST_RUN, Books, Charged, as_stored, read_books, read_charges
 from ldpfl.privacy.events import Release
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, Transport, read_policy
 from ldpfl.relay import Patience, RelayClient
@@ -195,9 +196,12 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
 
 
 def _check_spent(budget: Budget) -> Iterator[Finding]:
-    """Check how much was spent of the policy's bounds on mixed and on summed reports. The next round's cost is checked with the app."""
+    """Check how much was spent of the policy's bounds on mixed and on summed reports. The next round's cost is checked with the app.
+
+    ``lifetime_epsilon`` is named only if no epsilon bounds what was sent.
+    """
     for spend in budget.spent_of_policy():
-        if spend.setting == "lifetime_epsilon":
+        if spend.setting == "lifetime_epsilon" and spend.epsilon < inf:
             continue
         used_up = spend.epsilon >= spend.allowed
         end = "; this node takes part no more" if used_up else ""
@@ -405,7 +409,7 @@ def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> t
     An app may be checked while it runs. Its charged rounds must not be counted again, as rounds of a new run. Such a run is recognised by
     its releases: each charged round has the release that the app plans for the round with this number.
     """
-    run = charges[-1].run if charges else ""
+    run = next((charge.run for charge in reversed(charges) if charge.run != LOST_RUN), "")
     releases = {charge.round: charge.release for charge in charges if charge.run == run}
     last_round = max(releases, default=0)
     is_same_app = last_round < len(planned) and all(release == as_stored(planned[number - 1]) for number, release in releases.items())

@@ -20,11 +20,13 @@ interface, where other users of the machine can change it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -266,7 +268,7 @@ def operator_node(context: Context) -> OperatorNode:
         Declined: no policy or budget is named, or its file cannot be trusted.
     """
     policy = read_policy(_setting_path("policy"))
-    return OperatorNode(policy, Budget(_budget_file(context, policy), policy), _connector(), _key_loader())
+    return OperatorNode(policy, Budget(_budget_file(context, policy), policy, _relay_client()), _connector(), _key_loader())
 
 
 def other_signer_error(expected: str | None, node_signer: str) -> OtherSigningKey:
@@ -293,6 +295,18 @@ def _budget_file(context: Context, policy: Policy) -> Path:
     if not budget_file.exists():
         set_limit(budget_file, policy.lifetime_epsilon, policy.delta)
     return budget_file
+
+
+def _relay_client() -> str:
+    """Return a name of this node in the budget's file: a digest of its token for the relay, which takes one report a round for each token.
+
+    The name is empty without a token. If the token cannot be used, the connection to the relay says so before anything is charged. After
+    a change of tokens a repeated message may be charged again, which only counts too much.
+    """
+    token_file = operator_setting("relay-token")
+    with suppress(ConfigError, OSError):
+        return hashlib.sha256(f"budget of {read_token(Path(token_file))}".encode()).hexdigest()[:16] if token_file else ""
+    return ""
 
 
 def _connector() -> Connect:

@@ -19,10 +19,10 @@ from ldpfl.privacy.budget_file import (
     as_stored,
     budget_transaction,
     most_that_fit,
+    nodes_charged_over_relay,
     note_refusal,
     read_open_books,
     read_sent_reports,
-    was_charged_over_relay,
 )
 from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
 from ldpfl.privacy.guarantee import PROTECTED
@@ -73,10 +73,16 @@ class Budget:
     Guarantee: all reports that were ever charged to the file are together (epsilon, delta)-LDP at the file's limit. All reports that were
     sent under the policy are so at the policy's limit. This holds for a server that chooses each round by what it saw before: see
     :mod:`ldpfl.privacy.accountants.adaptive`.
+
+    Attributes:
+        path: the file. Nodes with data of the same people share one file.
+        policy: the policy.
+        node: name by which the file tells nodes that share it apart: each of them may be charged once for a round over the relay.
     """
 
     path: Path
     policy: Policy
+    node: str = ""
 
     def check_policy(self, request: Request) -> None:
         """Raise unless the policy allows ``request``. The spent budget does not affect the answer, so the answer reveals nothing of it.
@@ -99,7 +105,7 @@ class Budget:
         """
         self.policy.check(request)
         with budget_transaction(self.path) as connection:
-            _refuse_repeated_round(request, connection)
+            self._refuse_repeated_round(request, connection)
             self._check_lifetime(request, read_open_books(connection, self.policy.protects), as_stored(request.release))
             self._check_spend_behind_relay(request, connection)
 
@@ -107,7 +113,8 @@ class Budget:
         """Record a release durably, and return its number. Only then may the client's data be used for it.
 
         Every call is a new release. That holds for a second report of the same run and round too: fresh randomness reveals more. The relay
-        accepts one report per client and round. A round over the relay is therefore charged once, and a replayed message is declined.
+        accepts one report per client and round. A round over the relay is therefore charged once to each node, and a replayed message is
+        declined.
 
         Raises:
             Exhausted: the lifetime budget or the policy's number of rounds does not allow the release.
@@ -117,10 +124,10 @@ class Budget:
         with self._noting_refusals():
             self.policy.check(request)
             with budget_transaction(self.path, write=True) as connection:
-                _refuse_repeated_round(request, connection)
+                self._refuse_repeated_round(request, connection)
                 self._check_lifetime(request, read_open_books(connection, self.policy.protects), release)
                 self._check_spend_behind_relay(request, connection)
-                return add_charge(connection, self._with_honest_cohort(request), release)
+                return add_charge(connection, self._with_honest_cohort(request), release, person=self.policy.person, node=self.node)
 
     def refused(self, refusal: Declined) -> Declined:
         """Note ``refusal`` in the file, if it can be written, and return it, so that the caller can raise it.
@@ -141,13 +148,12 @@ class Budget:
             why = f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}"
             raise request.declined(why, Exhausted, setting="rounds")
         if not request.protected:
+            if books.limit.epsilon == 0:  # the budget was moved to another file, or an operator stopped all reports
+                raise request.declined(f"the budget set in {self.path} = 0, which allows no report", Exhausted)
             return  # the policy allows it by name; once it is charged, the spent epsilon is infinite and no protected release fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
-        if not self._protects_enough(books):
-            protected_unit = "the whole client" if self.policy.protects == "client" else "all records of a person"
-            revealed = f"no epsilon covers what these revealed of {protected_unit}, which the policy protects"
-            why = f"{self.path} has releases that protected one {books.protected} at a time: {revealed}"
+        if why := self._why_unbounded(books):
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
             spent = books.spent(limit.delta, new, order=order)
@@ -162,14 +168,18 @@ class Budget:
     def spent_of_policy(self) -> tuple[PolicySpend, ...]:
         """Return the cost of all charged reports for each lifetime bound that the policy sets.
 
+        It is infinite if the reports protected less than the policy does.
+
         Raises:
             Declined: the file is unreliable.
         """
         policy = self.policy
         with budget_transaction(self.path) as connection:
-            lifetime = read_open_books(connection, self.policy.protects).spent(policy.delta, order=policy.lifetime.order)
-            hidden = tuple(self._spend_behind_relay(read_sent_reports(connection, self.policy.protects)))
-        return PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, lifetime), *hidden
+            books, sent = read_open_books(connection, policy.protects), read_sent_reports(connection, policy.protects)
+        spent = books.spent(policy.delta, order=policy.lifetime.order)
+        lifetime = PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, spent)
+        spends = (lifetime, *self._spend_behind_relay(sent))
+        return tuple(replace(spend, epsilon=inf) for spend in spends) if self._why_unbounded(books) else spends
 
     def rounds_left(self, last: Charged) -> int:
         """Return how many more reports like ``last`` the file's limit and the policy's lifetime bounds allow, at most 1e9.
@@ -179,12 +189,13 @@ class Budget:
         """
         with budget_transaction(self.path) as connection:
             books, sent = read_open_books(connection, self.policy.protects), read_sent_reports(connection, self.policy.protects)
-        if not self._protects_enough(books):
+            together = max(1, len(nodes_charged_over_relay(connection, last.run, last.round)))
+        if self._why_unbounded(books) or not self.policy.allows_unit(last.release.unit):
             return 0
 
         def fits(times: int) -> bool:
             """Whether ``times`` more reports like ``last`` keep the number of rounds and all lifetime bounds."""
-            new = Sent(last.release, last.cohort, last.transport, last.linked, times)
+            new = Sent(last.release, last.cohort, last.transport, last.linked, times, together)
             return (
                 books.charges + times <= self.policy.rounds
                 and all(books.spent(bound.delta, last.release, order=order, times=times) <= bound.epsilon for bound, order in bounds)
@@ -194,17 +205,35 @@ class Budget:
         bounds = ((self.policy.lifetime, self.policy.lifetime.order), (books.limit, books.order))
         return most_that_fit(fits)
 
-    def _protects_enough(self, books: Books) -> bool:
-        """Return whether all charged releases protect the unit that the policy protects, or a larger one."""
-        return PROTECTED.index(books.protected) >= PROTECTED.index(self.policy.protects)
+    def _why_unbounded(self, books: Books) -> str:
+        """Return why no epsilon covers what charged releases revealed of the unit that the policy protects; empty if one covers it."""
+        policy, protected = self.policy, books.protected
+        if PROTECTED.index(protected) < PROTECTED.index(policy.protects):
+            unit = "the whole client" if policy.protects == "client" else "all records of a person"
+            revealed = f"no epsilon covers what these revealed of {unit}, which the policy protects"
+            remedy = f"the budget can be used on only with protects = {protected!r} in the policy"
+            return f"{self.path} has releases that protected one {protected} at a time: {revealed}; {remedy}"
+        other_columns = ", ".join(map(repr, sorted(books.person_columns - {policy.person})))
+        if policy.protects == "person" and other_columns:
+            revealed = f"no epsilon covers what these revealed of a person named by the policy's person = {policy.person!r}"
+            remedy = f"set person = {other_columns} again. If only the table's column was renamed, give it its old name"
+            return f"{self.path} has releases that protected persons named by the column {other_columns}: {revealed}; {remedy}"
+        return ""
+
+    def _refuse_repeated_round(self, request: Request, connection: Connection) -> None:
+        """Raise :class:`ChargedBefore` if this node was charged before for the round of ``request``, and the round goes over the relay."""
+        if request.transport in OVER_RELAY and self.node in nodes_charged_over_relay(connection, request.run, request.round):
+            why = (
+                "this round was charged before, and the relay takes one report a round from each client: the message may be a repeated one"
+            )
+            raise request.declined(why, ChargedBefore)
 
     def _check_spend_behind_relay(self, request: Request, connection: Connection) -> None:
         """Raise :class:`Exhausted` if ``request`` would exceed the policy's ``relay_epsilon`` or ``sum_epsilon``.
 
         Both bound all reports ever sent, against an adversary that sees only what the relay forwards.
         """
-        new = Sent(as_stored(request.release), request.cohort, request.transport, request.linked, 1)
-        for spend in self._spend_behind_relay([*read_sent_reports(connection, self.policy.protects), new]):
+        for spend in self._spend_behind_relay(read_sent_reports(connection, self.policy.protects, request)):
             if not spend.epsilon <= spend.allowed:
                 cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_SETTINGS_BEHIND_RELAY[spend.setting]}"
                 raise request.declined(f"{cost}, above the policy's {spend.setting} = {spend.allowed:g}", Exhausted, setting=spend.setting)
@@ -222,6 +251,10 @@ class Budget:
 
         Infinite if any report was not of that kind, or left by another way. The privacy filter that computes the epsilon has the order that
         suits the policy's bound ``allowed``.
+
+        If k reports on the same people are in one round, from k nodes that share the budget, each counts as hidden among 1/k of the honest
+        clients. The reason: divide these clients into k groups in advance, with one of the k nodes in each. An adversary that sees each
+        group's bits or sum by itself sees no less, and its view consists of k separate releases, one for each report.
         """
         policy = self.policy
         if policy.delta == 0 or any(reports.transport != ("sum" if summed else "relay") for reports in sent):
@@ -229,7 +262,7 @@ class Budget:
         order = filter_order(allowed, policy.delta)
         noise, bits = [], []
         for reports in sent:
-            release, clients = reports.release, min(reports.cohort, policy.honest_clients)
+            release, clients = reports.release, max(1, min(reports.cohort, policy.honest_clients) // reports.together)
             if isinstance(release, GaussianRelease):
                 noise.append((release, clients, reports.count))
             elif isinstance(release, BinaryRelease):
@@ -246,10 +279,3 @@ class Budget:
         except Declined as refusal:
             self.refused(refusal)
             raise
-
-
-def _refuse_repeated_round(request: Request, connection: Connection) -> None:
-    """Raise :class:`ChargedBefore` if the round of ``request`` was charged before and goes over the relay."""
-    if request.transport in OVER_RELAY and was_charged_over_relay(connection, request.run, request.round):
-        why = "this round was charged before, and the relay takes one report a round from each client: the message may be a repeated one"
-        raise request.declined(why, ChargedBefore)

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import stat
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ldpfl.privacy.policy import Limit, Request
 from ldpfl.privacy.statement import DELTA
 from ldpfl.util.file_owners import require_own
 
-VERSION = 2
+VERSION = 3
 _APPLICATION = 0x4C445042  # "LDPB"
 MAX_ROUNDS_LEFT = 10**9
 """Largest number of remaining rounds that is reported."""
@@ -38,6 +39,15 @@ MOVED = "this budget was moved to"
 LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another process that is charging."""
 
+LOST_RUN = "(lost)"
+"""Run of charges that :func:`charge_lost` makes. A server cannot give its run this name."""
+
+MAX_LOST_REPORTS = 10**5
+"""Largest number of lost reports that are charged at once."""
+
+_NEW = 0
+"""Number of a release that is not in the file. SQLite numbers rows from 1."""
+
 # ``sealed`` is a charge's digest.
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
@@ -45,17 +55,24 @@ _TABLES = (
     "units INTEGER NOT NULL, unit TEXT NOT NULL, author TEXT NOT NULL, count INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE)",
     "CREATE TABLE charges (id INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL, "
     "release INTEGER NOT NULL REFERENCES releases, cohort INTEGER NOT NULL, transport TEXT NOT NULL, "
-    "linked INTEGER NOT NULL, sealed BLOB UNIQUE)",
+    "linked INTEGER NOT NULL, person TEXT NOT NULL, node TEXT NOT NULL, sealed BLOB UNIQUE)",
     "CREATE INDEX charges_by_release ON charges (release)",
     "CREATE TABLE refusals (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL)",
 )
 
-_CHARGED = "at, run, round, release, cohort, transport, linked"
+_CHARGED = "at, run, round, release, cohort, transport, linked, person, node"
+_PERSON_COLUMNS = "SELECT DISTINCT person FROM charges WHERE release IN (SELECT id FROM releases WHERE unit = 'person')"
 
 
 @dataclass(frozen=True)
 class Charged:
-    """A charge as the file holds it; ``at`` is the time (UTC) by the client's clock, for people only."""
+    """A charge as the file holds it.
+
+    Attributes:
+        at: the time (UTC) by the client's clock, for people only.
+        person: the column that names a row's person; empty unless the release protects persons.
+        node: name of the node that was charged, see :class:`ldpfl.privacy.budget.Budget`.
+    """
 
     number: int
     at: str
@@ -65,13 +82,16 @@ class Charged:
     cohort: int
     transport: str
     linked: int
+    person: str
+    node: str
 
 
 @dataclass(frozen=True)
 class Sent:
     """``count`` equal reports that left over the same ``transport``, among ``cohort`` clients, with ``linked`` units in one message.
 
-    A unit is a part of a report that is mixed on its own, such as one bit.
+    A unit is a part of a report that is mixed on its own, such as one bit. ``together`` is the number of reports that were charged to the
+    file for the same round over the relay: above 1 if several nodes share the file.
     """
 
     release: Release
@@ -79,6 +99,7 @@ class Sent:
     transport: str
     linked: int
     count: int
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -106,11 +127,13 @@ class Books:
         granted: the budgets that were set; the last one is in force.
         counts: how often each distinct release was charged, in the order of their first charge.
         refusals: the last refusal; None if nothing was refused.
+        person_columns: the columns that named persons in the charged releases that protect persons.
     """
 
     granted: tuple[Granted, ...]
     counts: Mapping[Release, int]
     refusals: Refusals | None = None
+    person_columns: frozenset[str] = frozenset()
 
     @property
     def limit(self) -> Limit:
@@ -182,7 +205,7 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
     """Return every charge, in order. Raises the errors of :func:`read_books`."""
     with budget_transaction(path) as connection:
         releases = _read_releases(connection)
-        rows = connection.execute("SELECT id, at, run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
+        rows = connection.execute(f"SELECT id, {_CHARGED} FROM charges ORDER BY id").fetchall()
     return tuple(Charged(number, at, run, round_, releases[id_][0], *others) for number, at, run, round_, id_, *others in rows)
 
 
@@ -317,6 +340,7 @@ def read_open_books(connection: sqlite3.Connection, protects: Protected = "clien
         tuple(Granted(at, Limit(epsilon, delta)) for at, epsilon, delta in limits),
         _counts(_read_releases(connection, protects).values()),
         None if refusal is None else Refusals(*refusal),
+        frozenset(column for (column,) in connection.execute(_PERSON_COLUMNS)),
     )
 
 
@@ -356,24 +380,35 @@ def as_stored(release: Release) -> Release:
     return _release_from_row(*_row_from_release(release))
 
 
-def read_sent_reports(connection: sqlite3.Connection, protects: Protected) -> list[Sent]:
-    """Return the charged reports, grouped by release, cohort, transport and number of units in one message.
+def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: Request | None = None) -> list[Sent]:
+    """Return the charged reports, and the report of ``new``, in groups of equal :class:`Sent` reports.
 
-    Releases are counted for the unit that the policy ``protects``, as in :func:`read_open_books`.
+    Charged releases are counted for the unit that the policy ``protects``, as in :func:`read_open_books`.
     """
-    releases = _read_releases(connection, protects)
-    rows = connection.execute("SELECT release, cohort, transport, linked, count(*) FROM charges GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4")
-    return [Sent(releases[release_id][0], cohort, transport, linked, count) for release_id, cohort, transport, linked, count in rows]
+    releases = {release_id: release for release_id, (release, _) in _read_releases(connection, protects).items()}
+    rows = connection.execute("SELECT run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
+    if new is not None:
+        releases[_NEW] = as_stored(new.release)
+        rows.append((new.run, new.round, _NEW, new.cohort, new.transport, new.linked))
+    in_round = Counter((run, round_) for run, round_, _, _, transport, _ in rows if transport != "direct")
+    groups = Counter((*sent, in_round[run, round_] if sent[2] != "direct" else 1) for run, round_, *sent in rows)
+    return [
+        Sent(releases[release_id], cohort, transport, linked, count, together)
+        for (release_id, cohort, transport, linked, together), count in groups.items()
+    ]
 
 
-def was_charged_over_relay(connection: sqlite3.Connection, run: str, round_: int) -> bool:
-    """Whether a report of this round was charged before for a transport over the relay. It need not have been sent."""
-    query = "SELECT EXISTS (SELECT 1 FROM charges WHERE transport <> 'direct' AND run = ? AND round = ?)"
-    return bool(connection.execute(query, (run, round_)).fetchone()[0])
+def nodes_charged_over_relay(connection: sqlite3.Connection, run: str, round_: int) -> list[str]:
+    """Return the node of each charge for this round over the relay. The report need not have been sent."""
+    query = "SELECT node FROM charges WHERE transport <> 'direct' AND run = ? AND round = ?"
+    return [node for (node,) in connection.execute(query, (run, round_))]
 
 
-def add_charge(connection: sqlite3.Connection, request: Request, release: Release) -> int:
-    """Store one charge of ``release`` for ``request``, and return the charge's number."""
+def add_charge(connection: sqlite3.Connection, request: Request, release: Release, *, person: str = "", node: str = "") -> int:
+    """Store one charge of ``release`` for ``request``, and return the charge's number.
+
+    ``person`` is the column that names persons. ``node`` is the name of the node that is charged.
+    """
     figures = _row_from_release(release)
     # A release that was charged before has the same digest: then only its count grows.
     connection.execute(
@@ -382,10 +417,49 @@ def add_charge(connection: sqlite3.Connection, request: Request, release: Releas
         (*figures, _digest(*figures)),
     )
     (release_id,) = connection.execute("SELECT id FROM releases WHERE digest = ?", (_digest(*figures),)).fetchone()
+    column = person if release.unit == "person" else ""
+    return _insert_charge(
+        connection, request.run, request.round, release_id, request.cohort, request.transport, request.linked, column, node
+    )
+
+
+def _insert_charge(connection: sqlite3.Connection, *columns: Any) -> int:
+    """Insert a charge with the values of ``columns``, those of ``_CHARGED`` after the time, and return its number."""
     number = int(_first_value(connection, "SELECT coalesce(max(id), 0) + 1 FROM charges"))
-    charge = (number, _now(), request.run, request.round, release_id, request.cohort, request.transport, request.linked)
-    connection.execute(f"INSERT INTO charges (id, {_CHARGED}, sealed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*charge, _digest(*charge)))
+    charge = (number, _now(), *columns)
+    places = ", ".join("?" * (len(charge) + 1))
+    connection.execute(f"INSERT INTO charges (id, {_CHARGED}, sealed) VALUES ({places})", (*charge, _digest(*charge)))
     return number
+
+
+def charge_lost(path: Path, reports: int, like: int | None = None) -> Books:
+    """Charge ``reports`` that the file's lost successor had counted, each like the charge with the number ``like``, or like the last one.
+
+    All bounds then count them: the file's epsilon, and the policy's epsilons and rounds. If several nodes share the file, ``reports`` of
+    one round are charged as reports of one round, since they cost more together.
+
+    Raises:
+        ConfigError: ``reports`` is out of range, or the file has no such charge.
+        Declined: the file is unreliable.
+    """
+    if not 1 <= reports <= MAX_LOST_REPORTS:
+        raise ConfigError(f"the number of lost reports must be 1 to {MAX_LOST_REPORTS:,}, got {reports:,}")
+    with budget_transaction(path, write=True) as connection:
+        query = f"SELECT {_CHARGED} FROM charges WHERE id = coalesce(?, (SELECT max(id) FROM charges))"
+        charge = connection.execute(query, (like,)).fetchone()
+        if charge is None:
+            which = "no charge" if like is None else f"no charge with the number {like}"
+            raise ConfigError(
+                f"{path} has {which} that the lost reports could be like: give the number of a charge that ldpfl budget export lists; if "
+                "no charge is like them, set the budget to epsilon 0, so that nothing leaves any more"
+            )
+        _, run, round_, release_id, *others = charge
+        together = max(1, len(nodes_charged_over_relay(connection, run, round_)))
+        last_round = int(connection.execute("SELECT coalesce(max(round), 0) FROM charges WHERE run = ?", (LOST_RUN,)).fetchone()[0])
+        connection.execute("UPDATE releases SET count = count + ? WHERE id = ?", (reports, release_id))
+        for index in range(reports):
+            _insert_charge(connection, LOST_RUN, last_round + 1 + index // together, release_id, *others)
+        return read_open_books(connection)
 
 
 def note_refusal(connection: sqlite3.Connection, reason: str) -> None:

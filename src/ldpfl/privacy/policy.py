@@ -18,7 +18,7 @@ from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
 from ldpfl.privacy.authors import Releasing, is_built_in, released
 from ldpfl.privacy.events import OURS, USERS_CODE, BinaryRelease, GaussianRelease, Release, RoundEvent
-from ldpfl.privacy.guarantee import Protected
+from ldpfl.privacy.guarantee import Protected, Unit
 from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.util.file_owners import require_own
 from ldpfl.util.files import from_toml
@@ -243,6 +243,10 @@ class Policy(BaseModel):
         """The lifetime budget."""
         return Limit(self.lifetime_epsilon, self.delta)
 
+    def allows_unit(self, unit: Unit) -> bool:
+        """Return whether releases of this ``unit`` may leave: those that protect the client, or exactly what the policy protects."""
+        return unit not in ("record", "person") or unit == self.protects
+
     def check(self, request: Request) -> None:
         """Raise unless ``request`` keeps every bound of a single round. :class:`ldpfl.privacy.budget.Budget` checks the lifetime bounds.
 
@@ -324,7 +328,7 @@ class Policy(BaseModel):
         if unit == "record" or unit == "person":
             changes_two_persons = unit == "person" and self.protects == "record"
             why = f"{request.mechanism} protects one {unit} at a time, but the policy has protects = {self.protects!r}"
-            yield unit == self.protects, "protects", f"{why}; {_TWO_PERSONS}" if changes_two_persons else why
+            yield self.allows_unit(unit), "protects", f"{why}; {_TWO_PERSONS}" if changes_two_persons else why
         cost_of_unit = unit_epsilon(request.release, self.delta)
         yield cost_of_unit <= self.epsilon_per_unit, "epsilon_per_unit", _too_large("epsilon_per_unit", cost_of_unit, self.epsilon_per_unit)
         cost = epsilon_of([(request.release, 1)], self.delta)
