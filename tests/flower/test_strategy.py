@@ -477,6 +477,17 @@ def test_clients_that_would_evaluate_are_not_asked() -> None:
     assert list(strategy.configure_evaluate(1, start_arrays(), ConfigRecord(), InProcessGrid(app_of(), 2))) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("aggregate_train", "server_optimiser"), ("configure_evaluate", "evaluate_fn"), ("aggregate_evaluate", "evaluate_fn")],
+)
+def test_a_subclass_is_not_started_if_it_overrides_a_method_whose_result_is_not_used(name: str, remedy: str) -> None:
+    node, overriding = OpenNode(), type("Mine", (LdpStrategy,), {name: lambda self, *args: None})
+    with pytest.raises(ConfigError, match=rf"Mine overrides {name}, which would have no effect: .*{remedy}"):
+        overriding(QUIET).start(InProcessGrid(app_of(node=node), 2), start_arrays())
+    assert node.questions == node.steps == []
+
+
 @pytest.mark.parametrize("bad", [torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float64), torch.tensor(1.0)])
 def test_a_model_with_buffers_is_refused(bad: torch.Tensor) -> None:
     with pytest.raises(PrivacyError):

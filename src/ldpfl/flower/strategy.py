@@ -44,8 +44,23 @@ OnMeasured = Callable[[ColumnScaling], tuple[Tensor, ServerRules]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+_NO_FIGURES = "clients send no figures without noise. Remove the method, and evaluate the model on the server by start(evaluate_fn=...)"
+_UNUSED_METHODS: Mapping[str, str] = {
+    "aggregate_train": (
+        "the next model is that of LdpStrategy, whatever the method returns. Remove the method. To look at each model use "
+        "start(evaluate_fn=...), and to choose the server's step set training.server_optimiser and training.server_learning_rate"
+    ),
+    "configure_evaluate": _NO_FIGURES,
+    "aggregate_evaluate": _NO_FIGURES,
+}
+"""Methods of Flower's strategies whose results ``LdpStrategy`` does not use, each with the reason and the remedy."""
+
+
 class LdpStrategy(Strategy):
     """Federated averaging of locally private reports, for ClientApps that are wrapped in ``LdpClientApp``.
+
+    A subclass may override ``configure_train``. One that overrides ``aggregate_train``, ``configure_evaluate`` or ``aggregate_evaluate`` is
+    refused when it starts, because what these methods return would have no effect.
 
     All reports have the same weight. A reply that is an error, a second reply, or a reply without a valid report is left out. A round
     without any report keeps the model. Before a round, nodes are asked whether they would take part, which costs them nothing. Only nodes
@@ -128,8 +143,12 @@ class LdpStrategy(Strategy):
 
         Raises:
             TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
+            ConfigError: a subclass overrides a method whose result is not used.
             LdpflError: the model, the config or the folder does not fit; or too few nodes.
         """
+        for name, reason in _UNUSED_METHODS.items():
+            if getattr(type(self), name) is not getattr(LdpStrategy, name):
+                raise ConfigError(f"{type(self).__name__} overrides {name}, which would have no effect: {reason}")
         if evaluate_config is not None:
             raise ConfigError("evaluate_config asks clients for figures without noise, which they never send: use evaluate_fn")
         check_start_arguments(num_rounds, timeout, self._reply_s)
