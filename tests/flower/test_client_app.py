@@ -817,6 +817,8 @@ def test_functions_belong_to_the_app_that_is_wrapped() -> None:
     for register in (app.train, app.evaluate, app.query, app.lifespan):
         with pytest.raises(ConfigError, match="takes no functions, mods or lifespan"):
             register()
+    with pytest.raises(ConfigError, match="takes no functions, mods or lifespan"):
+        LdpClientApp("a:b", mods=[])
 
 
 def tampering(message: Message, context: Context) -> Message:

@@ -103,10 +103,11 @@ class LdpClientApp(ClientApp):
         node: function that returns the operator's settings of this node for a context.
         persons: whether ``records`` say to whom each row belongs (``RecordTask.persons``). If not, rounds that protect persons are
             declined. This must be known here, because the budget is charged before ``records`` is called.
+        mods: must be left out, because mods see values without noise: give them to the ClientApp that trains.
         source: function that returns the source of random bits, for tests; by default the operating system's secure source.
 
     Raises:
-        ConfigError: neither ``app`` nor ``records`` is given, or both are.
+        ConfigError: neither ``app`` nor ``records`` is given, or both are; or ``mods`` are given.
     """
 
     def __init__(
@@ -116,9 +117,12 @@ class LdpClientApp(ClientApp):
         records: Records | str | None = None,
         node: Callable[[Context], Node] = operator_node,
         persons: bool = False,
+        mods: object = None,
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
         super().__init__()
+        if mods is not None:
+            self.train()  # raises
         self._app, self._node, self._source = _app_to_wrap(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._is_ldpfl_app = _is_ldpfl_app(self._app)
