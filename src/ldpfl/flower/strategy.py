@@ -107,9 +107,7 @@ class LdpStrategy(Strategy):
         on_measured: OnMeasured | None = None,
     ) -> None:
         if not isinstance(config, RunConfig):
-            raise ConfigError(
-                f"config must be a RunConfig, got {shown(config)}: read its file by ldpfl.experiments.config.read_config"
-            )
+            raise ConfigError(f"config must be a RunConfig, got {shown(config)}: read its file by ldpfl.experiments.config.read_config")
         if not isinstance(folder, RunFolder | None):
             raise ConfigError(f"folder must be a RunFolder, got {shown(folder)}: give ldpfl.experiments.run_folder.RunFolder(Path)")
         if config.clients.self_sampling != "off":
