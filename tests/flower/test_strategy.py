@@ -492,7 +492,7 @@ def test_a_subclass_is_not_started_if_it_overrides_a_method_whose_result_is_not_
     node, overriding = OpenNode(), type("Mine", (LdpStrategy,), {name: lambda self, *args: None})
     with pytest.raises(ConfigError, match=rf"Mine overrides {name}, which would have no effect: .*{remedy}"):
         overriding(QUIET).start(InProcessGrid(app_of(node=node), 2), start_arrays())
-    assert node.questions == node.steps == []
+    assert (node.questions, node.steps) == ([], [])
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float64), torch.tensor(1.0)])
@@ -540,7 +540,7 @@ def test_what_is_wrong_with_an_evaluation_shows_before_anyone_is_asked(settings:
     node = OpenNode()
     with pytest.raises((ConfigError, ZeroDivisionError), match=problem):
         LdpStrategy(QUIET, **settings).start(InProcessGrid(app_of(node=node), 2), start_arrays(), evaluate_fn=wrong)
-    assert node.questions == node.steps == []
+    assert (node.questions, node.steps) == ([], [])
 
 
 def test_a_resumed_run_first_evaluates_the_model_of_its_checkpoint(tmp_path: Path) -> None:
