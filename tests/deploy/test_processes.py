@@ -187,8 +187,10 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_waiting_ends(tmp_path: Path) -> None:
-    with Processes() as processes, pytest.raises(DeploymentError, match=r"waited 0\.1 s in vain for the relay"):
-        processes.wait(lambda: False, 0.1, "the relay")
+    with Processes() as processes:
+        running = processes.start(program(tmp_path, "import time; time.sleep(600)"))
+        with pytest.raises(DeploymentError, match=rf"waited 0\.1 s in vain for the relay; .*{running.program.log}$"):
+            processes.wait(lambda: False, 0.1, "the relay")
 
 
 def test_commands_run_side_by_side_and_their_failure_is_an_error(tmp_path: Path) -> None:

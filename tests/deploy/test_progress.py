@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ldpfl.deploy.demo import RunEnd, Watch, refusal_reasons
+from ldpfl.deploy.demo import RunEnd, Watch, check_server_app_starts, refusal_reasons
 from ldpfl.deploy.site import Site
 from ldpfl.errors import DeploymentError
 from ldpfl.experiments import RunConfig
@@ -116,3 +116,21 @@ def test_a_refusal_is_found_in_the_nodes_log(site: Site) -> None:
         "would decline: run r, round 2: no budget is left",
         "failed: ValueError at train.py:7",
     ]
+
+
+def test_a_serverapp_whose_token_is_rejected_again_and_again_is_told_before_the_time_is_up(site: Site) -> None:
+    site.superlink.mkdir(exist_ok=True)
+    log = site.superlink / "superlink.log"
+    rejected = (
+        "\x1b[91mERROR \x1b[0m:     [/v1/runtime/pull-task-input][ApiError:1008] Runtime task-token authentication failed.\n"
+        '2026-11-28T10:18:46.486Z INFO [uvicorn.access] 127.0.0.1:34010 - "POST /v1/runtime/pull-task-input HTTP/1.1" 401\n'
+        '2026-11-28T10:18:46.789Z INFO [uvicorn.access] 127.0.0.1:34002 - "POST /v1/runtime/push-task-output HTTP/1.1" 401\n'
+    )
+    check_server_app_starts(site)
+    log.write_text(2 * rejected, encoding="utf-8")
+    check_server_app_starts(site)
+    log.write_text(3 * rejected, encoding="utf-8")
+    with pytest.raises(DeploymentError, match=r"rejected the ServerApp's token 3 times, .*superlink\.log"):
+        check_server_app_starts(site)
+    Participation(run="r").after_asking(1, [7], [7], {}).save(RunFolder(site.run).participation_path)
+    check_server_app_starts(site)

@@ -88,12 +88,12 @@ def test_an_app_whose_model_is_its_own_needs_its_size(client: str, app: Path, ld
     asked = ("policy", "init", app, "--config", "config.toml")
     checked = ("deploy", "check-node", "--app", app, "--config", "config.toml")
     if OWN[client]:
-        assert "'duchi' releases depends on the model's size: give the number of values" in ldpfl.refused(*asked)
+        assert "'duchi' releases depends on the model's size: give the arrays that its server sends" in ldpfl.refused(*asked)
         assert not Path("policy.toml").exists()
     else:
         ldpfl(*asked, "--out", "ready.toml")
         assert read_policy(Path("ready.toml")).epsilon_per_round > 1000
-    ldpfl(*asked, "--layers", "12,3")
+    ldpfl(*asked, "--layers", "weight=3x4,bias=3")
     assert read_policy(Path("policy.toml")).epsilon_per_round == 30
     set_up = {"LDPFL_POLICY": "policy.toml", "LDPFL_BUDGET": "budget.sqlite"}
     with mock.patch.dict(os.environ, set_up):

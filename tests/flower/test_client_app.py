@@ -274,6 +274,28 @@ def test_a_log_does_not_say_that_nothing_was_sent_where_a_report_of_no_change_wa
     assert sent.startswith("sent: ")
 
 
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        (lambda message, context: None, "the wrapped app returned no Message: let it return"),
+        ("nothere.x:app", "LdpClientApp names 'nothere.x:app', but this node finds no app or function there: correct the path"),
+        ("flower_parts:nothere", "LdpClientApp names 'flower_parts:nothere', but this node finds"),
+        ("flower_parts", "LdpClientApp names 'flower_parts', but this node finds"),
+        ("imports_in_vain:app", "ModuleNotFoundError at imports_in_vain.py:2. On this node"),
+    ],
+)
+def test_an_app_that_is_not_found_or_returns_nothing_is_explained(
+    app: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_in_vain.py").write_text("# an app\nimport PATIENT_4711\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    assert ask(LdpClientApp(app, node=lambda context: OpenNode())).has_content()
+    replaced = caplog.messages[0]
+    assert f"training failed: {said}" in replaced
+    assert "PATIENT" not in replaced
+
+
 def raising(message: Message, context: Context) -> Message:
     raise ValueError(f"loss was {SECRET}")
 
@@ -817,6 +839,8 @@ def test_functions_belong_to_the_app_that_is_wrapped() -> None:
     for register in (app.train, app.evaluate, app.query, app.lifespan):
         with pytest.raises(ConfigError, match="takes no functions, mods or lifespan"):
             register()
+    with pytest.raises(ConfigError, match="takes no functions, mods or lifespan"):
+        LdpClientApp("a:b", mods=[])
 
 
 def tampering(message: Message, context: Context) -> Message:

@@ -91,7 +91,7 @@ def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_it
         deployed(world, own={"ldpfl.wait-s": 0.1}, grid=partial(Leaving, lambda begun: begun == 1), **more)
     said, first = str(raised.value), RunFolder(world.folder / "run")
     assert f"not connected: node {LEFT}, of the run's earlier rounds" in said
-    assert "with clients.count, ldpfl.nodes and ldpfl.min-clients set to 4" in said
+    assert "with clients.count, ldpfl.nodes and ldpfl.min-clients set to 4 (in a custom app: the path of RunFolder and nodes of" in said
     spent = run_epsilon(first.ledger(), first.config().privacy.delta)
     assert f"What this run has released stays charged in addition: epsilon {number(spent)} so far" in said
     fewer = first.config().model_copy(update={"clients": first.config().clients.model_copy(update={"count": CLIENTS - 1})})
@@ -126,7 +126,7 @@ def test_a_run_without_a_target_goes_on_in_its_folder_with_fewer_nodes(world: Wo
     """Each round is charged with the noise of the nodes that took part."""
     world.policy = open_policy(**ANY, min_clients=CLIENTS - 1)
     more: dict[str, Any] = {"training__rounds": 3, "evaluation__epsilon": "off"}
-    with pytest.raises(TooFewTakePart, match=r"set ldpfl.nodes and ldpfl.min-clients to 4, and start the run again"):
+    with pytest.raises(TooFewTakePart, match=r"set ldpfl.nodes and ldpfl.min-clients to 4 \(in .* operator_sum\), and start the run again"):
         deployed(world, own={"ldpfl.wait-s": 0.1}, grid=partial(Leaving, lambda begun: begun == 1), **more)
     world.min_clients = CLIENTS - 1
     own: UserConfig = {"ldpfl.min-clients": CLIENTS - 1, "ldpfl.nodes": CLIENTS - 1}

@@ -183,8 +183,11 @@ def test_a_node_that_agreed_and_then_declines_ends_the_round_at_once(world: Worl
         return Declining(own.policy, own.budget, own.connect) if context.node_config["partition-id"] == 1 else own
 
     folder = RunFolder(world.folder / "run")
-    with pytest.raises(TooFewTakePart, match=r"round 1 was ended, .*: 4 of 5 nodes can still take part, and it needs 5: 1 said 'declined'"):
+    with pytest.raises(
+        TooFewTakePart, match=r"round 1 was ended, .*: 4 of 5 nodes can still take part, and it needs 5: 1 said 'declined'"
+    ) as raised:
         run(world, folder, 10, node=node)
+    assert "set ldpfl.min-clients to 4 (in a custom app: min_clients of operator_relay), and start the run again" in str(raised.value)
     assert world.charges() == [1, 0, 0, 0, 0]
     assert ledger_rounds(folder.ledger_path) == [1]  # the first had uploaded: that is charged, though the relay has deleted it
     assert world.collector().relay.round_status(world.asked[0].terms.run, 1).state == "gone"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flower_parts import EXAMPLES, OpenNode, app_of, config_of, ledger_rounds, shift, simulator_bits, start_arrays, start_vector
@@ -218,11 +220,16 @@ def test_too_few_nodes_are_an_error_after_a_bounded_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agreeing", "advice"), [(1, "set ldpfl.nodes to 3 "), (3, "set ldpfl.nodes to 3 "), (4, "set ldpfl.nodes and ldpfl.agreeing to 3 ")]
+    ("agreeing", "advice"),
+    [
+        (1, "set ldpfl.nodes to 3 (in a custom app: nodes of Waiting), and start"),
+        (3, "set ldpfl.nodes to 3 "),
+        (4, "set ldpfl.nodes and ldpfl.agreeing to 3 (in a custom app: nodes of Waiting and agreeing of Waiting), and start"),
+    ],
 )
 def test_advice_on_missing_nodes_raises_no_setting(agreeing: int, advice: str) -> None:
     strategy = LdpStrategy(QUIET, waiting=Waiting(4, 0.01, agreeing=agreeing))
-    with pytest.raises(TooFewTakePart, match=advice):
+    with pytest.raises(TooFewTakePart, match=re.escape(advice)):
         strategy.start(InProcessGrid(app_of(), 3), start_arrays())
 
 
@@ -477,6 +484,17 @@ def test_clients_that_would_evaluate_are_not_asked() -> None:
     assert list(strategy.configure_evaluate(1, start_arrays(), ConfigRecord(), InProcessGrid(app_of(), 2))) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("aggregate_train", "server_optimiser"), ("configure_evaluate", "evaluate_fn"), ("aggregate_evaluate", "evaluate_fn")],
+)
+def test_a_subclass_is_not_started_if_it_overrides_a_method_whose_result_is_not_used(name: str, remedy: str) -> None:
+    node, overriding = OpenNode(), type("Mine", (LdpStrategy,), {name: lambda self, *args: None})
+    with pytest.raises(ConfigError, match=rf"Mine overrides {name}, which would have no effect: .*{remedy}"):
+        overriding(QUIET).start(InProcessGrid(app_of(node=node), 2), start_arrays())
+    assert (node.questions, node.steps) == ([], [])
+
+
 @pytest.mark.parametrize("bad", [torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float64), torch.tensor(1.0)])
 def test_a_model_with_buffers_is_refused(bad: torch.Tensor) -> None:
     with pytest.raises(PrivacyError):
@@ -498,10 +516,49 @@ def test_a_strategy_measures_on_the_server_and_hands_its_own_settings_to_apps() 
         InProcessGrid(app_of(train), 2), start_arrays(), 2, train_config=ConfigRecord({"lr": 0.1}), evaluate_fn=evaluate
     )
     assert [dict(entry) for entry in told[::2]] == [{"lr": 0.1, "server-round": 1}, {"lr": 0.1, "server-round": 2}]
-    assert [entry["largest"] for entry in result.evaluate_metrics_serverapp.values()] == [pytest.approx(1.15), pytest.approx(1.3)]
+    largest = {number: entry["largest"] for number, entry in result.evaluate_metrics_serverapp.items()}
+    assert largest == {0: 1.0, 1: pytest.approx(1.15), 2: pytest.approx(1.3)}
     assert result.train_metrics_clientapp[1]["score"] == 0.5
     assert result.arrays["bias"].numpy() == pytest.approx(strategy.checkpoint.state.weights[12:].numpy())
     assert EXAMPLES not in [value for entry in result.train_metrics_clientapp.values() for value in entry.values()]
+
+
+def divide(number: int, arrays: ArrayRecord) -> MetricRecord:
+    return MetricRecord({"rate": 1 / number})
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "problem"),
+    [
+        ({"score": lambda weights: "a"}, None, "`score` must return an int or a float, got 'a'"),
+        ({"score": lambda weights: weights.mean()}, None, "got a Tensor: convert its result by float"),
+        ({}, lambda number, arrays: {"accuracy": 1.0}, "evaluate_fn must return a MetricRecord of flwr.app, or None, got a dict of 1"),
+        ({}, divide, "division by zero"),
+    ],
+)
+def test_what_is_wrong_with_an_evaluation_shows_before_anyone_is_asked(settings: Any, wrong: Any, problem: str) -> None:
+    node = OpenNode()
+    with pytest.raises((ConfigError, ZeroDivisionError), match=problem):
+        LdpStrategy(QUIET, **settings).start(InProcessGrid(app_of(node=node), 2), start_arrays(), evaluate_fn=wrong)
+    assert (node.questions, node.steps) == ([], [])
+
+
+def test_a_resumed_run_first_evaluates_the_model_of_its_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for rounds, evaluated in ((1, [0, 1]), (2, [1, 2])):
+        strategy = LdpStrategy(QUIET, folder=folder, score=lambda weights: np.float64(0.5))
+        result = strategy.start(
+            InProcessGrid(app_of(), 2), start_arrays(), rounds, evaluate_fn=lambda number, arrays: MetricRecord({"number": number})
+        )
+        assert [entry["number"] for entry in result.evaluate_metrics_serverapp.values()] == evaluated
+
+
+@pytest.mark.parametrize("wrong", ["config.toml", None])
+def test_a_config_or_folder_that_is_only_named_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=f"config must be a RunConfig, got {wrong!r}: read its file"):
+        LdpStrategy(wrong)
+    with pytest.raises(ConfigError, match="folder must be a RunFolder, got '/tmp/run'"):
+        LdpStrategy(QUIET, folder="/tmp/run")  # type: ignore[arg-type]
 
 
 def test_an_app_without_the_mod_gets_no_round() -> None:

@@ -204,13 +204,15 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
     """Wait until ``submitted``, the command that follows the run, has ended. ``watch`` tells its observer what happens meanwhile.
 
     Raises:
-        DeploymentError: a node has refused, a program has ended, the run takes too long, or the command has failed.
+        DeploymentError: a node has refused, the ServerApp cannot start, a program has ended, the run takes too long, or the command has
+            failed.
     """
 
     def has_ended() -> bool:
-        """Tell the observer what is new, and return whether the run has ended. Raise if a node has refused."""
+        """Tell the observer what is new, and return whether the run has ended. Raise if it cannot go on."""
         watch.tell_news()
         _check_no_refusal(watch.site)
+        check_server_app_starts(watch.site)
         return submitted.code is not None
 
     try:
@@ -227,6 +229,26 @@ def _check_no_refusal(site: Site) -> None:
     for node in site.nodes:
         for reason in refusal_reasons(node):
             raise DeploymentError(f"{node.name} sent no report; its log says why: {node.log}", [reason])
+
+
+def check_server_app_starts(site: Site) -> None:
+    """Raise if Flower has rejected the token of the ServerApp's process :data:`_MAX_REJECTIONS` times before the first round.
+
+    Flower gives each process a token that expires if the process takes too long to start, and then starts another process, for ever.
+
+    Raises:
+        DeploymentError: the ServerApp's token was rejected this often.
+    """
+    log = site.superlink / "superlink.log"
+    if RunFolder(site.run).participation_path.exists():  # the ServerApp has started
+        return
+    rejections = sum(_TOKEN_REJECTED.search(line) is not None for line in _lines_if_any(log))
+    if rejections >= _MAX_REJECTIONS:
+        raise DeploymentError(
+            f"Flower has rejected the ServerApp's token {rejections} times, because this machine starts the app's process more slowly than "
+            f"the token lives: end other programs, or use a faster machine; the SuperLink's log: {log}",
+            last_lines(log),
+        )
 
 
 def _check_reports(trial: Trial, site: Site) -> None:
@@ -381,5 +403,7 @@ def _lines_if_any(path: Path) -> list[str]:
 
 _REFUSAL_LINE = re.compile(r"(?:WARN|WARNING|ERROR)\s*:\s*((?:declined|failed|would decline|not answered): .*)")
 _REPLACEMENT_LINE = re.compile(r"ERROR\s*:\s*replaced: (.*)")
+_TOKEN_REJECTED = re.compile(r"/runtime/pull-task-input\b.* 401\b")
+_MAX_REJECTIONS = 3
 _LATE_REASON = re.compile(rf"round (\d+) .*{TOO_LONG}")
 _TOO_SLOW = "this machine is too slow for so many nodes at once. Give fewer --clients, or a longer --reply-s"

@@ -143,7 +143,8 @@ class Processes:
         while not is_over():
             self.check_alive()
             if time.monotonic() > end:
-                raise DeploymentError(f"waited {seconds:g} s in vain for {awaited}: see the programs' logs")
+                logs = [str(running.program.log) for running in self._running]
+                raise DeploymentError(f"waited {seconds:g} s in vain for {awaited}; the programs' logs: {', '.join(logs)}")
             self._pause(_POLL_S)
 
     def check_alive(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pkgutil
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, records
 from ldpfl.flower.invitation import QUESTION, read_question
 from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
-from ldpfl.flower.records import RecordGradients, Records, check_values_asked
+from ldpfl.flower.records import RecordGradients, Records, check_values_asked, import_named
 from ldpfl.flower.round_request import Ask, Node, RoundRequest, read_request
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_name_in, require_adding_up
 from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
@@ -103,10 +102,11 @@ class LdpClientApp(ClientApp):
         node: function that returns the operator's settings of this node for a context.
         persons: whether ``records`` say to whom each row belongs (``RecordTask.persons``). If not, rounds that protect persons are
             declined. This must be known here, because the budget is charged before ``records`` is called.
+        mods: must be left out, because mods see values without noise: give them to the ClientApp that trains.
         source: function that returns the source of random bits, for tests; by default the operating system's secure source.
 
     Raises:
-        ConfigError: neither ``app`` nor ``records`` is given, or both are.
+        ConfigError: neither ``app`` nor ``records`` is given, or both are; or ``mods`` are given.
     """
 
     def __init__(
@@ -116,9 +116,12 @@ class LdpClientApp(ClientApp):
         records: Records | str | None = None,
         node: Callable[[Context], Node] = operator_node,
         persons: bool = False,
+        mods: object = None,
         source: Callable[[Ask, Context], RandomSource] = lambda ask, context: SecureSource(),
     ) -> None:
         super().__init__()
+        if mods is not None:
+            self.train()  # raises
         self._app, self._node, self._source = _app_to_wrap(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._is_ldpfl_app = _is_ldpfl_app(self._app)
@@ -408,15 +411,17 @@ class LdpClientApp(ClientApp):
         # the digest that is compared between clients does not cover their order.
         # Both zeros stand for ids, of the run and of the node.
         app_context = Context(0, 0, context.node_config, unwrap_serialised(context.state), dict(sorted(context.run_config.items())))
-        reply = self._imported_app()(message_for_app(message), app_context)
+        reply: object = self._imported_app()(message_for_app(message), app_context)
         context.state = app_context.state
+        if not isinstance(reply, Message):
+            raise PrivacyError("the wrapped app returned no Message: let it return Message(RecordDict({...}), reply_to=message)")
         if reply.has_error():
             raise PrivacyError("the wrapped app replied with an error: let it return the trained arrays")
         return to_vector(only_arrays(reply.content), request.layout, _dtype(request))
 
     def _imported_app(self) -> ClientAppCallable:
         """Return the app, imported now if it was given as a path."""
-        app: ClientAppCallable = pkgutil.resolve_name(self._app) if isinstance(self._app, str) else self._app
+        app: ClientAppCallable = import_named(self._app) if isinstance(self._app, str) else self._app
         return app
 
 

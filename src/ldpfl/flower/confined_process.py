@@ -233,7 +233,8 @@ def describe_error(error: BaseException) -> str:
     """
     if has_public_text(error):
         return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if not frame.filename.startswith("<frozen importlib")] or every  # without Python's own import code
     return f"{public_type_name(error)} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else public_type_name(error)
 
 

@@ -104,12 +104,13 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         if config is None and not settings:
             raise ConfigError(
                 f"{project} has no [tool.flwr.app.config.ldpfl], so it does not say what the app asks: give the config that its ServerApp "
-                "uses, with --config"
+                "uses, with --config, and for a model of its own the arrays, with --layers"
             )
         if config is None and not settings.keys() & _RECIPE_SETTINGS:
             raise ConfigError(
                 f"{project} has no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: if the app uses ldpfl's "
-                "ServerApp, add its recipe there; if not, give the config that its ServerApp uses, with --config"
+                "ServerApp, add its recipe there; if not, give the config that its ServerApp uses, with --config, and for a model of its "
+                "own the arrays, with --layers"
             )
         if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
             transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
@@ -268,7 +269,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
     if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _twice_as_large(ranges)):
         raise ConfigError(
             f"the app trains a custom model, and what mechanism {offer.config.mechanism.name!r} releases depends on the model's size: "
-            "give the number of values in each of the model's arrays, with --layers, as in --layers 500,10"
+            "give the arrays that its server sends, as in --layers weight=10x50,bias=10. ldpfl deploy check-node takes the same"
         )
     return ranges
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import initial_ranges, mechanism_of, with_torch_defaults
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.confined_process import public_type_name
-from ldpfl.flower.records import Records, RecordTask, device_of_node, trainer_of_records
+from ldpfl.flower.records import Records, RecordTask, device_of_node, import_named, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
 from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.models.layout import ParameterLayout
@@ -82,7 +81,7 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
             fixed, because the app may build the model from the node's rows, so that names and sizes of layers repeat values.
         Exception: the app's own. Its text may repeat values, see :func:`ldpfl.flower.app_failures.explain_to_operator`.
     """
-    make_task: Records = pkgutil.resolve_name(records) if isinstance(records, str) else records
+    make_task: Records = import_named(records) if isinstance(records, str) else records
     task = make_task(context)
     if not isinstance(task, RecordTask):
         raise ConfigError(

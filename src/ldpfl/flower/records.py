@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,7 +175,7 @@ class RecordGradients:
         terms = RoundTerms.from_record(message.content.config_records[RECORD])
         arrays = only_arrays(message.content, allowed=tuple(message.content.config_records))
         layout = layout_of(arrays, terms.layers)
-        records: Records = pkgutil.resolve_name(self.records) if isinstance(self.records, str) else self.records
+        records: Records = import_named(self.records) if isinstance(self.records, str) else self.records
         task = records(context)
         if not isinstance(task, RecordTask):
             raise PrivacyError(f"the records of this node's app must be an ldpfl.flower.RecordTask, got a {type(task).__name__}")
@@ -255,6 +257,28 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)
     return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()
+
+
+def import_named(path: str) -> Any:
+    """Import and return the object at ``path``, ``package.module:name``, which ``LdpClientApp`` was given.
+
+    Raises:
+        PrivacyError: there is nothing to call at ``path``. The text repeats only ``path``, which the app's author wrote.
+        Exception: the app's own, raised while its module is imported.
+    """
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{path.replace(':', '.')}.".startswith(f"{error.name}.")
+        if not is_missing and traceback.extract_tb(error.__traceback__)[-1].filename != pkgutil.__file__:
+            raise
+        found = None
+    if not callable(found):
+        raise PrivacyError(
+            f"LdpClientApp names {path!r}, but this node finds no app or function there: correct the path, as in package.module:name, or "
+            "install the package"
+        )
+    return found
 
 
 def _loss_by_record(loss: Loss) -> Loss:

@@ -52,6 +52,16 @@ def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) ->
         raise ConfigError(f"clients reply only after {reply_s:g} s, but timeout is {timeout:g} s: make timeout longer than reply_s")
 
 
+def check_score(score: object) -> None:
+    """Raise if ``score``, which the function of ``LdpStrategy(score=...)`` returned, is not a number.
+
+    Raises:
+        ConfigError: it is not an int or a float.
+    """
+    if not isinstance(score, int | float):
+        raise ConfigError(f"the function `score` must return an int or a float, got {shown(score)}: convert its result by float()")
+
+
 def with_calibrated_noise(config: RunConfig, collector: Collector) -> RunConfig:
     """Return ``config`` on the collector's channel, and with the least noise that keeps ``privacy.target_epsilon``, if there is a target.
 

@@ -27,7 +27,7 @@ from ldpfl.flower.round_closing import aggregate_round, evaluation_text
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_progress import Replies, RunProgress
 from ldpfl.flower.server_invitations import NodeSelection, Waiting
-from ldpfl.flower.starting import check_start_arguments, guarantee_text, start_or_resume, with_calibrated_noise
+from ldpfl.flower.starting import check_score, check_start_arguments, guarantee_text, start_or_resume, with_calibrated_noise
 from ldpfl.flower.statistics import ColumnScaling, column_scaling, edges_text
 from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
 from ldpfl.flower.too_few import all_declined, node_ids_text, too_few_reported
@@ -44,8 +44,23 @@ OnMeasured = Callable[[ColumnScaling], tuple[Tensor, ServerRules]]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+_NO_FIGURES = "clients send no figures without noise. Remove the method, and evaluate the model on the server by start(evaluate_fn=...)"
+_UNUSED_METHODS: Mapping[str, str] = {
+    "aggregate_train": (
+        "the next model is that of LdpStrategy, whatever the method returns. Remove the method. To look at each model use "
+        "start(evaluate_fn=...), and to choose the server's step set training.server_optimiser and training.server_learning_rate"
+    ),
+    "configure_evaluate": _NO_FIGURES,
+    "aggregate_evaluate": _NO_FIGURES,
+}
+"""Methods of Flower's strategies whose results ``LdpStrategy`` does not use, each with the reason and the remedy."""
+
+
 class LdpStrategy(Strategy):
     """Federated averaging of locally private reports, for ClientApps that are wrapped in ``LdpClientApp``.
+
+    A subclass may override ``configure_train``. One that overrides ``aggregate_train``, ``configure_evaluate`` or ``aggregate_evaluate`` is
+    refused when it starts, because what these methods return would have no effect.
 
     All reports have the same weight. A reply that is an error, a second reply, or a reply without a valid report is left out. A round
     without any report keeps the model. Before a round, nodes are asked whether they would take part, which costs them nothing. Only nodes
@@ -60,7 +75,8 @@ class LdpStrategy(Strategy):
         collector: way in which reports reach the server; by default in the Flower replies.
         folder: folder for checkpoints, metrics and ledger; without a folder, a run that is stopped is lost.
         waiting: how many nodes a round needs, how many of them must agree to it, and how long to wait for them.
-        score: function that evaluates global weights (d,) after each round.
+        score: function that evaluates global weights (d,) after each round. It returns a number. If ``kind`` is an own app, it is also
+            called before the first round, so that an error shows before any node is charged.
         origin: name of the data, so that a run is not resumed on other data.
         reply_s: seconds after its charge at which every client replies, long enough for the slowest to train. A client that has nothing
             to report by then reports no change. With 0 each client replies as soon as it can, which reveals how long it trained. This is
@@ -73,7 +89,7 @@ class LdpStrategy(Strategy):
 
     Raises:
         ConfigError: the config asks for random check-in or a secret order, which Flower cannot keep secret, because it shows who answers;
-            or ``reply_s`` is not allowed.
+            or an argument is not allowed.
     """
 
     def __init__(
@@ -90,6 +106,10 @@ class LdpStrategy(Strategy):
         kind: Kind = Kind.OWN_APP,
         on_measured: OnMeasured | None = None,
     ) -> None:
+        if not isinstance(config, RunConfig):
+            raise ConfigError(f"config must be a RunConfig, got {shown(config)}: read its file by ldpfl.experiments.config.read_config")
+        if not isinstance(folder, RunFolder | None):
+            raise ConfigError(f"folder must be a RunFolder, got {shown(folder)}: give ldpfl.experiments.run_folder.RunFolder(Path)")
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling does not work on Flower, which shows who answers: set it to "off"')
         if config.clients.once:
@@ -124,12 +144,19 @@ class LdpStrategy(Strategy):
             timeout: seconds to wait for the replies of a round.
             train_config: settings that apps find in each message to train.
             evaluate_config: must be left out, because clients evaluate nothing.
-            evaluate_fn: function that evaluates the model after each training round, given the round's number and the model.
+            evaluate_fn: function that evaluates a model, given the number of training rounds that led to it and the model. As in Flower,
+                it is called before the first round, with 0, and after each training round. It returns a MetricRecord or None. If it
+                raises an error, the run ends after that round, which is saved and charged. A resumed run first evaluates the model of its
+                checkpoint.
 
         Raises:
             TooFewTakePart: fewer nodes take part than a round needs; AllDeclined, if all declined. The rounds before are kept.
+            ConfigError: a subclass overrides a method whose result is not used.
             LdpflError: the model, the config or the folder does not fit; or too few nodes.
         """
+        for name, reason in _UNUSED_METHODS.items():
+            if getattr(type(self), name) is not getattr(LdpStrategy, name):
+                raise ConfigError(f"{type(self).__name__} overrides {name}, which would have no effect: {reason}")
         if evaluate_config is not None:
             raise ConfigError("evaluate_config asks clients for figures without noise, which they never send: use evaluate_fn")
         check_start_arguments(num_rounds, timeout, self._reply_s)
@@ -139,6 +166,9 @@ class LdpStrategy(Strategy):
                 self.config, self._kind, self._folder, self._origin, self._score, self._collector_terms, initial_arrays, timeout, rounds
             )
             self.summary()
+            if self._kind is not Kind.READY_APP:
+                check_score(self._score(progress.checkpoint.state.model))  # before any node is charged
+            _add_evaluation(result, progress, evaluate_fn)
             for metrics in progress.checkpoint.history:
                 result.train_metrics_clientapp[metrics.round] = _metric_record(metrics)
             last = last_round(self.config, rounds)
@@ -152,7 +182,9 @@ class LdpStrategy(Strategy):
                 else:
                     self._run_round(progress, number, train_config or ConfigRecord(), grid)
                 if progress.planned.is_training:
-                    _add_metrics(result, progress, evaluate_fn)
+                    metrics = progress.checkpoint.history[-1]
+                    result.train_metrics_clientapp[metrics.round] = _metric_record(metrics)
+                    _add_evaluation(result, progress, evaluate_fn)
                 elif progress.planned.kind == "statistics":
                     self._set_column_scaling(progress)
         result.arrays = to_arrays(progress.checkpoint.state.weights, progress.layout)
@@ -446,14 +478,16 @@ class LdpStrategy(Strategy):
         return self._progress
 
 
-def _add_metrics(result: Result, progress: RunProgress, evaluate_fn: EvaluateFn | None) -> None:
-    """Add the figures of the last training round, and those of ``evaluate_fn`` on its model, to Flower's ``result``."""
-    metrics = progress.checkpoint.history[-1]
-    result.train_metrics_clientapp[metrics.round] = _metric_record(metrics)
-    if evaluate_fn is not None:
-        evaluated = evaluate_fn(metrics.round, to_arrays(progress.checkpoint.state.weights, progress.layout))
-        if evaluated is not None:
-            result.evaluate_metrics_serverapp[metrics.round] = evaluated
+def _add_evaluation(result: Result, progress: RunProgress, evaluate_fn: EvaluateFn | None) -> None:
+    """Add the figures of ``evaluate_fn`` on the current model, if there are any, to Flower's ``result``."""
+    if evaluate_fn is None:
+        return
+    number = progress.checkpoint.state.round
+    evaluated = evaluate_fn(number, to_arrays(progress.checkpoint.state.weights, progress.layout))
+    if not isinstance(evaluated, MetricRecord | None):
+        raise ConfigError(f"evaluate_fn must return a MetricRecord of flwr.app, or None, got {shown(evaluated)}")
+    if evaluated is not None:
+        result.evaluate_metrics_serverapp[number] = evaluated
 
 
 def _metric_record(metrics: RoundMetrics) -> MetricRecord:

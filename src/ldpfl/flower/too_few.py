@@ -129,21 +129,36 @@ def advice_on_continuing(progress: RunProgress, remaining: int, required: Mappin
     if config.clients.fraction != 1 or remaining < (1 if config.shuffling.channel == "direct" else _MIN_OVER_RELAY):
         return ""
     lowered = [setting for setting, minimum in required.items() if minimum > remaining]
-    start_again = f" To go on without the missing nodes: set {' and '.join(lowered)} to {remaining}"
+    settings = f"{' and '.join(lowered)} to {remaining}{_in_custom_app(lowered, config)}"
+    start_again = f" To go on without the missing nodes: set {settings}, and start the run again"
     if config.shuffling.channel == "direct":
-        return f"{start_again} (in a custom app, of Waiting), and start the run again"
+        return start_again
     allow_fewer = f"each node's operator has to allow it (min_clients = {remaining} in the policy)"
     if config.privacy.target_epsilon == "off":
         to_allow = f"; {allow_fewer}" if MIN_CLIENTS in lowered else ""
-        return (
-            f"{start_again}, and start the run again{to_allow}. The ledger then counts the noise of {remaining} nodes in each further round"
-        )
+        return f"{start_again}{to_allow}. The ledger then counts the noise of {remaining} nodes in each further round"
     return (
         " To go on without the missing nodes: begin another run, in another folder (ldpfl.out), with clients.count, ldpfl.nodes and "
-        f"ldpfl.min-clients set to {remaining}; {allow_fewer}. Its noise is planned for {remaining} nodes and keeps "
-        f"privacy.target_epsilon = {config.privacy.target_epsilon:g} for that run{_same_noise_note(config, remaining)}"
+        f"ldpfl.min-clients set to {remaining}{_in_custom_app(('ldpfl.out', 'ldpfl.nodes', MIN_CLIENTS), config)}; {allow_fewer}. "
+        f"Its noise is planned for {remaining} nodes and keeps privacy.target_epsilon = {config.privacy.target_epsilon:g} for that run"
+        f"{_same_noise_note(config, remaining)}"
         f"{_spent_note(progress)}. See docs/sums.md, When a node leaves for good"
     )
+
+
+_CUSTOM_APP_NAMES = {
+    "ldpfl.out": "the path of RunFolder",
+    "ldpfl.nodes": "nodes of Waiting",
+    "ldpfl.agreeing": "agreeing of Waiting",
+    MIN_CLIENTS: "min_clients of {collector}",
+}
+"""What a custom app's ServerApp sets in place of a setting of the ready app."""
+
+
+def _in_custom_app(settings: Collection[str], config: RunConfig) -> str:
+    """Return text that says what a custom app sets in place of these ``settings``."""
+    collector = "operator_sum" if config.shuffling.channel == "secure-sum" else "operator_relay"
+    return f" (in a custom app: {' and '.join(_CUSTOM_APP_NAMES[setting] for setting in settings)})".format(collector=collector)
 
 
 def _away_note(progress: RunProgress, connected: Collection[int]) -> str:
