@@ -214,7 +214,9 @@ def listed(names: Sequence[str]) -> str:
 def intervals_sentence(result: Mapping[str, Any]) -> str:
     """Return a sentence on how intervals were computed, and one on why some figures have none."""
     any_bootstrap = any(not name.endswith(MEASURED_AT_CLIENTS) for name in result.get("intervals", ()))
-    sentence = f"Intervals: 95 %, by a bootstrap over test {resampled_units(result)}." if any_bootstrap else ""
+    sentence = (
+        f"Intervals: 95 %, Wilson's for shares of rows, else by a bootstrap over test {resampled_units(result)}." if any_bootstrap else ""
+    )
     reason = result.get("intervals_note")
     missing = f"{'Some figures have no interval' if sentence else 'No intervals'}: {reason}." if reason else ""
     return " ".join(filter(None, (sentence, missing)))
