@@ -198,10 +198,10 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
     for table in tables if numeric else ():
         _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [column_words(table, name, numeric=numeric, values=config.classes) for table in tables]
+    classes = list(config.classes) or _classes_in(tables[0], name, words[0])
     for table, table_words in zip(tables, words, strict=True):
         remedy = "leave such rows out; or, if the word is a class, name all classes, --set 'data.classes=[\"none\", ...]'"
         _check_none_missing(table, name, np.array([not word for word in table_words]), remedy)
-    classes = list(config.classes) or _classes_in(tables[0], name, words[0])
     numbers = {word: number for number, word in enumerate(classes)}
     targets = []
     for table, table_words in zip(tables, words, strict=True):
@@ -238,14 +238,17 @@ def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
-    """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes."""
-    classes = sorted(set(words), key=natural_key)
+    """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes.
+
+    An empty word, which is a missing value, is no class.
+    """
+    classes = sorted({*words} - {""}, key=natural_key)
     if len(classes) > MOST_CLASSES or (len(classes) > _MAX_NUMERIC_CLASSES and table.is_numeric(name)):
         raise DataError(
             f"the target {name!r} has {len(classes):,} different values: to estimate a number, set task.name to 'regression' "
             "(--task regression)"
         )
-    if len(classes) == 1:
+    if len(classes) == 1 and "" not in words:
         raise DataError(f"the target {name!r} is the same in every row, so there is nothing to learn: name another column in data.target")
     return classes
 
