@@ -470,7 +470,8 @@ def test_the_tables_of_noise_schedules_fit_a_terminal_of_80_columns() -> None:
     assert "none under local: no epsilon is known" in " ".join(printed(config, gathered[3:]).split())
     assert "none under" not in " ".join(printed(config, gathered[1:2]).split())
     gaussian = replace(gathered[1], privacy={"local": 4.0, "local_pure": "infinity"})
-    assert "none under sum: this noise has no epsilon at delta 0" in " ".join(printed(config, [gaussian]).split())
+    assert "none under pure: this noise has no epsilon at delta 0" in " ".join(printed(config, [*gathered, gaussian]).split())
+    assert "pure" not in printed(config, [gaussian])  # no row has a pure epsilon
     assert "infinity" not in text
 
 

@@ -222,6 +222,11 @@ def intervals_sentence(result: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (sentence, missing)))
 
 
+def noise_unit_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence on the unit of the noise in the mean if it is not that of the weights or gradients; otherwise an empty text."""
+    return "Noise is in multiples of the clipping norm (mechanism.clip_norm)." if result["mechanism"] == "dp-sgd" else ""
+
+
 def clipped_records(result: Mapping[str, Any]) -> str:
     """Return the shares of records whose gradients were clipped in the first and last round; empty if only clients know them."""
     shares = [share for share in result.get("clipped_records_per_round") or () if share is not None]
