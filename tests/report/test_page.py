@@ -128,7 +128,7 @@ def test_the_seed_of_own_data_is_not_in_it(tmp_path: Path) -> None:
     text = page([tmp_path / "own"])
     assert "987654321" not in text
     assert "seed" not in (tmp_path / "own" / "curve.svg").read_text(encoding="utf-8")
-    assert "One record" in text
+    assert "which of two records the client holds" in text
 
 
 @pytest.mark.parametrize(("what", "said"), [("nothing", "holds no run"), ("begun", "no finished round yet")])

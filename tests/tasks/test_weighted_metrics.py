@@ -164,7 +164,7 @@ def test_a_share_without_a_hit_or_without_a_miss_has_wilson_s_interval() -> None
         assert found[name] == pytest.approx((ends.low, ends.high), abs=1e-6), name
     several = weighted_metrics.several_class_figures(10 * np.eye(3)[np.arange(200) % 3], np.arange(200) % 3)
     labels = weighted_metrics.label_figures(np.where(events, 1.0, -1.0)[:, None], events[:, None])
-    ordered = weighted_metrics.ordered_class_figures(np.arange(200) % 3 * 1.0, np.arange(200) % 3)
+    ordered = weighted_metrics.ordered_class_figures((np.arange(200) % 3).astype(np.float64), np.arange(200) % 3)
     for figures, name in ((several, "accuracy"), (labels, "exact match"), (ordered, "accuracy")):
         low, high = weighted_metrics.confidence_intervals(figures, 200, seed=0)[name]
         assert (low, high) == pytest.approx((200 / (200 + 1.96**2), 1), abs=1e-6)
