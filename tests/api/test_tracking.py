@@ -17,7 +17,9 @@ from conftest import CommandLine
 from ldpfl import Callback, ConfigError, RunResult, api
 from ldpfl.api import RoundMetrics
 from ldpfl.experiments import RunConfig
+from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.report.trackers import round_figures
 
 pytestmark = pytest.mark.slow
 
@@ -179,6 +181,20 @@ def contents(folder: Path) -> Iterator[bytes]:
     yield from (path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.parametrize(
+    ("settings", "clipping"),
+    [
+        ([], {"radius/w": 0.3}),
+        (["mechanism.name=dp-fedavg", "shuffling.channel=secure-sum"], {}),  # the fixed norm is a setting
+        (["mechanism.name=dp-fedavg", "shuffling.channel=secure-sum", "clipping.target_quantile=0.5"], {"clipping norm": 0.3}),
+    ],
+)
+def test_trackers_get_the_clipping_that_the_mechanism_has(settings: list[str], clipping: dict[str, float]) -> None:
+    metrics = RoundMetrics(1, 0.5, 3, 8, {}, {"w": 0.1}, {"w": 0.3}, 1.0)
+    figures = round_figures(parse_config("", settings, origin="test"), "accuracy", metrics)
+    assert {name: value for name, value in figures.items() if name.startswith(("radius", "clip"))} == clipping
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("seeded", [True, False])
 def test_of_private_rows_trackers_get_no_score_no_seed_and_no_path(rows: Path, ldpfl: CommandLine, tmp_path: Path, seeded: bool) -> None:
@@ -192,7 +208,7 @@ def test_of_private_rows_trackers_get_no_score_no_seed_and_no_path(rows: Path, l
     assert result is not None
     assert result["noise_free_score"] is not None
     assert set(found.data.metrics) >= {"clients", "bytes", "epsilon/local"}
-    assert {name.split("/")[0] for name in found.data.metrics} <= {"clients", "bytes", "noise std", "radius", "epsilon"}
+    assert {name.split("/")[0] for name in found.data.metrics} <= {"clients", "bytes", "noise std", "epsilon"}
     assert ("seed" in found.data.params) is not seeded
     assert "data.path" not in found.data.params
     scores = [*result["score_per_round"], *result["noise_free_score_per_round"], *result["pooled_scores"].values()]

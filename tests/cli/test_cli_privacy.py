@@ -330,8 +330,9 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "--epsilon and --clients"),
+        ([], "the plan lacks --epsilon and --clients: give"),
         (["--epsilon", "1"], "--epsilon and --clients"),
+        (["--regime", "records", "--target", "1"], "a plan of a regime lacks --clients: give"),
         (["--target-central", "4"], "--epsilon (to find the clients) or --clients"),
         (["--epsilon", "1", "--clients", "0"], "at least 1"),
         (["--epsilon", "1", "--clients", "5", "--weights", "0"], "at least 1"),

@@ -172,8 +172,12 @@ def test_targets_that_tell_nothing_are_refused() -> None:
         made(rows().assign(ill=1))
     with pytest.raises(DataError, match=r"set task.name to 'regression'"):
         made(rows(200), target="age")
+    with pytest.raises(DataError, match=r"set task.name to 'regression'"):
+        made(rows(200).assign(ill=[None, *range(199)]))  # a class is meant seldom, so the missing value is not the first problem
     with pytest.raises(DataError, match="row 2: the target 'ill' has no value"):
         made(rows().assign(ill=[0, None, *[1] * 18]))
+    with pytest.raises(DataError, match="row 2: the target 'ill' has no value"):
+        made(rows().assign(ill=[1, None, *[1] * 18]))
     with pytest.raises(DataError, match="row 3: the label in the column 'ill' must be 0 or 1"):
         made(rows().assign(ill=[0, 1, 2, *[1] * 17]), "classes", target=["ill", "age"])
     with pytest.raises(ConfigError, match="two columns or more"):

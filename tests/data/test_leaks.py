@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from ldpfl import api
-from ldpfl.data.leaks import EMPTY, LEAK, REPEATED
+from ldpfl.data.leaks import EMPTY, GAPS, LEAK, REPEATED
 from ldpfl.data.nodes import read_node_table
 from ldpfl.data.settings import DataConfig
 from ldpfl.experiments.public_figures import without_private_figures
@@ -92,6 +92,15 @@ def test_a_column_without_any_value_is_said() -> None:
     assert private_notes(CLEAN.assign(lost=["x", *[""] * (ROWS - 1)]), EMPTY) == []
 
 
+def test_columns_with_missing_values_are_said_with_their_shares() -> None:
+    """Each column's own share, the largest first; a column without any value has a note of its own."""
+    lab = np.where(np.arange(ROWS) % 4 == 0, "NA", "7.5")
+    note_word = np.where(np.arange(ROWS) % 2 == 0, "?", "red")
+    (note,) = private_notes(CLEAN.assign(lab=lab, colour=note_word, lost=""), GAPS)
+    assert note.startswith(f"{GAPS}: colour (50.0%), lab (25.0%). data.missing says")
+    assert private_notes(CLEAN, GAPS) == []
+
+
 def test_several_columns_that_tell_the_target_are_named_together() -> None:
     frame = CLEAN.assign(sick=SICK.astype(int), copy=SICK.astype(int), cause=np.where(SICK, "virus", ""))
     (note,) = notes(frame, "sick", "classification")
@@ -118,6 +127,8 @@ def test_texts_in_a_table_are_said_and_how_they_are_trained_on() -> None:
     frame = CLEAN.assign(sick=SICK.astype(int), letter=[f"seen on day {place} and sent home" for place in range(ROWS)])
     (note,) = [note for note in api.run(data=frame, target="sick", **HOW).to_dict()["caveats"] if "texts of several words" in note]
     assert note.startswith("most cells of letter are texts")
-    assert "--text letter (data.text), see docs/transformers.md" in note
+    assert "set --text letter --model embedding-bag; " in note
+    trained = api.run(data=frame, target="sick", text="letter", model="embedding-bag", **HOW)  # as the note says
+    assert trained.config.data.text == "letter"
     named = api.run(data=frame, target="sick", settings={"data.words": ["letter"]}, **HOW).to_dict()["caveats"]
     assert not any("texts of several words" in note for note in named)

@@ -43,7 +43,7 @@ def test_a_person_is_accounted_as_one_gaussian() -> None:
     assert row is not None
     assert (row.unit, row.adjacency, statement.protected) == ("person", REPLACED, "person")
     assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3, 1e-5), rel=1e-9)
-    assert "A person at a client is protected" in statement.verdict
+    assert "which of two persons' records the client holds" in statement.verdict
     assert any("for m persons of one client together, mu is m times as large" in note for note in statement.notes)
     assert any("at k clients counts as k persons" in note for note in statement.notes)
     assert any(note.startswith("one person left out") for note in statement.notes)

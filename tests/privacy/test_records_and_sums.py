@@ -40,7 +40,7 @@ def test_a_record_is_accounted_as_one_gaussian_and_its_client_is_not_promised_an
     assert row.epsilon == pytest.approx(gaussian_epsilon(0.2 * 3, 1e-5), rel=1e-9)
     assert not any(row.unit == "client" for row in statement.rows)
     assert any("m times" in note for note in statement.notes)
-    assert "One record of a client is protected" in statement.verdict
+    assert "which of two records the client holds" in statement.verdict
     assert statement.figures()["protected"] == "record"
 
 

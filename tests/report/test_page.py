@@ -25,6 +25,7 @@ from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.privacy.statement import account
 from ldpfl.report import client_figures
 from ldpfl.report.page import page
+from ldpfl.report.result_tables import layer_table
 from ldpfl.report.scores import intervals_sentence
 from ldpfl.report.watching import watching
 from ldpfl.server import RoundMetrics
@@ -127,7 +128,7 @@ def test_the_seed_of_own_data_is_not_in_it(tmp_path: Path) -> None:
     text = page([tmp_path / "own"])
     assert "987654321" not in text
     assert "seed" not in (tmp_path / "own" / "curve.svg").read_text(encoding="utf-8")
-    assert "One record" in text
+    assert "which of two records the client holds" in text
 
 
 @pytest.mark.parametrize(("what", "said"), [("nothing", "holds no run"), ("begun", "no finished round yet")])
@@ -327,3 +328,10 @@ def test_figures_of_clients_count_the_protected_unit_and_are_drawn_by_no_bootstr
     assert list(client_figures.bin_rows(result)) == []
     assert intervals_sentence(result) == ""
     assert "bootstrap over test rows" in intervals_sentence({"intervals": {"accuracy": [0.3, 0.7], name: [0.3, 0.7]}})
+
+
+@pytest.mark.parametrize(("mechanism", "unit"), [("dp-sgd", "multiples of the clipping norm"), ("dp-fedavg", None)])
+def test_noise_below_the_layers_has_its_unit(mechanism: str, unit: str | None) -> None:
+    layer = {"weights": 3, "radius": None, "noise_std": 0.5, "clipped_fraction": None}
+    caption = layer_table({"mechanism": mechanism, "layers": {"1.weight": layer}}).caption
+    assert unit in str(caption) if unit else caption is None

@@ -121,7 +121,7 @@ def test_equal_counts_leave_no_deviance_to_explain() -> None:
 def test_intervals_are_those_of_resamples_that_are_drawn_one_by_one() -> None:
     """Ends of 500 resamples, beside those of 300 others: a tenth of the interval's width, or a little more, apart."""
     logits, events = drawn()
-    found = weighted_metrics.bootstrap_intervals(weighted_metrics.two_class_figures(logits, events), ROWS, seed=0)
+    found = weighted_metrics.confidence_intervals(weighted_metrics.two_class_figures(logits, events), ROWS, seed=0)
     random, each = np.random.default_rng(7), dict[str, list[float]]()
     for _ in range(300):
         own = random.integers(ROWS, size=ROWS)
@@ -139,19 +139,54 @@ def test_rows_of_one_person_are_drawn_together() -> None:
     told, seen = random.normal(size=200), random.random(200) < 0.3
     whose = np.repeat(np.arange(200), 10)
     once, alike = weighted_metrics.two_class_figures(told, seen), weighted_metrics.two_class_figures(told[whose], seen[whose])
-    for name, (low, high) in weighted_metrics.bootstrap_intervals(once, 200, seed=1).items():
-        assert weighted_metrics.bootstrap_intervals(alike, 2000, seed=1, person_of_row=whose)[name] == pytest.approx(
+    for name, (low, high) in weighted_metrics.confidence_intervals(once, 200, seed=1).items():
+        assert weighted_metrics.confidence_intervals(alike, 2000, seed=1, person_of_row=whose)[name] == pytest.approx(
             (low, high), abs=1e-9
         ), name
-    narrow, wide = (np.ptp(weighted_metrics.bootstrap_intervals(alike, 2000, seed=1, person_of_row=of)["AUROC"]) for of in (None, whose))
+    narrow, wide = (np.ptp(weighted_metrics.confidence_intervals(alike, 2000, seed=1, person_of_row=of)["AUROC"]) for of in (None, whose))
     assert wide > 2 * narrow
+
+
+def test_a_share_without_a_hit_or_without_a_miss_has_wilson_s_interval() -> None:
+    """A bootstrap would give a single point: each resample has no hit, or hits alone."""
+    from scipy.stats import binomtest
+
+    events = np.arange(200) < 30
+    logits = np.where(np.arange(200) < 4, 1.0, -1.0 - np.arange(200) % 7)
+    found = weighted_metrics.confidence_intervals(weighted_metrics.two_class_figures(logits, events), 200, seed=0)
+    for name, hits, rows in (
+        ("positive predictive value at 0.5", 4, 4),
+        ("specificity at 0.5", 170, 170),
+        ("sensitivity at 0.5", 4, 30),
+        ("accuracy", 174, 200),
+    ):
+        ends = binomtest(hits, rows).proportion_ci(method="wilson")
+        assert found[name] == pytest.approx((ends.low, ends.high), abs=1e-6), name
+    several = weighted_metrics.several_class_figures(10 * np.eye(3)[np.arange(200) % 3], np.arange(200) % 3)
+    labels = weighted_metrics.label_figures(np.where(events, 1.0, -1.0)[:, None], events[:, None])
+    ordered = weighted_metrics.ordered_class_figures((np.arange(200) % 3).astype(np.float64), np.arange(200) % 3)
+    for figures, name in ((several, "accuracy"), (labels, "exact match"), (ordered, "accuracy")):
+        low, high = weighted_metrics.confidence_intervals(figures, 200, seed=0)[name]
+        assert (low, high) == pytest.approx((200 / (200 + 1.96**2), 1), abs=1e-6)
+
+
+def test_rows_of_a_person_widen_a_share_s_interval_as_far_as_they_agree() -> None:
+    random = np.random.default_rng(6)
+    whose = np.repeat(np.arange(100), 10)
+    hits = random.random(1000) < 0.3
+    independent = np.ptp(weighted_metrics.share_interval(hits))
+    assert np.ptp(weighted_metrics.share_interval(hits, whose)) == pytest.approx(independent, rel=0.15)
+    once = hits[:100]
+    assert weighted_metrics.share_interval(once[whose], whose) == pytest.approx(weighted_metrics.share_interval(once))
+    # No hit shows no effect, so the interval is that of one row a person.
+    assert weighted_metrics.share_interval(np.zeros(1000), whose) == pytest.approx(weighted_metrics.share_interval(np.zeros(100)))
 
 
 def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:
     """Of ten equal classes the largest share of a resample is larger than a tenth, always."""
     random = np.random.default_rng(5)
     figures = weighted_metrics.several_class_figures(random.normal(size=(ROWS, 10)), np.arange(ROWS) % 10)
-    low, high = weighted_metrics.bootstrap_intervals(figures, ROWS, seed=0)["accuracy of the commonest class"]
+    low, high = weighted_metrics.confidence_intervals(figures, ROWS, seed=0)["accuracy of the commonest class"]
     assert low < 0.1 < high
 
 
@@ -162,7 +197,7 @@ def test_macro_f1_is_of_the_same_classes_in_each_resample() -> None:
     figures = weighted_metrics.several_class_figures(logits, classes)
     point, (low, high) = (
         weighted_metrics.figures_of_all_rows(figures, ROWS)["macro F1"],
-        weighted_metrics.bootstrap_intervals(figures, ROWS, seed=0)["macro F1"],
+        weighted_metrics.confidence_intervals(figures, ROWS, seed=0)["macro F1"],
     )
     assert low < point < high < 1.2 * point
 
@@ -182,7 +217,7 @@ def test_what_has_no_value_is_nan_and_has_no_interval() -> None:
     """A model that flags nobody, and that tells nobody apart."""
     events = np.arange(40) % 8 == 0
     figures = weighted_metrics.two_class_figures(np.full(40, -2.0), events)
-    found, ends = weighted_metrics.figures_of_all_rows(figures, 40), weighted_metrics.bootstrap_intervals(figures, 40, seed=0)
+    found, ends = weighted_metrics.figures_of_all_rows(figures, 40), weighted_metrics.confidence_intervals(figures, 40, seed=0)
     assert (found["AUROC"], found["sensitivity at 0.5"], found["accuracy"]) == (0.5, 0.0, 0.875)
     for name in ("calibration slope", "positive predictive value at 0.5"):
         assert np.isnan(found[name])
@@ -208,7 +243,7 @@ def test_tenths_are_of_those_alike_and_have_wilson_s_interval() -> None:
 def test_ten_thousand_rows_take_seconds() -> None:
     logits, events = drawn(10_000)
     began = time.process_time()
-    weighted_metrics.bootstrap_intervals(weighted_metrics.two_class_figures(logits, events), 10_000, seed=0)
+    weighted_metrics.confidence_intervals(weighted_metrics.two_class_figures(logits, events), 10_000, seed=0)
     assert time.process_time() - began < 10  # 1 s on a quiet machine; row by row it would be minutes
 
 
@@ -245,7 +280,7 @@ def test_the_integrated_brier_score_is_graf_s_on_the_times_themselves() -> None:
 def test_intervals_of_concordance_are_those_of_resamples_drawn_one_by_one() -> None:
     lasting, seen, cuts = timed()
     figures, random = weighted_metrics.survival_figures(lasting, seen, cuts), np.random.default_rng(3)
-    low, high = weighted_metrics.bootstrap_intervals(figures, ROWS, seed=1)["concordance"]
+    low, high = weighted_metrics.confidence_intervals(figures, ROWS, seed=1)["concordance"]
     found = []
     for _ in range(300):
         own = random.integers(ROWS, size=ROWS)
@@ -272,7 +307,7 @@ def test_the_calibration_slope_of_several_classes_is_the_factor_by_which_they_ar
     found = weighted_metrics.figures_of_all_rows(weighted_metrics.several_class_figures(logits, classes), 2000)["calibration slope"]
     best = minimize_scalar(lambda factor: -log_softmax(factor * logits, axis=1)[np.arange(2000), classes].sum(), bounds=(0, 2)).x
     assert found == pytest.approx(best, abs=1e-4)
-    low, high = weighted_metrics.bootstrap_intervals(weighted_metrics.several_class_figures(logits, classes), 2000, seed=0)[
+    low, high = weighted_metrics.confidence_intervals(weighted_metrics.several_class_figures(logits, classes), 2000, seed=0)[
         "calibration slope"
     ]
     assert low < 0.2 < high < 0.25

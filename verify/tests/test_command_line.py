@@ -145,6 +145,12 @@ def test_json_is_an_object_for_one_file_and_a_list_for_several(run: Run, local: 
     assert {line["status"] for line in one["lines"]} == {"confirmed"}
 
 
+def test_a_folder_without_a_certificate_is_told_how_to_get_one(run: Run, tmp_path: Path) -> None:
+    code, _, err = run(tmp_path)
+    assert code == 2
+    assert f"write one for a run's folder with ldpfl certify {tmp_path} --out {tmp_path / 'certificate.json'}" in err
+
+
 @pytest.mark.parametrize(("key", "expected_text"), [("00" * 32, "expected the key '0000"), ("nobody", "expected the key 'nobody'")])
 def test_another_signer_is_refused(key: str, expected_text: str, run: Run) -> None:
     code, out, err = run(CERTIFICATE, "--signed-by", key)

@@ -108,7 +108,7 @@ class RunResult(Shown):
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """95 % bootstrap interval of each of the :attr:`scores` that has one, over the test rows."""
+        """95 % interval of each of the :attr:`scores` that has one, over the test rows."""
         return {name: (ends[0], ends[1]) for name, ends in self._figures.get("intervals", {}).items()}
 
     def scores_to_dataframe(self) -> pandas.DataFrame:

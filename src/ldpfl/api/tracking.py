@@ -52,7 +52,7 @@ class TrackerCallback(Callback):
         """Hand over the figures of a round, unless they are private."""
         allowed = metrics if self._tracker.is_local else public_round(self._config, metrics)
         if allowed is not None:
-            self._call_or_warn(lambda: self._tracker.log(round_figures(self._metric, allowed), metrics.round))
+            self._call_or_warn(lambda: self._tracker.log(round_figures(self._config, self._metric, allowed), metrics.round))
 
     def on_run_end(self, result: RunResult) -> None:
         """Hand over the final figures, the guarantee, and the files that may be handed on."""

@@ -71,7 +71,7 @@ def plan(
     if regime is not None or target is not None:
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
-            raise ConfigError(f"{' and '.join(missing)} is missing: to plan a regime give --regime, --target and --clients")
+            raise ConfigError(f"a plan of a regime lacks {' and '.join(missing)}: give --regime, --target and --clients")
         other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
         other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
         unfit_flags = [flag for flag, value in other_flags.items() if value is not None]
@@ -100,7 +100,7 @@ def plan(
     }
     if target_central is None and (epsilon is None or clients is None):
         absent = " and ".join(flag for flag, value in (("--epsilon", epsilon), ("--clients", clients)) if value is None)
-        raise ConfigError(f"{absent} is missing: give --epsilon and --clients, or --target-central and one of them")
+        raise ConfigError(f"the plan lacks {absent}: give --epsilon and --clients, or --target-central and one of them")
     if target_central is not None and epsilon is None and clients is None:
         raise ConfigError("--target-central needs --epsilon (to find the clients) or --clients (to find the epsilon)")
     if plot is not None:  # checked first, because planning may take half a minute

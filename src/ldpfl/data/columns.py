@@ -76,8 +76,8 @@ def resolve_column_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, 
 
 _NOTE_ON_TEXTS = (
     "most cells of {names} are texts of several words. In a table each different text is a separate category, so almost nothing can be "
-    "learnt from it. To train a model of texts on this column alone, set --text {name} (data.text), see docs/transformers.md. Otherwise "
-    "leave the column out: list the columns to use in data.columns"
+    "learnt from it. To train a model of texts on this column alone, set --text {name} --model embedding-bag; for larger models see "
+    "docs/transformers.md. Otherwise leave the column out: list the columns to use in data.columns"
 )
 
 

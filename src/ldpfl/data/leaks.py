@@ -1,4 +1,4 @@
-"""Notice faults of a table that its cells show: columns that give the target away, several rows of a person, columns without values.
+"""Notice faults of a table that its cells show: columns that give the target away, several rows of a person, missing values.
 
 A column that gives the target away is, for example, a copy of it or filled in after the outcome. All of this looks at private cells, so
 only a simulation on the user's own rows calls it, and its notes are not published.
@@ -27,6 +27,12 @@ REPEATED = "rows of one person are both in training and in the test"
 
 EMPTY = "columns without any value"
 """Start of the note on empty input columns. The note reveals a property of private rows."""
+
+GAPS = "columns with missing values"
+"""Start of the note on input columns in which some cells have no value. The note reveals a property of private rows."""
+
+_MAX_NAMED = 8
+"""Maximum number of columns that the note on missing values names."""
 
 _MAX_ROWS = 20_000
 """Number of rows that are looked at, at even distances. More rows would take seconds."""
@@ -81,7 +87,7 @@ def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, 
 
 
 def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
-    """Yield a note on columns of persons with repeated values, if ``data.person`` is not set, and one on input columns without any value.
+    """Yield a note on columns of persons with repeated values, if ``data.person`` is not set, and notes on missing values of inputs.
 
     ``config`` has the kind of each column filled in.
     """
@@ -96,9 +102,15 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
                     f"{name}. So scores and intervals are too good, and one row is protected, not one person. Where a value means a "
                     f"person, set --person {name} (data.person)"
                 )
-    empty = [name for name in config.columns if not any(column_words(table, name, values=config.categories.get(name, ())))]
+    shares = {name: column_words(table, name, values=config.categories.get(name, ())).count("") / len(table) for name in config.columns}
+    empty = [name for name, share in shares.items() if share == 1]
     if empty:
         yield f"{EMPTY}: {', '.join(empty)}. Their inputs are the same for all rows; leave them out (data.columns names the columns to use)"
+    gaps = sorted((name for name, share in shares.items() if 0 < share < 1), key=lambda name: -shares[name])
+    if gaps:
+        named = ", ".join(f"{name} ({shares[name]:.1%})" for name in gaps[:_MAX_NAMED])
+        more = f" and {len(gaps) - _MAX_NAMED:,} more" * (len(gaps) > _MAX_NAMED)
+        yield f"{GAPS}: {named}{more}. data.missing says how a missing number is treated ({config.missing}); a missing word is no word"
 
 
 def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple[str, bool]]:

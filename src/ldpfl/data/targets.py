@@ -204,10 +204,10 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
     for table in tables if numeric else ():
         _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [column_words(table, name, numeric=numeric, values=config.classes) for table in tables]
+    classes = list(config.classes) or _classes_in(tables[0], name, words[0])
     for table, table_words in zip(tables, words, strict=True):
         remedy = "leave such rows out; or, if the word is a class, name all classes, --set 'data.classes=[\"none\", ...]'"
         _check_none_missing(table, name, np.array([not word for word in table_words]), remedy)
-    classes = list(config.classes) or _classes_in(tables[0], name, words[0])
     class_numbers = {word: number for number, word in enumerate(classes)}
     targets = []
     for table, table_words in zip(tables, words, strict=True):
@@ -244,9 +244,13 @@ def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
-    """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes."""
-    classes = sorted(set(words), key=natural_key)
-    check_number_of_classes(name, len(classes), numeric=table.is_numeric(name))
+    """Return the distinct ``words`` of the target ``name`` in natural order, or raise if they are not plausible as classes.
+
+    An empty word, which is a missing value, is no class.
+    """
+    classes = sorted({*words} - {""}, key=natural_key)
+    if len(classes) > 1 or "" not in words:
+        check_number_of_classes(name, len(classes), numeric=table.is_numeric(name))
     return classes
 
 

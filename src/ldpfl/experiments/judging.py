@@ -16,7 +16,7 @@ from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured
 from ldpfl.tasks import unusable, weighted_metrics
 from ldpfl.tasks.outcomes import MIN_COUNT, appended_times, expected_count, median_class, survival_probabilities
-from ldpfl.tasks.weighted_metrics import FiguresOfCounts, Floats
+from ldpfl.tasks.weighted_metrics import Figures, Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class EvaluatedModel:
     scores: dict[str, float]
     predicted: Floats = field(default_factory=lambda: np.empty(0))
     observed: NDArray[Any] = field(default_factory=lambda: np.empty(0))
-    metrics_function: Callable[[Floats, Any], FiguresOfCounts] | None = None
-    figures: FiguresOfCounts | None = None
+    metrics_function: Callable[[Floats, Any], Figures] | None = None
+    figures: Figures | None = None
     unusable: bool = False
     constant: bool = False
     classes: NDArray[np.int64] | None = None
@@ -133,7 +133,7 @@ _TOLERANCE = 1e-6
 """Difference between outputs, as a fraction of the largest one, up to which it counts as rounding."""
 
 
-_MetricsInput = tuple[Callable[[Floats, Any], FiguresOfCounts], Floats, NDArray[Any]]
+_MetricsInput = tuple[Callable[[Floats, Any], Figures], Floats, NDArray[Any]]
 """Function that computes weighted metrics, and its two arguments: outputs and observed targets, in the form that it takes."""
 
 

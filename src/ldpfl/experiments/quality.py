@@ -89,7 +89,7 @@ def quality_entries(
     row_count = len(evaluated.observed)
     persons = _person_numbers(federation, np.arange(row_count))
     unsure_metrics, entries["intervals_note"] = _unreliable_metrics(evaluated, evaluated.observed, persons)
-    all_intervals = weighted_metrics.bootstrap_intervals(evaluated.figures, row_count, seed, person_of_row=persons)
+    all_intervals = weighted_metrics.confidence_intervals(evaluated.figures, row_count, seed, person_of_row=persons)
     if persons is not None:
         entries["resampled"] = "persons"
     if intervals := {name: all_intervals[name] for name in evaluated.scores if name in all_intervals and name not in unsure_metrics}:
@@ -232,7 +232,7 @@ def _site_entry(federation: Federation, evaluated: EvaluatedModel, client: int, 
     unit_count = rows.size if persons is None else int(persons.max()) + 1  # rows, or persons if the data name them
     if evaluated.is_of_two_classes:  # both shares are given for any number of rows
         entry["scores"] = {weighted_metrics.PREDICTED: float(expit(predicted).mean()), weighted_metrics.OBSERVED: float(observed.mean())}
-        entry["intervals"] = {weighted_metrics.OBSERVED: weighted_metrics.share_interval(observed, unit_count)}
+        entry["intervals"] = {weighted_metrics.OBSERVED: weighted_metrics.share_interval(observed, persons)}
     if unit_count < MIN_SITE_ROWS:
         return {**entry, "note": f"too few {'rows' if persons is None else 'persons'}: figures need {MIN_SITE_ROWS}"}
     if evaluated.is_of_two_classes and entry["events"] in (0, rows.size):
@@ -242,7 +242,7 @@ def _site_entry(federation: Federation, evaluated: EvaluatedModel, client: int, 
         return {**entry, "note": note}
     figures = evaluated.metrics_function(predicted, observed)
     scores = {name: value for name, value in weighted_metrics.figures_of_all_rows(figures, rows.size).items() if name not in unsure_metrics}
-    intervals = weighted_metrics.bootstrap_intervals(figures, rows.size, seed, person_of_row=persons) if scores else {}
+    intervals = weighted_metrics.confidence_intervals(figures, rows.size, seed, person_of_row=persons) if scores else {}
     entry["scores"] |= scores
     entry["intervals"] |= {name: intervals[name] for name in scores if name in intervals}
     return {**entry, "note": note}

@@ -133,20 +133,11 @@ _TO_WHOM: Mapping[str, str] = {
     "summed": ", even to a server that sees only the sum over all clients",
 }
 _UNPROVED = " That is not proved: it rests on code that is not ldpfl's."
-_VERDICTS: Mapping[str, str] = {
-    "client": (
-        "A client is {degree}: who sees all that it ever sends in this run, and guesses which of two data sets it holds, is right "
-        "with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
-    ),
-    "record": (
-        "One record of a client is {degree}: who sees all that the client ever sends in this run, and guesses which of two records it "
-        "holds, is right with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
-    ),
-    "person": (
-        "A person at a client is {degree}: who sees all that the client ever sends in this run, and guesses which of two persons' records "
-        "it holds, is right with probability {percent} at most ({trusted}; {source}; chance is 50 %)."
-    ),
-}
+_VERDICT = (
+    "An observer who sees all that a client ever sends in this run, and guesses which of two {held} the client holds, is right with "
+    "probability {percent} at most ({trusted}; {source}; chance is 50 %)."
+)
+_HELD: Mapping[str, str] = {"client": "data sets", "record": "records", "person": "persons' records"}
 
 
 _DIGITS = 1e-9
@@ -237,13 +228,12 @@ class Statement(Shown):
             return _NO_PROTECTION[self.protected].format(to_whom=_TO_WHOM[best.trust_model])
         trusted = IF_TRUSTED[best.trust_model]
         unproved = "" if self.status == "proved" else _UNPROVED
-        degree = "protected" if worth_of(best.epsilon) == "good" else "protected a little"
         # Two upper bounds of the probability of a right guess between two data sets: by (epsilon, delta), and by total variation.
         by_epsilon, by_noise = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon)), (1 + self.distance) / 2
         source = "by epsilon" if by_epsilon <= by_noise else "by the noise of all releases, which epsilon bounds less closely"
         probability = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))
         percent = f"{ceil(100_000 * probability) / 1000:g} %"
-        return _VERDICTS[self.protected].format(degree=degree, percent=percent, trusted=trusted, source=source) + unproved
+        return _VERDICT.format(held=_HELD[self.protected], percent=percent, trusted=trusted, source=source) + unproved
 
     def figures(self) -> dict[str, float | str | None]:
         """Return the epsilons by name, for JSON: None if an epsilon is unknown, "infinity" if nothing is protected."""

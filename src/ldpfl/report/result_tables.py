@@ -26,6 +26,7 @@ from ldpfl.report.scores import (
     metric_heading,
     no_score_sentence,
     no_slope_sentence,
+    noise_unit_sentence,
     score_change,
     seed_text,
     site_columns,
@@ -132,7 +133,9 @@ def _table_of_cells(title: str, columns: Sequence[str], rows: Sequence[Sequence[
 
 def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     """Return the table of a sweep: a line for each variant and point, scores with their spread over the seeds."""
-    epsilon_keys = {"sum": "local_pure", "local": "local"}  # by column title
+    epsilon_keys = {"local": "local"}  # by column title
+    if any(_epsilon_cell(row, "local_pure") not in ("-", NO_EPSILON) for row in rows):
+        epsilon_keys = {"pure": "local_pure", **epsilon_keys}
     if any(row.privacy.get(_SHUFFLED) is not None for row in rows):
         epsilon_keys["shuffled"] = _SHUFFLED
     frontier_ids = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
@@ -140,15 +143,15 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         *_identifying_columns(sweep, rows, [" *" * (id(row) in frontier_ids) for row in rows]),
         Column(metric_heading(metric_of(rows)), [score_with_spread(row) for row in rows]),
         Column("bytes", [f"{row.bytes_per_client:,}" if row.bytes_per_client else "-" for row in rows], dropped=2),
-        *(Column(title, [_epsilon_cell(row, key) for row in rows], dropped=3 * (title == "sum")) for title, key in epsilon_keys.items()),
+        *(Column(title, [_epsilon_cell(row, key) for row in rows], dropped=3 * (title == "pure")) for title, key in epsilon_keys.items()),
         Column("seconds", [f"{row.seconds:.0f}" for row in rows], dropped=1),
     ]
-    legend = [
-        "bytes: of one client in one round; sum: epsilon of its whole run, all releases added up; local: by composition, trusting nobody"
-    ]
+    legend = ["bytes: of one client in one round; local: epsilon of its whole run, trusting nobody"]
+    if "pure" in epsilon_keys:
+        legend[0] += "; pure: this epsilon at delta 0"
     if "shuffled" in epsilon_keys:
         legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
-    legend[0] += _no_epsilon_legend(rows)
+    legend[0] += _no_epsilon_legend(rows, with_pure="pure" in epsilon_keys)
     protected = {row.privacy.get("protected") for row in rows}
     if "record" in protected:
         legend[0] += "; a record: the epsilon protects one record of a client, not the client as a whole"
@@ -211,13 +214,13 @@ def claim_mark(row: Row) -> str:
 CLAIM_LEGEND = f"† not proved, but {AUTHORS_CLAIM}: it rests on code that is not ldpfl's"
 
 
-def _no_epsilon_legend(rows: Sequence[Row]) -> str:
+def _no_epsilon_legend(rows: Sequence[Row], *, with_pure: bool) -> str:
     """Return the part of the legend that explains rows without an epsilon; empty if each row has one."""
     unprotected = [row for row in rows if _epsilon_cell(row, "local") == NO_EPSILON]
-    without_sum = [row for row in rows if _epsilon_cell(row, "local_pure") == NO_EPSILON and _epsilon_cell(row, "local") != NO_EPSILON]
+    without_pure = [row for row in rows if _epsilon_cell(row, "local_pure") == NO_EPSILON and _epsilon_cell(row, "local") != NO_EPSILON]
     under_local = f"; {NO_EPSILON} under local: no epsilon is known, for example because values leave without noise: nothing is guaranteed"
-    under_sum = f"; {NO_EPSILON} under sum: this noise has no epsilon at delta 0"
-    return (under_local if unprotected else "") + (under_sum if without_sum else "")
+    under_pure = f"; {NO_EPSILON} under pure: this noise has no epsilon at delta 0"
+    return (under_local if unprotected else "") + (under_pure if with_pure and without_pure else "")
 
 
 def _noise_figures(row: Row) -> tuple[str, ...]:
@@ -240,9 +243,8 @@ def layer_table(result: dict[str, Any]) -> Table:
         radius = [_number_or_dash(layer["radius"])] if has_ranges else []
         clipped = [_percent_or_dash(layer["clipped_fraction"])] if has_ranges else []
         table.add_row(Text(name), f"{layer['weights']:,}", *radius, _number_or_dash(layer["noise_std"]), *clipped)
-    if has_ranges:
-        table.caption = "* known only in a simulation; a server never sees it"
-        table.caption_justify = "left"
+    table.caption = "* known only in a simulation; a server never sees it" if has_ranges else noise_unit_sentence(result) or None
+    table.caption_justify = "left"
     return table
 
 

@@ -214,10 +214,17 @@ def listed(names: Sequence[str]) -> str:
 def intervals_sentence(result: Mapping[str, Any]) -> str:
     """Return a sentence on how intervals were computed, and one on why some figures have none."""
     any_bootstrap = any(not name.endswith(MEASURED_AT_CLIENTS) for name in result.get("intervals", ()))
-    sentence = f"Intervals: 95 %, by a bootstrap over test {resampled_units(result)}." if any_bootstrap else ""
+    sentence = (
+        f"Intervals: 95 %, Wilson's for shares of rows, else by a bootstrap over test {resampled_units(result)}." if any_bootstrap else ""
+    )
     reason = result.get("intervals_note")
     missing = f"{'Some figures have no interval' if sentence else 'No intervals'}: {reason}." if reason else ""
     return " ".join(filter(None, (sentence, missing)))
+
+
+def noise_unit_sentence(result: Mapping[str, Any]) -> str:
+    """Return a sentence on the unit of the noise in the mean if it is not that of the weights or gradients; otherwise an empty text."""
+    return "Noise is in multiples of the clipping norm (mechanism.clip_norm)." if result["mechanism"] == "dp-sgd" else ""
 
 
 def clipped_records(result: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
 from ldpfl.server import RoundMetrics
 
 if TYPE_CHECKING:
@@ -171,9 +172,16 @@ def _import_client(module: str, extra: str) -> Any:
         raise ConfigError(f"track is {extra!r}, but its client is not installed: pip install 'ldpfl[{extra}]'") from error
 
 
-def round_figures(metric: str, metrics: RoundMetrics) -> dict[str, float]:
-    """Return the figures of a round by name, without those that have no value. ``metric`` is the name of the score."""
+def round_figures(config: RunConfig, metric: str, metrics: RoundMetrics) -> dict[str, float]:
+    """Return the figures of a round by name, without those that have no value. ``metric`` is the name of the score.
+
+    Weights have a clipping range only with some mechanisms. A clipping norm is a figure of the round if it is adaptive, else a setting.
+    """
     figures = {metric: metrics.score, "clients": metrics.clients, "bytes": metrics.uplink_bytes_per_client, "seconds": metrics.seconds}
-    layers = {"noise std": metrics.noise_std, "radius": metrics.radius, "clipped": metrics.clipped_fraction}
+    layers = {"noise std": metrics.noise_std, "clipped": metrics.clipped_fraction}
+    if config.mechanism.uses_ranges:
+        layers["radius"] = metrics.radius
+    elif config.clipping.is_adaptive:
+        figures["clipping norm"] = max(metrics.radius.values())  # the same in all layers
     figures |= {f"{kind}/{layer}": value for kind, by_layer in layers.items() for layer, value in by_layer.items()}
     return {name: float(value) for name, value in figures.items() if isfinite(value)}

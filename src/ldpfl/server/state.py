@@ -71,7 +71,7 @@ class RoundMetrics:
         clipped_fraction: by layer, share of (client, weight) values outside their clipping range; empty on a real server.
         clipped_records: share of the round's records whose gradient exceeded the clipping norm; None if per-record gradients are not
             clipped, and on a real server.
-        noise_std: by layer, largest standard deviation of the noise in the mean.
+        noise_std: by layer, largest standard deviation of the noise in the mean. With ``dp-sgd`` in multiples of the clipping norm.
         radius: by layer, radius of the range used in this round, or the adaptive clipping norm.
         seconds: wall time of the round.
         validation: loss of the new model on the rows for early stopping; None if nothing was trained or validated.

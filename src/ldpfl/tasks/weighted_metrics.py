@@ -6,7 +6,9 @@ product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,27 @@ from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.survival import brier_errors, count_comparable_pairs
 
 Floats = NDArray[np.float64]
-FiguresOfCounts = Callable[[Floats], dict[str, Floats]]
-"""Function from the number of times that each row is drawn in each of B resamples, (B, n), to each figure (B,), by name.
 
-A figure is NaN where it has no value. Most figures follow from sums over the drawn rows: ``row_terms`` (n, S) are what a row adds to each
-of S sums, so all sums of all resamples are one matrix product.
-"""
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """Figures of a model on n rows, as a function of how often each row is drawn.
+
+    Most figures follow from sums over the drawn rows: ``row_terms`` (n, S) are what a row adds to each of S sums, so all sums of all
+    resamples are one matrix product.
+
+    Attributes:
+        of_counts: function from the number of times that each row is drawn in each of B resamples, (B, n), to each figure (B,), by name.
+            A figure is NaN where it has no value.
+        shares: the figures that are a share of rows, by name: 1 for a row that is a hit, 0 for a miss, NaN for a row that is neither (n,).
+    """
+
+    of_counts: Callable[[Floats], dict[str, Floats]]
+    shares: Mapping[str, Floats] = field(default_factory=dict)
+
+    def __call__(self, counts: Floats) -> dict[str, Floats]:
+        return self.of_counts(counts)
+
 
 AUROC, PRECISION, BRIER = "AUROC", "average precision", "Brier score"
 PREDICTED, OBSERVED, SLOPE = "mean predicted risk", "observed share", "calibration slope"
@@ -49,8 +66,8 @@ def name_at_threshold(figure: str, threshold: str) -> str:
     return f"{figure} at {threshold}"
 
 
-def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> FiguresOfCounts:
-    """Return a function from row counts to the figures of a two-class model, see :data:`FiguresOfCounts`.
+def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> Figures:
+    """Return a function from row counts to the figures of a two-class model, see :class:`Figures`.
 
     The model predicts risks whose log odds are ``logits`` (n,). ``events`` (n,) says which rows had the event. With a ``threshold``, the
     figures of rows flagged from this risk on are added to those at 0.5 and at the base rate.
@@ -67,6 +84,11 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     parts += [part for flags in flagged.values() for part in (flags * observed, flags)]
     # The commonest class is that of all rows. The larger of the two shares in each resample would on average be too large.
     is_common = observed.mean() > 0.5
+    shares = {OBSERVED: observed, ACCURACY: correct.astype(np.float64), COMMONEST: observed if is_common else 1 - observed}
+    for name, flags in flagged.items():
+        shares[name_at_threshold(SENSITIVITY, name)] = np.where(events, flags, np.nan)
+        shares[name_at_threshold(SPECIFICITY, name)] = np.where(events, np.nan, ~flags)
+        shares[name_at_threshold(PPV, name)] = np.where(flags, observed, np.nan)
     row_terms, ranked, slope = (
         np.stack(parts, axis=1).astype(np.float64),
         _ranking_figures(logits, observed),
@@ -99,10 +121,10 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
             values[name_at_threshold(PPV, name)] = true / positive
         return values
 
-    return figures
+    return Figures(figures, shares)
 
 
-def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
+def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures:
     """Return a function from row counts to the figures of a classifier with ``logits`` (n, K), for observed ``classes`` (n,).
 
     The Brier score adds up over the classes. The calibration slope is the factor on all logits that makes ``classes`` most likely. In a
@@ -124,10 +146,10 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
         values |= {MACRO_F1: _mean_over_classes((2 * right / (predicted_counts + observed_counts))[counted_classes]), **auroc(counts)}
         return {**values, BRIER: brier / rows, SLOPE: slope(counts)}
 
-    return figures
+    return Figures(figures, {ACCURACY: (predicted * observed).sum(axis=1), COMMONEST: observed[:, commonest]})
 
 
-def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
+def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> Figures:
     """Return a function from row counts to the figures of a model with ``logits`` (n, L), for observed ``labels`` (n, L).
 
     Only labels that some rows have and others lack count.
@@ -147,10 +169,10 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> FiguresOfCounts:
         f1 = np.where(has_f1, np.nan_to_num(2 * found_counts / (predicted_counts + observed_counts)), np.nan)
         return {**auroc(counts), MACRO_F1: _mean_over_classes(f1[counted_labels]), EXACT_MATCH: right / rows}
 
-    return figures
+    return Figures(figures, {EXACT_MATCH: exact[:, 0].astype(np.float64)})
 
 
-def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
+def number_figures(predictions: Floats, targets: Floats) -> Figures:
     """Return a function that computes the figures of ``predictions`` (n,) against observed numbers ``targets`` (n,).
 
     Its argument (B, n) says how often each row is drawn in each of B resamples. R2 is NaN if all targets are equal.
@@ -167,10 +189,10 @@ def number_figures(predictions: Floats, targets: Floats) -> FiguresOfCounts:
         errors = {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
         return {**errors, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: observed / rows}
 
-    return figures
+    return Figures(figures)
 
 
-def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
+def count_figures(expected: Floats, counts: Floats) -> Figures:
     """Return a function that computes the figures of predicted counts (``expected`` (n,), above 0) against observed ``counts`` (n,).
 
     Its argument (B, n) says how often each row is drawn in each of B resamples. The figures are the share of the Poisson deviance around
@@ -189,10 +211,10 @@ def count_figures(expected: Floats, counts: Floats) -> FiguresOfCounts:
         explained = 1 - deviance / around_mean if varies else np.full(len(row_counts), np.nan)
         return {DEVIANCE: explained, "MAE": error / rows, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: total / rows}
 
-    return figures
+    return Figures(figures)
 
 
-def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> FiguresOfCounts:
+def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figures:
     """Return a function that computes the figures of ``predicted`` ordered classes (n,) against observed ``classes`` (n,).
 
     Its argument (B, n) says how often each row is drawn in each of B resamples.
@@ -212,10 +234,10 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
         rows, squares, predicted_sum, observed, squares_sum, right, error = (counts @ row_terms).T
         return {KAPPA: 1 - squares / (squares_sum - 2 * predicted_sum * observed / rows), ACCURACY: right / rows, CLASS_ERROR: error / rows}
 
-    return figures
+    return Figures(figures, {ACCURACY: (distance == 0).astype(np.float64)})
 
 
-def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> FiguresOfCounts:
+def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> Figures:
     """Return a function from row counts to the figures of a model that predicts ``survival`` (n, K).
 
     These are the probabilities that a row's time lies beyond each of ``cuts`` (K,). ``times_and_events`` (n, 2) are the observed times, and
@@ -232,19 +254,22 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
         rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
-    return figures
+    return Figures(figures)
 
 
-def figures_of_all_rows(figures: FiguresOfCounts, rows: int) -> dict[str, float]:
+def figures_of_all_rows(figures: Figures, rows: int) -> dict[str, float]:
     """Return each figure over all rows, each counted once. ``rows`` is their number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return {name: float(value[0]) for name, value in figures(np.ones((1, rows))).items()}
 
 
-def bootstrap_intervals(
-    figures: FiguresOfCounts, rows: int, seed: int, resamples: int = RESAMPLES, person_of_row: NDArray[np.int64] | None = None
+def confidence_intervals(
+    figures: Figures, rows: int, seed: int, resamples: int = RESAMPLES, person_of_row: NDArray[np.int64] | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Return the 95 % bootstrap interval of each figure, by name. Resamples in which a figure has no value are left out.
+    """Return the 95 % interval of each figure, by name: Wilson's for shares of rows, a bootstrap's for other figures.
+
+    A bootstrap's interval of a share would be a single point if all rows, or none, were hits. Resamples in which a figure has no value
+    are left out.
 
     Each resample draws as many of the ``rows`` rows as there are, with replacement. If ``person_of_row`` (rows,) numbers the person of each
     row from 0, persons are drawn instead, each with all its rows, because the rows of one person resemble each other.
@@ -263,9 +288,12 @@ def bootstrap_intervals(
                 by_name.setdefault(name, []).append(values)
     ends = {}
     for name, parts in by_name.items():
-        values = np.concatenate(parts)
-        known = values[np.isfinite(values)]
-        if known.size:
+        values = figures.shares[name] if name in figures.shares else np.concatenate(parts)
+        is_known = np.isfinite(values)
+        known = values[is_known]
+        if known.size and name in figures.shares:
+            ends[name] = share_interval(known, None if person_of_row is None else person_of_row[is_known])
+        elif known.size:
             low, high = np.quantile(known, (0.025, 0.975))
             ends[name] = (float(low), float(high))
     return ends
@@ -278,14 +306,12 @@ def calibration_groups(
 
     Each group also has its number of ``rows`` and an interval from ``low`` to ``high``. If the observations ``observed`` (n,) are events
     (``shares``), it is the 95 % interval (Wilson's) of their share. If they are numbers, it holds the middle 80 % of them. If
-    ``person_of_row`` (n,) numbers each row's person, Wilson's interval is as wide as for one row a person, since the rows of one person
-    resemble each other.
+    ``person_of_row`` (n,) numbers each row's person, see :func:`share_interval`.
     """
     groups = []
     for group in np.array_split(np.argsort(predicted, kind="stable"), min(bins, len(predicted))):
         if shares:
-            units = group.size if person_of_row is None else np.unique(person_of_row[group]).size
-            low, high = share_interval(observed[group], units)
+            low, high = share_interval(observed[group], None if person_of_row is None else person_of_row[group])
         else:
             low, high = (float(end) for end in np.quantile(observed[group], (0.1, 0.9)))
         means = {"predicted": float(predicted[group].mean()), "observed": float(observed[group].mean())}
@@ -293,12 +319,25 @@ def calibration_groups(
     return groups
 
 
-def share_interval(events: NDArray[Any], units: int) -> tuple[float, float]:
-    """Return the 95 % interval (Wilson's) of the share of ones among ``events`` (n,), as wide as if there were ``units`` rows."""
-    from scipy.stats import binomtest  # slow to import
+def share_interval(hits: NDArray[Any], person_of_row: NDArray[np.int64] | None = None) -> tuple[float, float]:
+    """Return the 95 % interval (Wilson's) of the share of ones among ``hits`` (n,), which are 0 or 1.
 
-    ends = binomtest(round(float(events.mean()) * units), units).proportion_ci(method="wilson")
-    return float(ends.low), float(ends.high)
+    If ``person_of_row`` (n,) numbers each row's person, n is divided by the design effect: the variance of the share over persons, as a
+    multiple of its variance over independent rows. Too few hits or misses cannot show this effect. Then it is that of persons whose rows
+    are all equal.
+    """
+    share, rows = float(hits.mean()), float(hits.size)
+    if person_of_row is not None:
+        too_few = min(hits.sum(), (1 - hits).sum()) < _MIN_HITS
+        deviations = np.ones(hits.size) if too_few else hits - share
+        rows /= max(1.0, (np.bincount(person_of_row, deviations) ** 2).sum() / (deviations**2).sum())
+    z_squared = 1.959964**2
+    middle, half = share + z_squared / (2 * rows), sqrt(z_squared * (share * (1 - share) / rows + z_squared / (4 * rows**2)))
+    return max(0.0, (middle - half) / (1 + z_squared / rows)), min(1.0, (middle + half) / (1 + z_squared / rows))
+
+
+_MIN_HITS = 10
+"""Minimum number of rows that are hits, and of misses, from which the design effect of a share is measured."""
 
 
 def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats], tuple[Floats, Floats]]:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 from ldpfl_verify.errors import CertificateError, printable
@@ -31,8 +32,12 @@ def check_files(files: Sequence[Path], ledger: Path | None, signed_by: str | Non
     """Print a second opinion on each certificate in ``files``, and return the exit code. Each line on stderr begins with ``program``."""
     opinions: list[tuple[Path, SecondOpinion]] = []
     refused = False
-    for file in (path / _CERTIFICATE if path.is_dir() else path for path in files):
+    for path in files:
+        file = path / _CERTIFICATE if path.is_dir() else path
         try:
+            if path.is_dir() and not file.exists():
+                command = f"ldpfl certify {quote(str(path))} --out {quote(str(file))}"
+                raise CertificateError(f"{path} holds no {_CERTIFICATE}: write one for a run's folder with {command}")
             opinions.append((file, verify(file, ledger=ledger, signed_by=signed_by)))
         except CertificateError as error:
             print(f"{program}: {error}", file=sys.stderr)
