@@ -174,7 +174,8 @@ _RIGHTS_FAULTS = (
     ORDER BY others.rolcanlogin DESC, 1""",
     # An update of an extension may list later grants among the first ones, so only PostgreSQL's own roles are accepted from there.
     f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TO_REVOKE}
-    FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang, aclexplode(proacl) AS given
+    FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang,
+    aclexplode(coalesce(proacl, acldefault('f', proowner))) AS given
     LEFT JOIN pg_roles ON pg_roles.oid = grantee
     WHERE rolsuper IS NOT TRUE AND (NOT {_ONLY_RESETS_STATISTICS} OR grantee = proowner)
     AND (grantee >= {_FIRST_USER_OID} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",
