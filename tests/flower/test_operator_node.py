@@ -17,7 +17,7 @@ from flower_parts import POLICY, Train, ask, config_of, instruction, shift, star
 from flwr.app import Context, Message, RecordDict
 
 from brought_package import install
-from ldpfl.errors import ConfigError, NoRelay, RelayUnreachable
+from ldpfl.errors import ChargedBefore, ConfigError, NoRelay, RelayUnreachable
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.operator_node import PATIENCE, read_token
@@ -187,6 +187,14 @@ def test_the_lifetime_budget_ends_the_rounds_of_a_client(tmp_path: Path, budget:
     """100 / 30: three rounds, then no more, whatever run the server calls it."""
     replies = [reply_of(write_policy(tmp_path), budget, terms_of(run=f"run-{n}", round=n)) for n in range(1, 6)]
     assert [declined(reply) for reply in replies] == [False, False, False, True, True]
+    assert len(read_charges(budget)) == 3
+
+
+def test_a_round_that_was_charged_is_not_reported_again_in_replies(tmp_path: Path, budget: Path) -> None:
+    """The server's ledger counts one report a round. It asks again only if its run folder is an older copy."""
+    policy = write_policy(tmp_path)
+    replies = [reply_of(policy, budget, terms_of(**changes)) for changes in ({}, {}, {"round": 2}, {"run": "another"})]
+    assert [str(reply.error.reason) if reply.has_error() else "sent" for reply in replies] == ["sent", ChargedBefore.public, "sent", "sent"]
     assert len(read_charges(budget)) == 3
 
 
