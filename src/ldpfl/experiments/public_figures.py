@@ -15,13 +15,13 @@ from typing import Any
 from ldpfl.data.leaks import EMPTY, LEAK, REPEATED
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import SECRET_SEED_NOTE, SIMULATION
-from ldpfl.experiments.figures import CHANCE, COMMON_EVENT, EXTREME, NARROW, OFF, OFF_MEAN, ONE_CLASS, STOPPED, UNUSABLE
+from ldpfl.experiments.figures import CHANCE, COMMON_EVENT, EXTREME, NARROW, NO_SCORES, OFF, OFF_MEAN, ONE_CLASS, STOPPED, UNUSABLE
 from ldpfl.experiments.start_warnings import SCALE
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 from ldpfl.util.user_code import public_name
 
-_ON_PRIVATE_ROWS = (CHANCE, COMMON_EVENT, EMPTY, EXTREME, LEAK, NARROW, OFF, OFF_MEAN, ONE_CLASS, REPEATED, SCALE, UNUSABLE)
+_ON_PRIVATE_ROWS = (CHANCE, COMMON_EVENT, EMPTY, EXTREME, LEAK, NARROW, NO_SCORES, OFF, OFF_MEAN, ONE_CLASS, REPEATED, SCALE, UNUSABLE)
 """Starts of notes that reveal something about rows that are not protected."""
 
 

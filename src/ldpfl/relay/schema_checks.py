@@ -150,7 +150,8 @@ _RIGHTS_FAULTS = (
     f"""SELECT 'others have rights in ' || CASE WHEN number = 0 THEN '' ELSE 'a column of ' END || relname
     FROM {_RELATION_RIGHTS} JOIN pg_class ON oid = relation, aclexplode(acl) AS given
     WHERE relation IN {_WITH_FILES} AND given.grantee <> relowner""",
-    # A membership that may only be handed on, such as PostgreSQL 16 gives to whoever made the role, uses nothing.
+    # PostgreSQL 16 gives whoever made a role a membership that may only be handed on, and only a superuser can revoke it. It is accepted,
+    # because a hosted server has no superuser. Its holder can make itself a full member later: docs/relay.md says so.
     f"""SELECT pg_get_userbyid(member) || ' is a member of the role ' || current_user
     FROM pg_auth_members JOIN pg_roles ON pg_roles.oid = member
     WHERE roleid = {_MY_ROLE} AND NOT rolsuper
