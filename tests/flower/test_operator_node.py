@@ -262,7 +262,8 @@ def test_training_that_fails_is_charged_and_reported_as_any_other(tmp_path: Path
 
     own = {"LDPFL_POLICY": str(write_policy(tmp_path)), "LDPFL_BUDGET": str(budget)}
     with mock.patch.dict(os.environ, own):
-        replies = [ask(LdpClientApp(app)).content.config_records["ldpfl"] for app in (train, shift)]
+        asked = [(LdpClientApp(app), instruction(terms_of(round=number))) for number, app in enumerate((train, shift), 1)]
+        replies = [ask(app, message).content.config_records["ldpfl"] for app, message in asked]
     assert {name: type(value) for name, value in replies[0].items()} == {name: type(value) for name, value in replies[1].items()}
     assert len({len(bytes(reply["report"])) for reply in replies}) == 1  # type: ignore[arg-type]
     assert len(read_charges(budget)) == 2
