@@ -11,8 +11,8 @@ from ldpfl.deploy.demo import RunEnd, Watch, check_server_app_starts, refusal_re
 from ldpfl.deploy.site import Site
 from ldpfl.errors import DeploymentError
 from ldpfl.experiments import RunConfig
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.round_kinds import PlannedRound
 
 

@@ -27,6 +27,7 @@ from ldpfl.cli import main
 from ldpfl.errors import ConfigError, DataError, PrivacyError
 from ldpfl.experiments import RunConfig, Runner, figures as figures_module, read_config, runner as runner_module
 from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import statement as statement_module
 from ldpfl.privacy.statement import account
@@ -499,6 +500,8 @@ def test_what_fails_after_the_last_round_costs_no_run_its_result(tiny_data: Path
     for lack in ("no noise-free baseline", "no curve.svg", "no scores of the final model", "no figure of privacy"):
         assert any(line.startswith(lack) and "unexpected ZeroDivisionError at" in line for line in said), lack
     assert "secret-4711" not in " ".join(said)
+    held_out = public_caveats(config_of("data.evaluate_on=holdout"), found["caveats"])  # scored on private rows, which an error may quote
+    assert not any(line.startswith("no scores of the final model") for line in held_out)
     # Nothing looks better than it is.
     assert found["epsilon_per_unit"] == "infinity"
     assert found["privacy"]["guarantees"] == []

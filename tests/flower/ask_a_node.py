@@ -92,7 +92,8 @@ def main(folder: Path) -> None:
 
     rounds = [*with_bad_terms(), *with_bad_run_config(random.Random(5), 100)]
     sys.addaudithook(watch)
-    for content, settings in rounds:
+    for number, (content, settings) in enumerate(rounds):
+        content.config_records["ldpfl"]["run"] = f"run-{number}"  # a node reports each round of a run once
         grid = InProcessGrid(client_app, 1, run_config=settings)
         sizes = ConfigRecord({"sizes": [12, 3]})
         asking = RecordDict({"ldpfl": content.config_records["ldpfl"], "question": sizes})

@@ -16,10 +16,10 @@ from table_parts import ANY, changes_of, deployed, open_policy, write_tables
 
 from conftest import CommandLine
 from ldpfl.errors import AllDeclined, TooFewTakePart
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
-from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.privacy.policy import Policy

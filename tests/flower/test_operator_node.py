@@ -17,7 +17,7 @@ from flower_parts import POLICY, Train, ask, config_of, instruction, shift, star
 from flwr.app import Context, Message, RecordDict
 
 from brought_package import install
-from ldpfl.errors import ConfigError, NoRelay, RelayUnreachable
+from ldpfl.errors import ChargedBefore, ConfigError, NoRelay, RelayUnreachable
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, RoundTerms, apps, operator_node
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.operator_node import PATIENCE, read_token
@@ -209,6 +209,14 @@ def test_the_lifetime_budget_ends_the_rounds_of_a_client(tmp_path: Path, budget:
     assert len(read_charges(budget)) == 3
 
 
+def test_a_round_that_was_charged_is_not_reported_again_in_replies(tmp_path: Path, budget: Path) -> None:
+    """The server's ledger counts one report a round. It asks again only if its run folder is an older copy."""
+    policy = write_policy(tmp_path)
+    replies = [reply_of(policy, budget, terms_of(**changes)) for changes in ({}, {}, {"round": 2}, {"run": "another"})]
+    assert [str(reply.error.reason) if reply.has_error() else "sent" for reply in replies] == ["sent", ChargedBefore.public, "sent", "sent"]
+    assert len(read_charges(budget)) == 3
+
+
 def test_the_run_s_config_which_is_the_server_s_sets_up_no_node(tmp_path: Path, budget: Path) -> None:
     settings = {"ldpfl-policy": str(write_policy(tmp_path)), "LDPFL_POLICY": str(tmp_path / "policy.toml"), "LDPFL_BUDGET": str(budget)}
     grid = InProcessGrid(LdpClientApp(shift), 3, run_config=settings)
@@ -273,7 +281,8 @@ def test_training_that_fails_is_charged_and_reported_as_any_other(tmp_path: Path
 
     own = {"LDPFL_POLICY": str(write_policy(tmp_path)), "LDPFL_BUDGET": str(budget)}
     with mock.patch.dict(os.environ, own):
-        replies = [ask(LdpClientApp(app)).content.config_records["ldpfl"] for app in (train, shift)]
+        asked = [(LdpClientApp(app), instruction(terms_of(round=number))) for number, app in enumerate((train, shift), 1)]
+        replies = [ask(app, message).content.config_records["ldpfl"] for app, message in asked]
     assert {name: type(value) for name, value in replies[0].items()} == {name: type(value) for name, value in replies[1].items()}
     assert len({len(bytes(reply["report"])) for reply in replies}) == 1  # type: ignore[arg-type]
     assert len(read_charges(budget)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,7 +19,8 @@ from flwr.server.superlink.linkstate.utils import create_message_error_unavailab
 from flwr.serverapp import Grid
 from relayed_parts import CLIENTS, InProcess, World, policy_of, world_in
 
-from ldpfl.errors import ConfigError, Declined
+from ldpfl.errors import ConfigError, DataError, Declined
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import (
     AllDeclined,
@@ -32,7 +34,6 @@ from ldpfl.flower import (
     Waiting,
 )
 from ldpfl.flower.invitation import QUESTION
-from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.server_invitations import WaitingLog, wait_for_nodes
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.relay import RelayUnreachable
@@ -124,6 +125,28 @@ def test_messages_that_are_replayed_over_the_relay_are_charged_once_and_send_one
     own = world.node(Context(0, 1, {"partition-id": 0}, RecordDict(), {}))
     with pytest.raises(Declined, match="round 1: this round was charged before"):
         own.would_admit(world.asked[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["direct", "relay"])
+def test_a_folder_put_back_from_a_backup_states_no_guarantee_once_a_node_has_said_so(world: World, transport: str) -> None:
+    """Its ledger lacks what nodes have sent since the backup, and agrees with all other files of the folder."""
+    world.policy, folder, backup = policy_of(transports=(transport,)), RunFolder(world.folder / "run"), world.folder / "backup"
+
+    def run_to(rounds: int) -> None:
+        collector = world.collector() if transport == "relay" else None
+        strategy = LdpStrategy(config_of(), collector=collector, folder=folder, waiting=NO_WAIT)
+        strategy.start(world.grid(), start_arrays(), rounds, timeout=100.0)
+
+    run_to(1)
+    shutil.copytree(folder.path, backup)
+    run_to(3)
+    shutil.rmtree(folder.path)
+    shutil.copytree(backup, folder.path)
+    for action in (lambda: run_to(4), lambda: run_to(4), folder.ledger):
+        with pytest.raises(DataError, match="is older than its run: a node has charged round 2 before"):
+            action()
+    assert world.charges() == [3] * CLIENTS  # nothing was sent a second time
 
 
 class Killed(BaseException):

@@ -20,10 +20,10 @@ from flwr.server.superlink.linkstate.utils import (
 )
 
 from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
+from ldpfl.experiments.nodes_asked import MAX_BYTES, Participation
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, TooFewTakePart, Waiting
-from ldpfl.flower.nodes_asked import MAX_BYTES, Participation
 from ldpfl.privacy.statement import run_epsilon
 from ldpfl.server import Checkpoint
 
@@ -363,6 +363,12 @@ def test_a_run_whose_checkpoint_was_put_back_to_an_earlier_round_is_not_resumed(
             path.write_bytes(content)
     with pytest.raises(DataError, match="is of round 1, but nodes were asked up to round 3"):
         run(InProcessGrid(app_of(), 2), rounds=4, folder=folder)
+    with pytest.raises(DataError, match=r"has 1 rounds, but nodes were told to train in 3 rounds, says participation\.json"):
+        folder.ledger()
+    for path in (folder.ledger_path, folder.checkpoint_path, folder.metrics_path):
+        path.unlink()
+    with pytest.raises(DataError, match=r"ledger\.json"):  # not: nothing was released yet
+        folder.ledger()
 
 
 def test_without_the_record_of_who_was_asked_a_run_is_not_resumed(tmp_path: Path) -> None:

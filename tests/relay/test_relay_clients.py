@@ -683,6 +683,35 @@ def test_a_connection_that_begins_when_the_time_is_over_is_cut() -> None:
         client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=0.1)
 
 
+def test_a_connection_that_is_used_again_is_cut_too_if_another_one_was_opened_since() -> None:
+    """A relay with two addresses answers 503 from each; the answer that never ends then comes over the older connection."""
+    pairs = [socket.socketpair(), socket.socketpair()]
+    unused = [mine for mine, _ in pairs]
+
+    class TwoAddresses(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if unused:
+                opened = unused.pop(0)
+                stream = type("Stream", (), {"get_extra_info": staticmethod(lambda name: opened)})
+                request.extensions["trace"]("connection.connect_tcp.complete", {"return_value": stream})
+                return httpx.Response(503)
+            pairs[0][0].settimeout(30)
+            if pairs[0][0].recv(1) == b"":
+                raise httpx.ReadError("cut")
+            raise AssertionError
+
+    began, patience = time.monotonic(), Patience(first_s=0.01, longest_s=0.01)
+    with (
+        RelayClient("http://127.0.0.1", "t", transport=TwoAddresses(), patience=patience) as client,
+        pytest.raises(RelayUnreachable),
+    ):
+        client.upload(RUN, 1, upload_id("alice"), bytes(100), within_s=1.0)
+    assert time.monotonic() - began < 20
+    for both in pairs:
+        for end in both:
+            end.close()
+
+
 def test_a_long_page_about_a_relay_that_is_away_costs_no_upload(world: World) -> None:
     answers = [httpx.Response(502, content=b"<html>" * 100_000)]
     with world.aggregator() as server, world.client() as alice:

@@ -469,6 +469,9 @@ HOSTILE = {
     r"PUBLIC may call .*: REVOKE EXECUTE ON FUNCTION lo_import\(text\) FROM PUBLIC": [
         "GRANT EXECUTE ON FUNCTION lo_import(text) TO PUBLIC"
     ],
+    r"PUBLIC may call .*: REVOKE EXECUTE ON FUNCTION pg_read_binary_file\(text\) FROM PUBLIC": [  # NULL stands for the default rights
+        "UPDATE pg_proc SET proacl = NULL WHERE oid = 'pg_read_binary_file(text)'::regprocedure"
+    ],
     r"pg_monitor may call .* pg_read_file\(text\) FROM pg_monitor": ["GRANT EXECUTE ON FUNCTION pg_read_file(text) TO pg_monitor"],
     r"mallory may call .* pg_stat_reset\(\) FROM mallory": ["ALTER FUNCTION pg_stat_reset() OWNER TO mallory"],
     r"mallory may call .* pg_stat_reset_slru\(text\) FROM mallory": [  # what a name says is not what runs

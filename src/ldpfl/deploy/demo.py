@@ -31,11 +31,11 @@ from ldpfl.deploy.site import NodeSite, Site, write_all_parties_files
 from ldpfl.deploy.trial import Trial, settings_of
 from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments import RunConfig
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower.confined_process import TOO_LONG
 from ldpfl.flower.new_app import write_app
-from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.ready_server import ROUNDS_OVER
 from ldpfl.flower.round_kinds import PlannedRound, last_round, planned_round
 from ldpfl.privacy.budget_file import Books, read_books
@@ -154,7 +154,7 @@ def _deploy(trial: Trial, programs: Programs, processes: Processes, observer: De
         for url in (programs.relay_url, f"https://{programs.superlink_address}"):
             processes.wait(partial(_is_healthy, http, url), _MAX_START_S, f"an answer of {url}/health")
         observer.step(f"checking {site.nodes[0].name}, with one round's local work on trial: ldpfl deploy check-node --try")
-        processes.run([programs.check(0)], _MAX_COMMAND_S)  # one node will do, because all have the same settings
+        processes.run([programs.check(0)], _MAX_COMMAND_S + trial.reply_s)  # one node will do, because all have the same settings
         observer.step(f"registering the nodes' public keys; starting {trial.clients} SuperNodes; submitting the run")
         processes.run([programs.register(node) for node in site.nodes], _MAX_COMMAND_S)
         watch = Watch(site, _node_names(site), observer, trial.config)
@@ -216,7 +216,7 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
         return submitted.code is not None
 
     try:
-        processes.wait(has_ended, _MAX_START_S + trial.rounds * _MAX_ROUND_S, "the run to end")
+        processes.wait(has_ended, _MAX_START_S + trial.rounds * (_MAX_ROUND_S + trial.reply_s), "the run to end")
     finally:
         submitted.stop()
     watch.tell_news()

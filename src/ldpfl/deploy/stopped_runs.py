@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ldpfl.errors import ConfigError, RelayRefused
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.operator_node import read_token
 from ldpfl.flower.round_kinds import last_round
 from ldpfl.privacy.policy import OVER_RELAY
@@ -57,7 +56,7 @@ def read_left_open(folder: RunFolder) -> LeftOpen:
         raise ConfigError(f"{folder.path} has no run on Flower that has asked a node, so nothing is left open")
     try:
         with folder.locked():  # raises while a ServerApp works in the folder
-            participation, checkpoint = Participation.load(folder.participation_path), folder.checkpoint()
+            participation, checkpoint = folder.participation(), folder.checkpoint()
     except ConfigError:
         raise ConfigError(
             f"a ServerApp still works in {folder.path}, so it is not known yet what it leaves open. Either the run is under way, or it is "

@@ -52,9 +52,7 @@ def summarise(
     try:
         entries = quality_entries(federation, final.state.model, config.seed, data.classes, final.personal)
     except Exception as error:  # a user's own metric may fail, and the trained model must not be lost
-        privacy["caveats"].append(
-            f"no scores of the final model beside those of each round, because computing them failed: {error_without_data(error)}"
-        )
+        privacy["caveats"].append(f"{NO_SCORES}, because computing them failed: {error_without_data(error)}")
     clipped = last_round_with_clients(final).clipped_records
     privacy["caveats"] += _pop_findings_as_caveats(entries, config, federation, baseline, clipped)
     if missing := lost_evaluations(config, final):
@@ -336,6 +334,9 @@ _LARGER_STEP = " (for a pretrained model 1 to 3, with mechanism.clip_norm = 1)"
 
 UNUSABLE = "the model gives NaN or infinity"
 """Start of the note that some outputs for test rows are no numbers."""
+
+NO_SCORES = "no scores of the final model beside those of each round"
+"""Start of the note that a metric failed. The rest may quote what an installed package or the user's code says of the test rows."""
 
 EXTREME = "predicted probabilities are far too close to 0 and 1"
 """Start of the note on a calibration slope far below 1."""

@@ -20,6 +20,7 @@ from ldpfl.errors import ConfigError, DataError, LdpflError, printable
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, check_present, read_description, tensors_to_save
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.other_folders import SWEEP as SWEEP, describe_other_folder, trials_mark
 from ldpfl.experiments.personal_file import load_personal, save_personal
 from ldpfl.experiments.result_schema import problem_in_result
@@ -188,7 +189,7 @@ class RunFolder:
 
     def _files(self) -> list[Path]:
         """Return the paths of the run's files, whether they exist or not, except those with secrets or personal layers."""
-        files = [self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path]
+        files = [self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path, self.participation_path]
         files += [log_path(self.checkpoint_path), self.model_path, self.curve_path, self.encoding_path, self.description_path]
         return files + [self.adapter_path / name for name in ADAPTER_FILES]
 
@@ -380,6 +381,21 @@ class RunFolder:
             )
         return checkpoint
 
+    def participation(self) -> Participation:
+        """Return the rounds that each node was told to train in. It is empty for a simulation, and for a run that has told no node.
+
+        Raises:
+            DataError: the file is damaged; or a node has charged a round that this folder lacks, so the folder is older than its run.
+        """
+        participation = Participation.load(self.participation_path)
+        if participation.charged_before:
+            raise DataError(
+                f"{self.path} is older than its run: a node has charged round {participation.charged_before} before, which this folder "
+                "never began. Its ledger lacks what nodes have sent since. Put back the newest copy of the folder; without one, begin "
+                "another run in another folder (ldpfl.out), and see what each node has sent in its budget (ldpfl budget show)"
+            )
+        return participation
+
     def _rounds_in_metrics(self) -> int:
         """Return the number of lines of the file of metrics, one for each round; 0 if there is no file."""
         if not self.metrics_path.is_file():
@@ -400,6 +416,7 @@ class RunFolder:
             ConfigError: no round is finished, so nothing was released yet.
             DataError: a file is missing or damaged, or the files contradict each other.
         """
+        begun = self.participation().begun  # read first: a server that works in the folder may begin a round meanwhile
         if not self.has_released():
             self._check_no_other_folder()
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
@@ -415,6 +432,11 @@ class RunFolder:
                 f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
                 f"{reported_rounds:,}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
+        if begun > len(longer.events):
+            raise DataError(
+                f"{self.ledger_path} has {len(longer.events):,} rounds, but nodes were told to train in {begun:,} rounds, says "
+                f"{self.participation_path.name}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
+            )
         self._check_states_users_code(longer)
         return longer
 
@@ -422,12 +444,13 @@ class RunFolder:
         """Return whether the run has a ledger.
 
         Raises:
-            DataError: the ledger is missing, although the run is finished or its checkpoint has releases; or the checkpoint is damaged.
+            DataError: the ledger is missing, although the run is finished, its checkpoint has releases, or nodes were told to train; or a
+                file is damaged.
         """
         if self.ledger_path.exists():
             return True
         checkpoint = self.checkpoint()
-        if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events):
+        if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events) or self.participation().begun:
             check_present(self.ledger_path)
         return False
 

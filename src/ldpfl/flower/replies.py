@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from ldpfl.errors import ProtocolError, printable
+from ldpfl.errors import ChargedBefore, ProtocolError, printable
 from ldpfl.flower.grid import InProcessGrid
 from ldpfl.flower.internals import ABSENT, REFUSED
 from ldpfl.flower.report_collection import OpenRound
@@ -98,5 +98,10 @@ def is_absent(reply: Message) -> bool:
 
 
 def is_refusal(reply: Message) -> bool:
-    """Tell whether the node replies that its operator does not allow a report. Such a node has charged nothing."""
-    return reply.has_error() and reply.error.code == REFUSED
+    """Tell whether the node replies that its operator does not allow a report. Such a node has charged nothing for the round."""
+    return reply.has_error() and reply.error.code == REFUSED and not has_charged(reply)
+
+
+def has_charged(reply: Message) -> bool:
+    """Tell whether the node replies that it has charged this round before, and so sends no report."""
+    return reply.has_error() and reply.error.code == REFUSED and reply.error.reason == ChargedBefore.public

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from ldpfl.errors import ConfigError, LdpflError, ProtocolError
 from ldpfl.experiments.config import RunConfig
-from ldpfl.flower.nodes_asked import Participation
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.flower.replies import Deadline, is_absent, is_refusal, read_answer, reason_in
 from ldpfl.flower.report_collection import OpenRound
 from ldpfl.flower.round_kinds import PlannedRound, config_for_kind, planned_round

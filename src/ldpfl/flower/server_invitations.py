@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ldpfl.errors import ConfigError, LdpflError, shown
+from ldpfl.errors import ChargedBefore, ConfigError, LdpflError, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.invitation import QUESTION, Answers, question_of
-from ldpfl.flower.replies import Deadline, is_absent, is_refusal, read_answer, reason_in, replies_as_they_come
+from ldpfl.flower.replies import Deadline, has_charged, is_absent, is_refusal, read_answer, reason_in, replies_as_they_come
 from ldpfl.flower.report_collection import Collector, OpenRound
 from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.run_progress import RunProgress
 from ldpfl.flower.terms import RoundTerms, agreement_of
-from ldpfl.flower.too_few import MIN_CLIENTS, reasons_text, too_few_agree, too_few_connected
+from ldpfl.flower.too_few import MIN_CLIENTS, node_ids_text, reasons_text, too_few_agree, too_few_connected
 from ldpfl.server import reserves, round_cohort
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import is_number
@@ -125,6 +125,9 @@ class Questions:
 
         A node that has agreed to this content, or has not answered it yet, is not asked again. A node that has declined it is. A late
         answer counts in the call in which it arrives. The wait ends ``answer_s`` seconds after the last answer, or at the round's timeout.
+
+        Raises:
+            ChargedBefore: a node has charged the round before.
         """
         # Equal contents are one question, whichever call asks it.
         question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
@@ -146,6 +149,9 @@ class Questions:
                     read_answer(reply, round_)
                     question.agreed.add(node)
                 except LdpflError:
+                    if has_charged(reply):  # nodes are asked before they charge, so the round has been begun before
+                        why = f"{node_ids_text([node])} has charged round {round_.number} of run {round_.run} before"
+                        raise ChargedBefore(why) from None
                     if node in asked:
                         reasons[node] = reason_in(reply)
                         declined += is_refusal(reply)
@@ -212,6 +218,7 @@ class NodeSelection:
         Raises:
             ConfigError: the round does not fit the relay.
             TooFewTakePart: too few nodes are connected, or agree.
+            ChargedBefore: a node has charged the round before.
         """
         end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
         required = self.waiting.required(self.collector.min_clients)

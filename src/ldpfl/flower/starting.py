@@ -11,10 +11,10 @@ from ldpfl.errors import ConfigError, DataError, shown
 from ldpfl.experiments.build import count_measured_weights, initial_ranges, range_rule_of
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.record_sums import is_evaluated
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import layout_of, to_vector
-from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.policy_init import config_for_transport, transport_for_channel
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.round_kinds import statistics_rounds
@@ -146,18 +146,17 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
 
     Raises:
         ConfigError: the folder holds a run of another model, or a round that was begun on other terms of the transport.
-        DataError: checkpoint and participation contradict each other.
+        DataError: checkpoint and participation contradict each other, or the folder is known to be older than its run.
     """
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
-    participation_path = folder.participation_path
-    participation = Participation.load(participation_path)
+    participation = folder.participation()
     done = len(checkpoint.ledger.events)
     if participation.begun < done:
         raise DataError(
-            f"{folder.path} holds round {done}, but its {participation_path.name} counts only {participation.begun} rounds: restore the "
-            "newest version of this file, because the run's guarantee needs to know which nodes were asked"
+            f"{folder.path} holds round {done}, but its {folder.participation_path.name} counts only {participation.begun} rounds: restore "
+            "the newest version of this file, because the run's guarantee needs to know which nodes were asked"
         )
     if participation.begun > done + 1:
         raise DataError(

@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, TooFewTakePart, shown
+from ldpfl.errors import AllDeclined, ChargedBefore, ConfigError, LdpflError, ProtocolError, TooFewTakePart, shown
 from ldpfl.experiments.config import RunConfig
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.flower.arrays import to_arrays
-from ldpfl.flower.nodes_asked import Participation
 from ldpfl.flower.replies import Deadline, replies_as_they_come
 from ldpfl.flower.report_collection import Collector, DirectCollector, Received
 from ldpfl.flower.round_closing import aggregate_round, evaluation_text
@@ -206,10 +206,15 @@ class LdpStrategy(Strategy):
 
         Raises:
             TooFewTakePart: too few nodes agree; nothing was begun or charged.
+            DataError: a node has charged the round before, so the run folder is older than its run.
         """
         progress = self._current_progress()
         selection = NodeSelection(progress, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
-        agreeing_nodes, connected_nodes = selection.nodes_that_agree(server_round)
+        try:
+            agreeing_nodes, connected_nodes = selection.nodes_that_agree(server_round)
+        except ChargedBefore as error:
+            self._mark_as_older(progress, error)
+            raise
         # Charged before anything is sent: if the server is killed, the ledger still counts what clients may have released.
         participation = progress.participation.after_asking(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
         self._charge_before_sending(progress, participation)
@@ -447,21 +452,33 @@ class LdpStrategy(Strategy):
         If the server is stopped for good, the ledger still counts the round.
         """
         progress.participation_before, progress.participation = progress.participation, participation
-        if self._folder is not None:
-            participation.save(self._folder.participation_path)
+        if self._folder is not None:  # ledger first: whenever a reader comes, it counts at least the rounds that were begun
             self._folder.save_ledger(progress.checkpoint.ledger.charge(self._event_without_reports(progress)))
+            participation.save(self._folder.participation_path)
 
     def _withdraw_round(self, progress: RunProgress) -> None:
         """Undo :meth:`_charge_before_sending`, since no node has charged or sent anything for the round.
 
         The run gets a new name, so that no message of the withdrawn round, late or at a relay, counts for the next one. The ledger is
-        written first: if the server is killed in between, it finds the round begun when it restarts, and charges it.
+        written last: if the server is killed in between, it counts one round too many until the next round.
         """
         progress.participation = progress.participation_before.under_new_name()
         progress.run = progress.participation.run
         if self._folder is not None:
-            self._folder.save_ledger(progress.checkpoint.ledger)
             progress.participation.save(self._folder.participation_path)
+            self._folder.save_ledger(progress.checkpoint.ledger)
+
+    def _mark_as_older(self, progress: RunProgress, error: ChargedBefore) -> None:
+        """Record in the run folder that it is older than its run, and raise that error. Without a folder, do nothing.
+
+        A node has charged a round that the folder never began, so a backup was put back: its ledger lacks later rounds.
+        """
+        if self._folder is None:
+            return
+        LOGGER.error("%s", error)
+        older = progress.participation.model_copy(update={"charged_before": progress.round.number})
+        older.save(self._folder.participation_path)
+        self._folder.participation()  # raises
 
     def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
         """Return the transport's terms, as values for JSON.

@@ -162,7 +162,7 @@ class Caller:
             ConfigError: the URL is not valid, or the token would go over a network without TLS.
         """
         self._patience, self._sleep, self._clock = patience, sleep, clock
-        self._connection, self._last_address, self._last_error = _CurrentConnection(), "", ""
+        self._connection, self._last_address, self._last_error = _OpenConnections(), "", ""
         self.answer_date = ""
         """The header ``Date`` of the last answer: the relay's time, in whole seconds. Empty without an answer, or without the header."""
         self._in_process = transport is not None
@@ -279,23 +279,27 @@ class Caller:
         return sorted(addresses[:_MAX_ADDRESSES], key=lambda address: address != self._last_address)
 
 
-class _CurrentConnection:
-    """Handle on the current connection, to cut it after a total time. The HTTP client's timeouts cover only single reads and writes."""
+class _OpenConnections:
+    """Handle on a client's connections, to cut them after a total time. The HTTP client's timeouts cover only single reads and writes.
+
+    All are cut, not only the latest: the client says when it opens a connection, but not which one of them it uses again.
+    """
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
         self._time_is_up = False
 
     def watch(self, event: str, details: dict[str, Any]) -> None:
         """Remember the socket of a new connection; httpcore's ``trace`` extension calls this."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            self._socket = details["return_value"].get_extra_info("socket")
+            still_open = [one for one in self._sockets if one.fileno() != -1]
+            self._sockets = [*still_open, details["return_value"].get_extra_info("socket")]
             if self._time_is_up:  # the time ended while this connection was being made
                 self._break_off()
 
     @contextmanager
     def cut_after(self, seconds: float) -> Iterator[None]:
-        """Break the connection if the block takes longer than ``seconds``."""
+        """Break all connections if the block takes longer than ``seconds``."""
         self._time_is_up = False
         timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._break_off)
         timer.daemon = True
@@ -306,12 +310,12 @@ class _CurrentConnection:
             timer.cancel()
 
     def _break_off(self) -> None:
-        """Break the connection, or the next one that is being made."""
+        """Break all connections, and the next one that is being made."""
         self._time_is_up = True
-        if self._socket is not None:
+        for one in self._sockets:
             with suppress(OSError):  # it is closed already
                 # Not SSLSocket.shutdown, which removes TLS first: data that is written at this moment would be sent unencrypted.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+                socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
 def _read_body(response: httpx.Response, max_bytes: int, relay_url: str) -> httpx.Response | None:

@@ -150,7 +150,8 @@ _RIGHTS_FAULTS = (
     f"""SELECT 'others have rights in ' || CASE WHEN number = 0 THEN '' ELSE 'a column of ' END || relname
     FROM {_RELATION_RIGHTS} JOIN pg_class ON oid = relation, aclexplode(acl) AS given
     WHERE relation IN {_WITH_FILES} AND given.grantee <> relowner""",
-    # A membership that may only be handed on, such as PostgreSQL 16 gives to whoever made the role, uses nothing.
+    # PostgreSQL 16 gives whoever made a role a membership that may only be handed on, and only a superuser can revoke it. It is accepted,
+    # because a hosted server has no superuser. Its holder can make itself a full member later: docs/relay.md says so.
     f"""SELECT pg_get_userbyid(member) || ' is a member of the role ' || current_user
     FROM pg_auth_members JOIN pg_roles ON pg_roles.oid = member
     WHERE roleid = {_MY_ROLE} AND NOT rolsuper
@@ -174,7 +175,8 @@ _RIGHTS_FAULTS = (
     ORDER BY others.rolcanlogin DESC, 1""",
     # An update of an extension may list later grants among the first ones, so only PostgreSQL's own roles are accepted from there.
     f"""SELECT coalesce(rolname, 'PUBLIC') || ' may call a function that is not for everybody: REVOKE EXECUTE ON FUNCTION ' || {_TO_REVOKE}
-    FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang, aclexplode(proacl) AS given
+    FROM {_RESTRICTED} JOIN pg_proc ON pg_proc.oid = function JOIN pg_language ON pg_language.oid = prolang,
+    aclexplode(coalesce(proacl, acldefault('f', proowner))) AS given
     LEFT JOIN pg_roles ON pg_roles.oid = grantee
     WHERE rolsuper IS NOT TRUE AND (NOT {_ONLY_RESETS_STATISTICS} OR grantee = proowner)
     AND (grantee >= {_FIRST_USER_OID} OR grantee NOT IN (SELECT initial.grantee FROM aclexplode(initprivs) AS initial)) ORDER BY 1""",

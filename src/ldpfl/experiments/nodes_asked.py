@@ -48,6 +48,8 @@ class Participation(BaseModel):
         begun: number of the last round that any node was told to train in.
         asked: number of nodes told to train in that round.
         rounds: number of rounds by node id. Every node that was ever seen has an entry.
+        charged_before: number of a round that a node had already charged, although this run had not begun it; 0 if there is none. Then the
+            run folder is an older copy, and lacks rounds of its run.
         terms: transport settings of that round, such as the aggregator's key. Its reports can be read and charged on these terms only.
     """
 
@@ -57,6 +59,7 @@ class Participation(BaseModel):
     begun: _Rounds = 0
     asked: Annotated[int, Field(ge=0, le=10**9)] = 0
     rounds: Annotated[dict[int, int], BeforeValidator(_check_rounds)] = {}
+    charged_before: _Rounds = 0
     terms: Annotated[dict[str, str | int], FEW] = {}
 
     def after_asking(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
