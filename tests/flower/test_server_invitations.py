@@ -19,7 +19,7 @@ from flwr.server.superlink.linkstate.utils import create_message_error_unavailab
 from flwr.serverapp import Grid
 from relayed_parts import CLIENTS, InProcess, World, policy_of, world_in
 
-from ldpfl.errors import ConfigError, DataError, Declined
+from ldpfl.errors import ConfigError, Declined
 from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import (
@@ -129,8 +129,8 @@ def test_messages_that_are_replayed_over_the_relay_are_charged_once_and_send_one
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["direct", "relay"])
-def test_a_folder_put_back_from_a_backup_states_no_guarantee_once_a_node_has_said_so(world: World, transport: str) -> None:
-    """Its ledger lacks what nodes have sent since the backup, and agrees with all other files of the folder."""
+def test_nodes_report_no_round_again_to_a_server_whose_folder_is_an_older_copy(world: World, transport: str) -> None:
+    """The copy's ledger lacks what nodes have sent since, and agrees with all other files of the folder."""
     world.policy, folder, backup = policy_of(transports=(transport,)), RunFolder(world.folder / "run"), world.folder / "backup"
 
     def run_to(rounds: int) -> None:
@@ -143,10 +143,16 @@ def test_a_folder_put_back_from_a_backup_states_no_guarantee_once_a_node_has_sai
     run_to(3)
     shutil.rmtree(folder.path)
     shutil.copytree(backup, folder.path)
-    for action in (lambda: run_to(4), lambda: run_to(4), folder.ledger):
-        with pytest.raises(DataError, match="is older than its run: a node has charged round 2 before"):
-            action()
+    with pytest.raises(TooFewTakePart, match=r"charged before.*this run folder is older than its run.*begin another run"):
+        run_to(4)
     assert world.charges() == [3] * CLIENTS  # nothing was sent a second time
+
+
+def test_a_node_that_has_charged_a_round_before_counts_as_having_joined_it() -> None:
+    """It has sent a report that the server's older copy of the ledger lacks."""
+    begun = Participation().after_asking(1, [1, 2], [1, 2, 3], {}).after_asking(2, [1, 2], [1, 2, 3], {}, charged_before=[3])
+    assert begun.rounds == {1: 2, 2: 2, 3: 1}
+    assert begun.asked == 2
 
 
 class Killed(BaseException):

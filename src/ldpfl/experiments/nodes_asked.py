@@ -48,8 +48,6 @@ class Participation(BaseModel):
         begun: number of the last round that any node was told to train in.
         asked: number of nodes told to train in that round.
         rounds: number of rounds by node id. Every node that was ever seen has an entry.
-        charged_before: number of a round that a node had already charged, although this run had not begun it; 0 if there is none. Then the
-            run folder is an older copy, and lacks rounds of its run.
         terms: transport settings of that round, such as the aggregator's key. Its reports can be read and charged on these terms only.
     """
 
@@ -59,19 +57,21 @@ class Participation(BaseModel):
     begun: _Rounds = 0
     asked: Annotated[int, Field(ge=0, le=10**9)] = 0
     rounds: Annotated[dict[int, int], BeforeValidator(_check_rounds)] = {}
-    charged_before: _Rounds = 0
     terms: Annotated[dict[str, str | int], FEW] = {}
 
-    def after_asking(self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int]) -> Participation:
+    def after_asking(
+        self, number: int, nodes: Iterable[int], seen: Iterable[int], terms: Mapping[str, str | int], charged_before: Iterable[int] = ()
+    ) -> Participation:
         """Return the participation after ``nodes`` are told to train in round ``number`` on these ``terms`` of the transport.
 
+        Nodes that have ``charged_before`` for this round, as happens if this file is an older copy, are counted too: they have reported it.
         Each of the connected nodes, ``seen``, that has no count yet gets one. Flower gives a node a new id when it is restarted without a
         key. So a new id may belong to a client that was asked before, and gets the highest count of any node as an upper bound.
         """
         highest_count = max(self.rounds.values(), default=0)
         rounds = dict.fromkeys(seen, highest_count) | self.rounds
         asked_nodes = list(nodes)
-        for node in asked_nodes:
+        for node in (*asked_nodes, *charged_before):
             rounds[node] += 1
         return self.model_copy(update={"begun": number, "asked": len(asked_nodes), "rounds": rounds, "terms": dict(terms)})
 

@@ -381,20 +381,9 @@ class RunFolder:
             )
         return checkpoint
 
-    def participation(self) -> Participation:
-        """Return the rounds that each node was told to train in. It is empty for a simulation, and for a run that has told no node.
-
-        Raises:
-            DataError: the file is damaged; or a node has charged a round that this folder lacks, so the folder is older than its run.
-        """
-        participation = Participation.load(self.participation_path)
-        if participation.charged_before:
-            raise DataError(
-                f"{self.path} is older than its run: a node has charged round {participation.charged_before} before, which this folder "
-                "never began. Its ledger lacks what nodes have sent since. Put back the newest copy of the folder; without one, begin "
-                "another run in another folder (ldpfl.out), and see what each node has sent in its budget (ldpfl budget show)"
-            )
-        return participation
+    def _begun(self) -> int:
+        """Return the number of rounds that any node was told to train in; 0 for a simulation. Raise :class:`DataError` if damaged."""
+        return Participation.load(self.participation_path).begun
 
     def _rounds_in_metrics(self) -> int:
         """Return the number of lines of the file of metrics, one for each round; 0 if there is no file."""
@@ -416,7 +405,9 @@ class RunFolder:
             ConfigError: no round is finished, so nothing was released yet.
             DataError: a file is missing or damaged, or the files contradict each other.
         """
-        begun = self.participation().begun  # read first: a server that works in the folder may begin a round meanwhile
+        begun = Participation.load(
+            self.participation_path
+        ).begun  # read first: a server that works in the folder may begin a round meanwhile
         if not self.has_released():
             self._check_no_other_folder()
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
@@ -450,7 +441,11 @@ class RunFolder:
         if self.ledger_path.exists():
             return True
         checkpoint = self.checkpoint()
-        if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events) or self.participation().begun:
+        if (
+            self.result_path.exists()
+            or (checkpoint is not None and checkpoint.ledger.events)
+            or Participation.load(self.participation_path).begun
+        ):
             check_present(self.ledger_path)
         return False
 

@@ -37,13 +37,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import Context
 
-from ldpfl.errors import ChargedBefore, ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, OtherSigningKey, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRelay, NoSigningKey, NotSetUp, OtherSigningKey, ProtocolError
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.round_request import Ask
 from ldpfl.flower.sent_vectors import check_sums
 from ldpfl.flower.terms import numbers_in_sum, require_adding_up
 from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import read_charges, set_limit
+from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.policy import OVER_RELAY, UPLOAD_S, Policy, Request, read_policy
 from ldpfl.relay import Patience, RelayClient, RoundStatus, SumTerms, Terms as RelayTerms
 from ldpfl.transport.shuffling import RecordPlan
@@ -125,9 +125,7 @@ class OperatorNode:
             Declined: the operator does not allow the release.
         """
         self._check_terms(ask)
-        request = self._request(ask)
-        self.budget.check(request)
-        self._check_first_report(request)
+        self.budget.check(self._request(ask))
         if ask.terms.transport == "sum":
             self.signing()  # raises if there is no signing key
 
@@ -142,10 +140,9 @@ class OperatorNode:
         """
         try:
             self._check_terms(ask)
-            request = self._request(ask)
-            self._check_first_report(request)
         except Declined as refusal:
             raise self.budget.refused(refusal) from None
+        request = self._request(ask)
         if ask.terms.transport == "direct":
             self.budget.charge(request)
             return inf
@@ -162,17 +159,6 @@ class OperatorNode:
         check_config(ask.terms.config, self.policy)
         check_sums(ask.terms)  # after check_config, because this may load code that the config names
         self.policy.check_reply(ask.terms.reply_s, ask.terms.transport)
-
-    def _check_first_report(self, request: Request) -> None:
-        """Raise if this node has charged the round of ``request`` before. Over a relay, the budget itself checks this.
-
-        A server repeats a round only if its run folder is an older copy. Its ledger would count one of the two reports.
-        """
-        if request.transport != "direct":
-            return
-        if any((charge.run, charge.round) == (request.run, request.round) for charge in read_charges(self.budget.path)):
-            why = "this round was charged before, and the server's ledger counts one report a round: its run folder may be an older copy"
-            raise request.declined(why, ChargedBefore)
 
     def seal(self, ask: Ask, payload: bytes) -> bytes:
         """Encrypt ``payload`` for the aggregator's key, which the policy has allowed, in the form that the relay expects.
@@ -276,13 +262,13 @@ class OperatorNode:
 
 
 def operator_node(context: Context) -> OperatorNode:
-    """Return the operator's settings of this node. ``context`` is used only in a simulation, where it says which client this node is.
+    """Return the operator's settings of this node. ``context`` says which client this node is in a simulation, and gives its id in Flower.
 
     Raises:
         Declined: no policy or budget is named, or its file cannot be trusted.
     """
     policy = read_policy(_setting_path("policy"))
-    return OperatorNode(policy, Budget(_budget_file(context, policy), policy, _relay_client()), _connector(), _key_loader())
+    return OperatorNode(policy, Budget(_budget_file(context, policy), policy, _name_in_budget(context)), _connector(), _key_loader())
 
 
 def other_signer_error(expected: str | None, node_signer: str) -> OtherSigningKey:
@@ -311,16 +297,16 @@ def _budget_file(context: Context, policy: Policy) -> Path:
     return budget_file
 
 
-def _relay_client() -> str:
+def _name_in_budget(context: Context) -> str:
     """Return a name of this node in the budget's file: a digest of its token for the relay, which takes one report a round for each token.
 
-    The name is empty without a token. If the token cannot be used, the connection to the relay says so before anything is charged. After
-    a change of tokens a repeated message may be charged again, which only counts too much.
+    Without a token it is Flower's id of the node. If the token cannot be used, the connection to the relay says so before anything is
+    charged. Under a new token or id a repeated message may be charged again, which only counts too much.
     """
     token_file = operator_setting("relay-token")
     with suppress(ConfigError, OSError):
-        return hashlib.sha256(f"budget of {read_token(Path(token_file))}".encode()).hexdigest()[:16] if token_file else ""
-    return ""
+        return hashlib.sha256(f"budget of {read_token(Path(token_file))}".encode()).hexdigest()[:16] if token_file else str(context.node_id)
+    return str(context.node_id)
 
 
 def _connector() -> Connect:

@@ -99,9 +99,4 @@ def is_absent(reply: Message) -> bool:
 
 def is_refusal(reply: Message) -> bool:
     """Tell whether the node replies that its operator does not allow a report. Such a node has charged nothing for the round."""
-    return reply.has_error() and reply.error.code == REFUSED and not has_charged(reply)
-
-
-def has_charged(reply: Message) -> bool:
-    """Tell whether the node replies that it has charged this round before, and so sends no report."""
-    return reply.has_error() and reply.error.code == REFUSED and reply.error.reason == ChargedBefore.public
+    return reply.has_error() and reply.error.code == REFUSED and reply.error.reason != ChargedBefore.public

@@ -14,12 +14,12 @@ from flwr.serverapp import Grid
 from ldpfl.errors import ChargedBefore, ConfigError, LdpflError, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.flower.invitation import QUESTION, Answers, question_of
-from ldpfl.flower.replies import Deadline, has_charged, is_absent, is_refusal, read_answer, reason_in, replies_as_they_come
+from ldpfl.flower.replies import Deadline, is_absent, is_refusal, read_answer, reason_in, replies_as_they_come
 from ldpfl.flower.report_collection import Collector, OpenRound
 from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.run_progress import RunProgress
 from ldpfl.flower.terms import RoundTerms, agreement_of
-from ldpfl.flower.too_few import MIN_CLIENTS, node_ids_text, reasons_text, too_few_agree, too_few_connected
+from ldpfl.flower.too_few import MIN_CLIENTS, reasons_text, too_few_agree, too_few_connected
 from ldpfl.server import reserves, round_cohort
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import is_number
@@ -125,9 +125,6 @@ class Questions:
 
         A node that has agreed to this content, or has not answered it yet, is not asked again. A node that has declined it is. A late
         answer counts in the call in which it arrives. The wait ends ``answer_s`` seconds after the last answer, or at the round's timeout.
-
-        Raises:
-            ChargedBefore: a node has charged the round before.
         """
         # Equal contents are one question, whichever call asks it.
         question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
@@ -149,9 +146,6 @@ class Questions:
                     read_answer(reply, round_)
                     question.agreed.add(node)
                 except LdpflError:
-                    if has_charged(reply):  # nodes are asked before they charge, so the round has been begun before
-                        why = f"{node_ids_text([node])} has charged round {round_.number} of run {round_.run} before"
-                        raise ChargedBefore(why) from None
                     if node in asked:
                         reasons[node] = reason_in(reply)
                         declined += is_refusal(reply)
@@ -209,8 +203,10 @@ class NodeSelection:
     reply_s: float
     terms: Callable[[RunProgress], RoundTerms]
 
-    def nodes_that_agree(self, number: int) -> tuple[list[int], list[int]]:
-        """Return the nodes that agree to round ``number``, and all connected nodes. It becomes the current round, of the agreeing nodes.
+    def nodes_that_agree(self, number: int) -> tuple[list[int], list[int], list[int]]:
+        """Return the nodes that agree to round ``number``, all connected nodes, and those that say that they charged this round before.
+
+        It becomes the current round, of the agreeing nodes.
 
         Nodes that do not answer may be slow, or come back. If too few other nodes agree, wait for the silent nodes as well, at most as long
         as for connections.
@@ -218,7 +214,6 @@ class NodeSelection:
         Raises:
             ConfigError: the round does not fit the relay.
             TooFewTakePart: too few nodes are connected, or agree.
-            ChargedBefore: a node has charged the round before.
         """
         end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
         required = self.waiting.required(self.collector.min_clients)
@@ -241,7 +236,7 @@ class NodeSelection:
             left_out, reasons = counted(len(answers.reasons) + len(answers.silent), "node"), reasons_text(answers.reasons, answers.silent)
             LOGGER.warning("round %d: left out %s%s%s", number, left_out, reasons, _advice_on_waiting(answers, self.waiting))
             self._make_ready(number, len(answers.agreed))  # again, because it was made ready for the whole cohort
-        return sorted(answers.agreed), connected
+        return sorted(answers.agreed), connected, [node for node, reason in answers.reasons.items() if reason == ChargedBefore.public]
 
     def _ask_nodes(self, questions: Questions, number: int, connected: Sequence[int], needed: int) -> Answers:
         """Draw the cohort of a round from the ``connected`` nodes and ask it, and reserves in place of nodes that do not agree.

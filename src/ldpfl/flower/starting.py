@@ -146,12 +146,12 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
 
     Raises:
         ConfigError: the folder holds a run of another model, or a round that was begun on other terms of the transport.
-        DataError: checkpoint and participation contradict each other, or the folder is known to be older than its run.
+        DataError: checkpoint and participation contradict each other.
     """
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
-    participation = folder.participation()
+    participation = Participation.load(folder.participation_path)
     done = len(checkpoint.ledger.events)
     if participation.begun < done:
         raise DataError(

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from ldpfl.errors import AllDeclined, ChargedBefore, ConfigError, LdpflError, ProtocolError, TooFewTakePart, shown
+from ldpfl.errors import AllDeclined, ConfigError, LdpflError, ProtocolError, TooFewTakePart, shown
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import Kind, RunFolder
@@ -206,17 +206,13 @@ class LdpStrategy(Strategy):
 
         Raises:
             TooFewTakePart: too few nodes agree; nothing was begun or charged.
-            DataError: a node has charged the round before, so the run folder is older than its run.
         """
         progress = self._current_progress()
         selection = NodeSelection(progress, grid, self._collector, self._waiting, self.config, self._reply_s, self._terms)
-        try:
-            agreeing_nodes, connected_nodes = selection.nodes_that_agree(server_round)
-        except ChargedBefore as error:
-            self._mark_as_older(progress, error)
-            raise
+        agreeing_nodes, connected_nodes, charged_before = selection.nodes_that_agree(server_round)
         # Charged before anything is sent: if the server is killed, the ledger still counts what clients may have released.
-        participation = progress.participation.after_asking(server_round, agreeing_nodes, connected_nodes, self._collector_terms())
+        terms = self._collector_terms()
+        participation = progress.participation.after_asking(server_round, agreeing_nodes, connected_nodes, terms, charged_before)
         self._charge_before_sending(progress, participation)
         app_config = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({ARRAYS: arrays, CONFIG: app_config, RECORD: self._terms(progress).to_record()})
@@ -467,18 +463,6 @@ class LdpStrategy(Strategy):
         if self._folder is not None:
             progress.participation.save(self._folder.participation_path)
             self._folder.save_ledger(progress.checkpoint.ledger)
-
-    def _mark_as_older(self, progress: RunProgress, error: ChargedBefore) -> None:
-        """Record in the run folder that it is older than its run, and raise that error. Without a folder, do nothing.
-
-        A node has charged a round that the folder never began, so a backup was put back: its ledger lacks later rounds.
-        """
-        if self._folder is None:
-            return
-        LOGGER.error("%s", error)
-        older = progress.participation.model_copy(update={"charged_before": progress.round.number})
-        older.save(self._folder.participation_path)
-        self._folder.participation()  # raises
 
     def _collector_terms(self, earlier: Mapping[str, str | int] = MappingProxyType({})) -> dict[str, str | int]:
         """Return the transport's terms, as values for JSON.

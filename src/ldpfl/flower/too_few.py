@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from math import inf
 
-from ldpfl.errors import AllDeclined, ConfigError, TooFewTakePart
+from ldpfl.errors import AllDeclined, ChargedBefore, ConfigError, TooFewTakePart
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.invitation import Answers
@@ -87,7 +87,18 @@ def too_few_agree(
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
         f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
-        f"{remedy}.{advice_on_continuing(progress, len(answers.agreed), required)}"
+        f"{remedy}.{_older_copy_note(answers.reasons)}{advice_on_continuing(progress, len(answers.agreed), required)}"
+    )
+
+
+def _older_copy_note(reasons: Mapping[int, str]) -> str:
+    """Return text on a run folder that is an older copy, if a node's reason is that it has charged the round before; else nothing."""
+    if ChargedBefore.public not in reasons.values():
+        return ""
+    return (
+        " If a node has charged the round before, this run folder is older than its run, as after a backup was put back: its ledger lacks "
+        "what nodes have sent since. Put back the newest copy; without one, begin another run in another folder (ldpfl.out), and see what "
+        "each node has sent in its budget (ldpfl budget show)"
     )
 
 

@@ -19,7 +19,7 @@ from ldpfl.privacy.budget_file import (
     as_stored,
     budget_transaction,
     most_that_fit,
-    nodes_charged_over_relay,
+    nodes_charged,
     note_refusal,
     read_open_books,
     read_sent_reports,
@@ -77,7 +77,8 @@ class Budget:
     Attributes:
         path: the file. Nodes with data of the same people share one file.
         policy: the policy.
-        node: name by which the file tells nodes that share it apart: each of them may be charged once for a round over the relay.
+        node: name by which the file tells nodes that share it apart: each of them may be charged once for a round. Without a name, only
+            rounds over the relay are charged once.
     """
 
     path: Path
@@ -112,13 +113,12 @@ class Budget:
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number. Only then may the client's data be used for it.
 
-        Every call is a new release. That holds for a second report of the same run and round too: fresh randomness reveals more. The relay
-        accepts one report per client and round. A round over the relay is therefore charged once to each node, and a replayed message is
-        declined.
+        Every call is a new release. That holds for a second report of the same run and round too: fresh randomness reveals more. A round
+        has one report from each client. It is therefore charged once to each ``node``, and a replayed message is declined.
 
         Raises:
             Exhausted: the lifetime budget or the policy's number of rounds does not allow the release.
-            Declined: the policy does not allow it, the file is unreliable, or the round was charged before over the relay.
+            Declined: the policy does not allow it, the file is unreliable, or the round was charged to this node before.
         """
         release = as_stored(request.release)
         with self._noting_refusals():
@@ -189,7 +189,7 @@ class Budget:
         """
         with budget_transaction(self.path) as connection:
             books, sent = read_open_books(connection, self.policy.protects), read_sent_reports(connection, self.policy.protects)
-            together = max(1, len(nodes_charged_over_relay(connection, last.run, last.round)))
+            together = max(1, len(nodes_charged(connection, last.run, last.round)))
         if self._why_unbounded(books) or not self.policy.allows_unit(last.release.unit):
             return 0
 
@@ -221,10 +221,16 @@ class Budget:
         return ""
 
     def _refuse_repeated_round(self, request: Request, connection: Connection) -> None:
-        """Raise :class:`ChargedBefore` if this node was charged before for the round of ``request``, and the round goes over the relay."""
-        if request.transport in OVER_RELAY and self.node in nodes_charged_over_relay(connection, request.run, request.round):
+        """Raise :class:`ChargedBefore` if this node was charged before for the round of ``request``. A node without a name: over a relay.
+
+        A server that works as intended asks for a round once. If its run folder is an older copy, it asks again, and its ledger lacks a
+        report.
+        """
+        over_relay = request.transport in OVER_RELAY
+        if (over_relay or self.node) and self.node in nodes_charged(connection, request.run, request.round, over_relay=over_relay):
             why = (
-                "this round was charged before, and the relay takes one report a round from each client: the message may be a repeated one"
+                "this round was charged before, and a round has one report from each client: the message may be a repeated one, or the "
+                "server's run folder an older copy"
             )
             raise request.declined(why, ChargedBefore)
 

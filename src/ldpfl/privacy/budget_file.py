@@ -398,10 +398,10 @@ def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: 
     ]
 
 
-def nodes_charged_over_relay(connection: sqlite3.Connection, run: str, round_: int) -> list[str]:
-    """Return the node of each charge for this round over the relay. The report need not have been sent."""
-    query = "SELECT node FROM charges WHERE transport <> 'direct' AND run = ? AND round = ?"
-    return [node for (node,) in connection.execute(query, (run, round_))]
+def nodes_charged(connection: sqlite3.Connection, run: str, round_: int, *, over_relay: bool = True) -> list[str]:
+    """Return the node of each charge for this round, over the relay or without it. The report need not have been sent."""
+    query = "SELECT node FROM charges WHERE (transport <> 'direct') = ? AND run = ? AND round = ?"
+    return [node for (node,) in connection.execute(query, (over_relay, run, round_))]
 
 
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release, *, person: str = "", node: str = "") -> int:
@@ -454,7 +454,7 @@ def charge_lost(path: Path, reports: int, like: int | None = None) -> Books:
                 "no charge is like them, set the budget to epsilon 0, so that nothing leaves any more"
             )
         _, run, round_, release_id, *others = charge
-        together = max(1, len(nodes_charged_over_relay(connection, run, round_)))
+        together = max(1, len(nodes_charged(connection, run, round_)))
         last_round = int(connection.execute("SELECT coalesce(max(round), 0) FROM charges WHERE run = ?", (LOST_RUN,)).fetchone()[0])
         connection.execute("UPDATE releases SET count = count + ? WHERE id = ?", (reports, release_id))
         for index in range(reports):
