@@ -122,7 +122,7 @@ class World:
                 raise NoSigningKey("there is none")
             return self.signing[client]
 
-        return Watched(self.policy, Budget(path, self.policy), connect, signing)
+        return Watched(self.policy, Budget(path, self.policy, str(client)), connect, signing)
 
     def source(self, ask: Ask, context: Context) -> SeededStreams:
         self.asked.append(ask)
