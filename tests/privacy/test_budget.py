@@ -210,6 +210,28 @@ def test_nodes_that_share_a_budget_are_charged_for_a_round_once_each(path: Path)
     assert read_books(path).spent(0.0) == 10.0
 
 
+def test_a_round_that_does_not_fit_for_all_nodes_of_a_budget_is_declined_by_the_first(path: Path) -> None:
+    """Otherwise the first would be charged for nothing in a round that needs both."""
+    first, second = (Budget(path, with_policy(rounds=5), name) for name in ("first", "second"))
+    for number in (1, 2):
+        for node in (first, second):
+            node.check(request(number))
+            node.charge(request(number))
+        assert first.rounds_left(read_charges(path)[-1]) == 2 - number
+    for action in (first.check, second.check, first.charge):
+        declined(lambda action=action: action(request(3)), "6 reports would exceed the policy's rounds = 5")  # type: ignore[misc]
+
+
+def test_a_file_with_two_names_is_no_budget(path: Path) -> None:
+    """SQLite names its journal after the file: a charge that was interrupted under one name would undo later ones under the other."""
+    other = path.with_name("other.sqlite")
+    other.hardlink_to(path)
+    for name in (path, other):
+        declined(lambda name=name: Budget(name, POLICY).charge(request(1)), "has another name, a hard link")  # type: ignore[misc]
+    other.unlink()
+    assert Budget(path, POLICY).charge(request(1)) == 1
+
+
 # --- what the operator sets -------------------------------------------------------------------------------------------
 
 
@@ -902,6 +924,27 @@ def test_a_backup_that_is_charged_for_what_was_lost_keeps_every_bound(nodes: tup
     assert [spend.epsilon for spend in Budget(backup, policy).spent_of_policy()] == pytest.approx([spend.epsilon for spend in spent])
     assert Budget(backup, policy).rounds_left(read_charges(backup)[-1]) == left
     declined(lambda: Budget(backup, with_policy(**SUMS, rounds=7 * len(nodes))).charge(summed(8)), "rounds = ")
+
+
+def test_lost_reports_count_as_of_whole_rounds_of_all_nodes(path: Path) -> None:
+    """The round of the charge that they are like may have been one of a single node."""
+    policy = with_policy(**SUMS, sum_epsilon=40.0, rounds=60)
+    for number, nodes in ((1, ("a", "b")), (2, ("a",))):
+        for node in nodes:
+            Budget(path, policy, node).charge(summed(number))
+    charge_lost(path, 3)
+    charge_lost(path, 2)
+    charges = read_charges(path)
+    assert [charge.round for charge in charges[3:]] == [1, 1, 2, 2, 3, 3]
+    truth = path.with_name("truth.sqlite")
+    set_limit(truth, 1000.0)
+    for number in (1, 2, 3, 4, 5):
+        for node in ("a", "b"):
+            Budget(truth, policy, node).charge(summed(number))
+    spent, true = (Budget(file, policy).spent_of_policy()[1].epsilon for file in (path, truth))
+    assert spent < true  # round 2 had one report
+    Budget(path, policy, "b").charge(summed(2))
+    assert Budget(path, policy).spent_of_policy()[1].epsilon == pytest.approx(true)
 
 
 @pytest.mark.parametrize(

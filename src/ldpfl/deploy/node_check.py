@@ -389,17 +389,18 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
     except Declined as refusal:
         yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why_declined(refusal)}")
         return
-    charged = Counter(books.counts)
+    together = 1 if offer.transport == "direct" else books.together  # nodes that share the budget
+    charged, to_come = Counter(books.counts), Counter({release: count * together for release, count in releases.items()})
     # Policy and budget each limit the epsilon of all reports, by a privacy filter of a fixed Rényi order.
     limits = ((policy.lifetime, policy.lifetime.order, "the policy's lifetime_epsilon"), (books.limit, books.order, "the budget"))
     for limit, order, source in limits:
-        cost = filtered_epsilon((charged + releases).items(), order, limit.delta)
+        cost = filtered_epsilon((charged + to_come).items(), order, limit.delta)
         if cost > limit.epsilon:
             text = f"all rounds of the app would cost epsilon {number(cost)}, above {source} = {limit.epsilon:g}: later rounds are declined"
             yield Finding("budget", Standing.LOOK, text)
-    if books.charges + rounds > policy.rounds:
+    if books.charges + rounds * together > policy.rounds:
         reports = counted(books.charges, "report")
-        text = f"{reports} and the app's {rounds:,} exceed the policy's rounds = {policy.rounds:,}: later rounds are declined"
+        text = f"{reports} and the app's {rounds * together:,} exceed the policy's rounds = {policy.rounds:,}: later rounds are declined"
         yield Finding("budget", Standing.LOOK, text)
 
 

@@ -24,7 +24,7 @@ from ldpfl.privacy.budget_file import (
     read_open_books,
     read_sent_reports,
 )
-from ldpfl.privacy.events import BinaryRelease, GaussianRelease, Release
+from ldpfl.privacy.events import BinaryRelease, GaussianRelease
 from ldpfl.privacy.guarantee import PROTECTED
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request
 from ldpfl.util.number_format import counted
@@ -106,9 +106,7 @@ class Budget:
         """
         self.policy.check(request)
         with budget_transaction(self.path) as connection:
-            self._refuse_repeated_round(request, connection)
-            self._check_lifetime(request, read_open_books(connection, self.policy.protects), as_stored(request.release))
-            self._check_spend_behind_relay(request, connection)
+            self._check_bounds(request, connection)
 
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number. Only then may the client's data be used for it.
@@ -120,13 +118,11 @@ class Budget:
             Exhausted: the lifetime budget or the policy's number of rounds does not allow the release.
             Declined: the policy does not allow it, the file is unreliable, or the round was charged to this node before.
         """
-        release = as_stored(request.release)
         with self._noting_refusals():
             self.policy.check(request)
             with budget_transaction(self.path, write=True) as connection:
-                self._refuse_repeated_round(request, connection)
-                self._check_lifetime(request, read_open_books(connection, self.policy.protects), release)
-                self._check_spend_behind_relay(request, connection)
+                self._check_bounds(request, connection)
+                release = as_stored(request.release)
                 return add_charge(connection, self._with_honest_cohort(request), release, person=self.policy.person, node=self.node)
 
     def refused(self, refusal: Declined) -> Declined:
@@ -138,12 +134,25 @@ class Budget:
             note_refusal(connection, str(refusal))
         return refusal
 
-    def _check_lifetime(self, request: Request, books: Books, new: Release) -> None:
-        """Raise :class:`Exhausted` if ``request`` exceeds the policy's or the file's lifetime epsilon, or the number of rounds.
+    def _check_bounds(self, request: Request, connection: Connection) -> None:
+        """Raise if ``request`` repeats a round, or exceeds a bound on all releases.
 
-        ``books`` is the content of the file, and ``new`` the request's release as the file stores it.
+        Over the relay, the reports that other nodes which share the file have still to send in this round must fit too. Otherwise a node
+        would be charged for a round that another one then declines.
         """
-        charges = books.charges + 1
+        self._refuse_repeated_round(request, connection)
+        books, times = read_open_books(connection, self.policy.protects), 1
+        if request.transport in OVER_RELAY:
+            times = max(1, books.together - len(nodes_charged(connection, request.run, request.round)))
+        self._check_lifetime(request, books, times)
+        self._check_spend_behind_relay(request, connection, times)
+
+    def _check_lifetime(self, request: Request, books: Books, times: int) -> None:
+        """Raise :class:`Exhausted` if ``times`` reports like ``request`` exceed a lifetime epsilon, or the policy's number of rounds.
+
+        ``books`` is the content of the file.
+        """
+        charges = books.charges + times
         if charges > self.policy.rounds:
             why = f"{counted(charges, 'report')} would exceed the policy's rounds = {self.policy.rounds}"
             raise request.declined(why, Exhausted, setting="rounds")
@@ -156,7 +165,7 @@ class Budget:
         if why := self._why_unbounded(books):
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
-            spent = books.spent(limit.delta, new, order=order)
+            spent = books.spent(limit.delta, as_stored(request.release), order=order, times=times)
             if not spent <= limit.epsilon:  # this form also refuses NaN
                 why = f"all releases would cost epsilon {spent:.6g} at delta {limit.delta:g}, above {source} = {limit.epsilon:g}"
                 raise request.declined(why, Exhausted)
@@ -182,23 +191,26 @@ class Budget:
         return tuple(replace(spend, epsilon=inf) for spend in spends) if self._why_unbounded(books) else spends
 
     def rounds_left(self, last: Charged) -> int:
-        """Return how many more reports like ``last`` the file's limit and the policy's lifetime bounds allow, at most 1e9.
+        """Return how many more rounds like that of ``last`` the file's limit and the policy's lifetime bounds allow, at most 1e9.
+
+        A round over the relay has a report of each node that shares the file.
 
         Raises:
             Declined: the file is unreliable.
         """
         with budget_transaction(self.path) as connection:
             books, sent = read_open_books(connection, self.policy.protects), read_sent_reports(connection, self.policy.protects)
-            together = max(1, len(nodes_charged(connection, last.run, last.round)))
+        together = books.together if last.transport in OVER_RELAY else 1
         if self._why_unbounded(books) or not self.policy.allows_unit(last.release.unit):
             return 0
 
-        def fits(times: int) -> bool:
-            """Whether ``times`` more reports like ``last`` keep the number of rounds and all lifetime bounds."""
-            new = Sent(last.release, last.cohort, last.transport, last.linked, times, together)
+        def fits(rounds: int) -> bool:
+            """Whether ``rounds`` more rounds keep the number of reports and all lifetime bounds."""
+            reports = rounds * together
+            new = Sent(last.release, last.cohort, last.transport, last.linked, reports, together)
             return (
-                books.charges + times <= self.policy.rounds
-                and all(books.spent(bound.delta, last.release, order=order, times=times) <= bound.epsilon for bound, order in bounds)
+                books.charges + reports <= self.policy.rounds
+                and all(books.spent(bound.delta, last.release, order=order, times=reports) <= bound.epsilon for bound, order in bounds)
                 and all(spend.epsilon <= spend.allowed for spend in self._spend_behind_relay([*sent, new]))
             )
 
@@ -234,12 +246,12 @@ class Budget:
             )
             raise request.declined(why, ChargedBefore)
 
-    def _check_spend_behind_relay(self, request: Request, connection: Connection) -> None:
-        """Raise :class:`Exhausted` if ``request`` would exceed the policy's ``relay_epsilon`` or ``sum_epsilon``.
+    def _check_spend_behind_relay(self, request: Request, connection: Connection, times: int) -> None:
+        """Raise :class:`Exhausted` if ``times`` reports like ``request`` exceed the policy's ``relay_epsilon`` or ``sum_epsilon``.
 
         Both bound all reports ever sent, against an adversary that sees only what the relay forwards.
         """
-        for spend in self._spend_behind_relay(read_sent_reports(connection, self.policy.protects, request)):
+        for spend in self._spend_behind_relay(read_sent_reports(connection, self.policy.protects, request, times)):
             if not spend.epsilon <= spend.allowed:
                 cost = f"all releases would cost epsilon {spend.epsilon:.6g} {_SETTINGS_BEHIND_RELAY[spend.setting]}"
                 raise request.declined(f"{cost}, above the policy's {spend.setting} = {spend.allowed:g}", Exhausted, setting=spend.setting)

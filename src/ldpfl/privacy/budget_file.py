@@ -57,10 +57,14 @@ _TABLES = (
     "release INTEGER NOT NULL REFERENCES releases, cohort INTEGER NOT NULL, transport TEXT NOT NULL, "
     "linked INTEGER NOT NULL, person TEXT NOT NULL, node TEXT NOT NULL, sealed BLOB UNIQUE)",
     "CREATE INDEX charges_by_release ON charges (release)",
+    "CREATE INDEX charges_by_round ON charges (run, round)",
     "CREATE TABLE refusals (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL)",
 )
 
 _CHARGED = "at, run, round, release, cohort, transport, linked, person, node"
+_TOGETHER = (
+    "SELECT coalesce(max(reports), 1) FROM (SELECT count(*) AS reports FROM charges WHERE transport <> 'direct' GROUP BY run, round)"
+)
 _PERSON_COLUMNS = "SELECT DISTINCT person FROM charges WHERE release IN (SELECT id FROM releases WHERE unit = 'person')"
 
 
@@ -128,12 +132,14 @@ class Books:
         counts: how often each distinct release was charged, in the order of their first charge.
         refusals: the last refusal; None if nothing was refused.
         person_columns: the columns that named persons in the charged releases that protect persons.
+        together: the most reports that were charged for one round over the relay: how many nodes share the file, as far as it shows.
     """
 
     granted: tuple[Granted, ...]
     counts: Mapping[Release, int]
     refusals: Refusals | None = None
     person_columns: frozenset[str] = frozenset()
+    together: int = 1
 
     @property
     def limit(self) -> Limit:
@@ -272,13 +278,15 @@ def _sqlite_transaction(path: Path, *, write: bool, patience: float) -> Iterator
 def _private_path(path: Path) -> Path:
     """Return the resolved path of the budget file, after checking that no other user can read or change it."""
     try:
-        is_regular = stat.S_ISREG(path.stat().st_mode)
+        status = path.stat()
     except FileNotFoundError:
         raise NotSetUp(f"there is no budget file {path}: make it with ldpfl budget set; without one nothing leaves this client") from None
     except OSError as error:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
-    if not is_regular:
+    if not stat.S_ISREG(status.st_mode):
         raise Declined(f"budget file {path} is not a regular file: nothing leaves this client")
+    if status.st_nlink > 1:  # SQLite's journal has one of the names: a charge that was interrupted under it would undo later ones
+        raise Declined(f"budget file {path} has another name, a hard link: remove one of the names; until then nothing leaves this client")
     return require_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
 
@@ -341,6 +349,7 @@ def read_open_books(connection: sqlite3.Connection, protects: Protected = "clien
         _counts(_read_releases(connection, protects).values()),
         None if refusal is None else Refusals(*refusal),
         frozenset(column for (column,) in connection.execute(_PERSON_COLUMNS)),
+        int(_first_value(connection, _TOGETHER)),
     )
 
 
@@ -380,8 +389,8 @@ def as_stored(release: Release) -> Release:
     return _release_from_row(*_row_from_release(release))
 
 
-def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: Request | None = None) -> list[Sent]:
-    """Return the charged reports, and the report of ``new``, in groups of equal :class:`Sent` reports.
+def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: Request | None = None, times: int = 1) -> list[Sent]:
+    """Return the charged reports, and ``times`` reports of ``new``, in groups of equal :class:`Sent` reports.
 
     Charged releases are counted for the unit that the policy ``protects``, as in :func:`read_open_books`.
     """
@@ -389,7 +398,7 @@ def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: 
     rows = connection.execute("SELECT run, round, release, cohort, transport, linked FROM charges ORDER BY id").fetchall()
     if new is not None:
         releases[_NEW] = as_stored(new.release)
-        rows.append((new.run, new.round, _NEW, new.cohort, new.transport, new.linked))
+        rows += [(new.run, new.round, _NEW, new.cohort, new.transport, new.linked)] * times
     in_round = Counter((run, round_) for run, round_, _, _, transport, _ in rows if transport != "direct")
     groups = Counter((*sent, in_round[run, round_] if sent[2] != "direct" else 1) for run, round_, *sent in rows)
     return [
@@ -435,8 +444,8 @@ def _insert_charge(connection: sqlite3.Connection, *columns: Any) -> int:
 def charge_lost(path: Path, reports: int, like: int | None = None) -> Books:
     """Charge ``reports`` that the file's lost successor had counted, each like the charge with the number ``like``, or like the last one.
 
-    All bounds then count them: the file's epsilon, and the policy's epsilons and rounds. If several nodes share the file, ``reports`` of
-    one round are charged as reports of one round, since they cost more together.
+    All bounds then count them: the file's epsilon, and the policy's epsilons and rounds. If several nodes share the file, reports of one
+    round cost more together. So ``reports`` is rounded up to whole rounds, each with as many reports as the file's largest round.
 
     Raises:
         ConfigError: ``reports`` is out of range, or the file has no such charge.
@@ -445,16 +454,17 @@ def charge_lost(path: Path, reports: int, like: int | None = None) -> Books:
     if not 1 <= reports <= MAX_LOST_REPORTS:
         raise ConfigError(f"the number of lost reports must be 1 to {MAX_LOST_REPORTS:,}, got {reports:,}")
     with budget_transaction(path, write=True) as connection:
-        query = f"SELECT {_CHARGED} FROM charges WHERE id = coalesce(?, (SELECT max(id) FROM charges))"
-        charge = connection.execute(query, (like,)).fetchone()
+        query = f"SELECT {_CHARGED} FROM charges WHERE id = coalesce(?, (SELECT max(id) FROM charges WHERE run <> ?))"
+        charge = connection.execute(query, (like, LOST_RUN)).fetchone()
         if charge is None:
             which = "no charge" if like is None else f"no charge with the number {like}"
             raise ConfigError(
                 f"{path} has {which} that the lost reports could be like: give the number of a charge that ldpfl budget export lists; if "
                 "no charge is like them, set the budget to epsilon 0, so that nothing leaves any more"
             )
-        _, run, round_, release_id, *others = charge
-        together = max(1, len(nodes_charged(connection, run, round_)))
+        _, _, _, release_id, *others = charge
+        together = read_open_books(connection).together
+        reports = -(-reports // together) * together
         last_round = int(connection.execute("SELECT coalesce(max(round), 0) FROM charges WHERE run = ?", (LOST_RUN,)).fetchone()[0])
         connection.execute("UPDATE releases SET count = count + ? WHERE id = ?", (reports, release_id))
         for index in range(reports):
