@@ -381,9 +381,9 @@ class RunFolder:
             )
         return checkpoint
 
-    def _begun(self) -> int:
-        """Return the number of rounds that any node was told to train in; 0 for a simulation. Raise :class:`DataError` if damaged."""
-        return Participation.load(self.participation_path).begun
+    def participation(self) -> Participation:
+        """Return the rounds that each node was told to train in: none for a simulation. Raise :class:`DataError` if the file is damaged."""
+        return Participation.load(self.participation_path)
 
     def _rounds_in_metrics(self) -> int:
         """Return the number of lines of the file of metrics, one for each round; 0 if there is no file."""

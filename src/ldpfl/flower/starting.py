@@ -151,7 +151,7 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
     checkpoint = folder.checkpoint_or(initial)
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
-    participation = Participation.load(folder.participation_path)
+    participation = folder.participation()
     done = len(checkpoint.ledger.events)
     if participation.begun < done:
         raise DataError(
