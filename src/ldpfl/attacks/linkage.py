@@ -115,7 +115,7 @@ class LinkageSetting:
         if self.shortfall > self.spread:
             raise ConfigError(f"shortfall must not exceed the spread of {self.spread:g} s, got {self.shortfall:g}")
         if not self.watched or min(self.watched) < 1 or list(self.watched) != sorted(set(self.watched)):
-            raise ConfigError(f"watched must be ascending numbers of rounds, 1 or more, got {self.watched}")
+            raise ConfigError(f"watched must be round numbers in ascending order, each 1 or more, got {self.watched}")
         if not (isfinite(self.epsilon) and self.epsilon > 0):
             raise ConfigError(f"epsilon must be above 0 and finite, got {self.epsilon}")
         if not 0 < self.delta < 1:

@@ -61,7 +61,7 @@ class LayerRanges:
         # Below, squares of differences would underflow; nothing is lost, for no float32 around a radius is as close to its center.
         self.centers[np.abs(self.centers) < 1 / _MAX_RANGE] = 0.0
         if not (self.radii > 0).all():
-            raise ConfigError(f"range radius must be positive, found {_format_few(self.radii[~(self.radii > 0)])}")
+            raise ConfigError(f"each clipping range's radius must be positive, found {_format_few(self.radii[~(self.radii > 0)])}")
         if not ((self.radii >= 1 / _MAX_RANGE) & (self.radii <= _MAX_RANGE) & (np.abs(self.centers) <= _MAX_RANGE)).all():
             raise ConfigError(f"ranges must lie between {1 / _MAX_RANGE:g} and {_MAX_RANGE:g}, so that float32 can hold every estimate")
 

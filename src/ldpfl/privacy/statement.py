@@ -311,7 +311,7 @@ def _dominating_round(rounds: Sequence[RoundGroup]) -> RoundGroup:
 
 
 def _comparison_kind(group: RoundGroup) -> tuple[object, ...]:
-    """Return the properties that two rounds must share so that their costs can be compared factor by factor."""
+    """Return a key. Rounds with the same key differ only in numbers, such as noise and cohort, so :func:`_costs_at_least` can rank them."""
     sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
     noise = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
     participation_and_transport = group.sampling, group.rate, group.channel, group.linked

@@ -339,7 +339,8 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
     if epsilon is None:
         if solution.epsilon is None:
             raise ConfigError(
-                f"no useful epsilon reaches a central epsilon of {target:g} with {setting.clients} clients: raise the target or clients"
+                f"no local epsilon large enough to learn from gives a central epsilon of {target:g} with {setting.clients} clients: raise "
+                "the target or clients"
             )
         setting = replace(setting, epsilon=solution.epsilon)
     return setting, solution
