@@ -59,8 +59,8 @@ def read_left_open(folder: RunFolder) -> LeftOpen:
             participation, checkpoint = folder.participation(), folder.checkpoint()
     except ConfigError:
         raise ConfigError(
-            f"a ServerApp still works in {folder.path}, so it is not known yet which round it leaves unfinished. Either the run is under way, "
-            f"or it is stopping, which takes up to {_MAX_STOPPING_S:.0f} s after flwr stop. Ask again when it has ended"
+            f"a ServerApp still works in {folder.path}, so it is not known yet which round it leaves unfinished. Either the run is under "
+            f"way, or it is stopping, which takes up to {_MAX_STOPPING_S:.0f} s after flwr stop. Ask again when it has ended"
         ) from None
     finished = 0 if checkpoint is None else len(checkpoint.ledger.events)
     begun = participation.begun if participation.begun > finished else None
