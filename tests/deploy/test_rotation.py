@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_site import shake_hands
 
 from conftest import CommandLine
 from ldpfl.deploy.certificates import issue
+from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, set_limit
-from ldpfl.privacy.policy import read_policy
+from ldpfl.privacy.events import OURS, BinaryRelease
+from ldpfl.privacy.policy import Policy, Request, read_policy
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Unauthenticated
 from ldpfl.relay.tokens import Role, Tokens
@@ -75,3 +78,13 @@ def test_a_budget_moves_by_the_commands_on_the_page(running: CommandLine) -> Non
     assert "this budget was moved to" in outcomes[-1].out
     assert read_books(Path("moved.sqlite")).limit.epsilon == 40.0
     assert read_books(Path("budget.sqlite")).limit.epsilon == 0.0
+
+
+def test_a_backup_is_charged_by_the_command_on_the_page(running: CommandLine) -> None:
+    bounds: dict[str, Any] = {"lifetime_epsilon": 40.0, "epsilon_per_unit": 1.0, "epsilon_per_round": 1.0, "rounds": 100}
+    policy = Policy(mechanisms=("duchi",), min_clients=2, transports=("direct",), **bounds)
+    release = BinaryRelease("duchi", 1.0, 1, author=OURS)
+    Budget(Path("budget.sqlite"), policy).charge(Request("run", 1, release, 3, "direct"))
+    (words,) = commands("Backups, and what to do after a loss")
+    assert running(*words).code == 0
+    assert read_books(Path("budget.sqlite")).charges == 13

@@ -18,7 +18,18 @@ from flower_parts import POLICY, OpenNode, app_of, ask, config_of, instruction, 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from relayed_parts import CLIENTS, KEY, policy_of, world_in
 
-from ldpfl.errors import ConfigError, Declined, Exhausted, GivesWeights, NoRelay, NotSetUp, OtherRunConfig, OtherVersion, ProtocolError
+from ldpfl.errors import (
+    ChargedBefore,
+    ConfigError,
+    Declined,
+    Exhausted,
+    GivesWeights,
+    NoRelay,
+    NotSetUp,
+    OtherRunConfig,
+    OtherVersion,
+    ProtocolError,
+)
 from ldpfl.flower import InProcessGrid, LdpClientApp, RoundTerms
 from ldpfl.flower.client_app import DECLINED, FAILED
 from ldpfl.flower.invitation import QUESTION, question_of, read_question
@@ -128,7 +139,8 @@ def test_a_spent_budget_is_declined_until_more_is_granted(folder: Path) -> None:
     set_limit(folder / "budget.sqlite", 30.0)
     assert ask(app, question()).has_content()
     assert ask(app).has_content()
-    assert refused(ask(app, question()), Exhausted.public)
+    assert refused(ask(app, question(terms_of(round=2))), Exhausted.public)
+    assert refused(ask(app, question()), ChargedBefore.public)
     assert len(read_charges(folder / "budget.sqlite")) == 1
 
 
