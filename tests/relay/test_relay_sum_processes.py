@@ -51,7 +51,7 @@ class Load:
         for _ in range(1 + (chance.random() < 0.2)):
             port = chance.choice(self.ports)
             with RelayClient(f"http://127.0.0.1:{port}", self.tokens[name], transport=plain(), patience=BORNE) as client:
-                client.upload_share(RUN, 1, self.shares[name], within_s=120.0)
+                client.upload_share(RUN, 1, self.shares[name], within_s=600.0)
         self.acknowledged.add(name)
 
     def run(self, threads: int = 8) -> None:
