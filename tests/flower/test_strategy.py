@@ -490,6 +490,18 @@ def test_clients_that_would_evaluate_are_not_asked() -> None:
     assert list(strategy.configure_evaluate(1, start_arrays(), ConfigRecord(), InProcessGrid(app_of(), 2))) == []
 
 
+def test_a_subclass_tells_no_node_to_train_that_did_not_agree() -> None:
+    """Such a node would be charged, and the ledger would not count it."""
+
+    class Adds(LdpStrategy):
+        def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
+            messages = super().configure_train(server_round, arrays, config, grid)
+            return [*messages, Message(messages[0].content, 4711, "train")]
+
+    with pytest.raises(ConfigError, match=r"Adds\.configure_train made messages to node 4711, which did not agree"):
+        Adds(QUIET, waiting=Waiting(1, 0.0)).start(InProcessGrid(app_of(), 2), start_arrays(), 1)
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [("aggregate_train", "server_optimiser"), ("configure_evaluate", "evaluate_fn"), ("aggregate_evaluate", "evaluate_fn")],
@@ -536,7 +548,7 @@ def divide(number: int, arrays: ArrayRecord) -> MetricRecord:
 @pytest.mark.parametrize(
     ("settings", "wrong", "problem"),
     [
-        ({"score": lambda weights: "a"}, None, "`score` must return an int or a float, got 'a'"),
+        ({"score": lambda weights: "a"}, None, "`score` must return a number, got 'a'"),
         ({"score": lambda weights: weights.mean()}, None, "got a Tensor: convert its result by float"),
         ({}, lambda number, arrays: {"accuracy": 1.0}, "evaluate_fn must return a MetricRecord of flwr.app, or None, got a dict of 1"),
         ({}, divide, "division by zero"),

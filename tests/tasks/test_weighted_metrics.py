@@ -141,8 +141,8 @@ def test_rows_of_one_person_are_drawn_together() -> None:
     once, alike = weighted_metrics.two_class_figures(told, seen), weighted_metrics.two_class_figures(told[whose], seen[whose])
     for name, (low, high) in weighted_metrics.confidence_intervals(once, 200, seed=1).items():
         assert weighted_metrics.confidence_intervals(alike, 2000, seed=1, person_of_row=whose)[name] == pytest.approx(
-            (low, high), abs=1e-9
-        ), name
+            (low, high), abs=2e-3
+        ), name  # of shares, n / (n - 1) of the persons makes a small difference
     narrow, wide = (np.ptp(weighted_metrics.confidence_intervals(alike, 2000, seed=1, person_of_row=of)["AUROC"]) for of in (None, whose))
     assert wide > 2 * narrow
 
@@ -177,9 +177,21 @@ def test_rows_of_a_person_widen_a_share_s_interval_as_far_as_they_agree() -> Non
     independent = np.ptp(weighted_metrics.share_interval(hits))
     assert np.ptp(weighted_metrics.share_interval(hits, whose)) == pytest.approx(independent, rel=0.15)
     once = hits[:100]
-    assert weighted_metrics.share_interval(once[whose], whose) == pytest.approx(weighted_metrics.share_interval(once))
+    assert weighted_metrics.share_interval(once[whose], whose) == pytest.approx(weighted_metrics.share_interval(once), rel=1e-2)
     # No hit shows no effect, so the interval is that of one row a person.
     assert weighted_metrics.share_interval(np.zeros(1000), whose) == pytest.approx(weighted_metrics.share_interval(np.zeros(100)))
+
+
+@pytest.mark.parametrize("persons", [1, 3, 9, 12, 30])
+def test_a_share_s_interval_covers_with_few_persons_of_many_rows(persons: int) -> None:
+    """In 500 draws, at least 89 % of the intervals hold the true share. False alarms: below 1e-6 at a coverage of 95 %."""
+    drawn, covered = np.random.default_rng(persons), 0
+    for _ in range(500):
+        whose = np.repeat(np.arange(persons), 40)
+        hits = (drawn.random(persons * 40) < drawn.beta(1.5, 1.5, persons)[whose]).astype(float)
+        low, high = weighted_metrics.share_interval(hits, whose)
+        covered += low <= 0.5 <= high
+    assert covered >= 445
 
 
 def test_the_commonest_class_is_that_of_all_rows_in_each_resample() -> None:

@@ -635,7 +635,8 @@ class Examination:
 
 def _range_check(name: str, stated: Floats, low: Floats, high: Floats, slack: Floats) -> Check:
     """Return the check that the ``stated`` variances of a mean lie between ``low`` and ``high``, or are infinite."""
-    too_small, too_large = low / (stated + slack), np.where(np.isinf(stated), 0.0, stated) / (high + slack)
+    too_small = np.where(stated < 0, inf, low / (np.abs(stated) + slack))
+    too_large = np.where(np.isinf(stated), 0.0, stated) / (high + slack)
     figure = float(np.max([too_small.max(), too_large.max()]))  # NaN if any is
     wrong = "larger" if too_large.max() > too_small.max() else "smaller"
     sentence = f"the variance by {name} is {figure:.4g} times {wrong} than the noise of one client allows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Real
 
 from flwr.app import ArrayRecord
 from torch import Tensor
@@ -56,10 +57,10 @@ def check_score(score: object) -> None:
     """Raise if ``score``, which the function of ``LdpStrategy(score=...)`` returned, is not a number.
 
     Raises:
-        ConfigError: it is not an int or a float.
+        ConfigError: it is no real number, such as a float of Python or NumPy.
     """
-    if not isinstance(score, int | float):
-        raise ConfigError(f"the function `score` must return an int or a float, got {shown(score)}: convert its result by float()")
+    if not isinstance(score, Real):
+        raise ConfigError(f"the function `score` must return a number, got {shown(score)}: convert its result by float()")
 
 
 def with_calibrated_noise(config: RunConfig, collector: Collector) -> RunConfig:
@@ -165,6 +166,8 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
         )
     if participation.begun > done:  # the server was stopped in a round, whose reports it may still receive
         participation.check_terms(terms(participation.terms))
+    elif done and folder.ledger_path.exists():  # it may have been stopped after the checkpoint of the last round, before the ledger
+        folder.save_ledger(checkpoint.ledger)
     return checkpoint, participation
 
 

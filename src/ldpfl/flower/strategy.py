@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite, nan
@@ -284,6 +284,7 @@ class LdpStrategy(Strategy):
         try:
             arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
             messages = self.configure_train(number, arrays, train_config, grid)
+            self._refuse_unasked(messages, progress)
             on_poll = self._collector.wait_notes(progress.round)
             with closing(replies_as_they_come(grid, messages, progress.deadline, on_poll=on_poll)) as replies:
                 self.aggregate_train(number, replies)
@@ -295,6 +296,15 @@ class LdpStrategy(Strategy):
             LOGGER.warning("%s has no result, and the run goes on. %s", planned_round(self.config, number), error)
             if progress.rounds_done < number:  # no node was told to train; otherwise aggregate_train has finished the round
                 self._skip_round(progress, number)
+
+    def _refuse_unasked(self, messages: Sequence[Message], progress: RunProgress) -> None:
+        """Raise if a subclass's ``configure_train`` made a message to a node that the ledger does not count for this round."""
+        unasked = {message.metadata.dst_node_id for message in messages} - progress.asked_nodes
+        if unasked:
+            raise ConfigError(
+                f"{type(self).__name__}.configure_train made messages to {node_ids_text(unasked)}, which did not agree to the round and "
+                "would be charged without being counted: return the messages of LdpStrategy.configure_train, with other content at most"
+            )
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
         """Finish an evaluation for which no node was told to train, so that the run can go on with the next round.

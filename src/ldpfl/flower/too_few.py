@@ -87,11 +87,11 @@ def too_few_agree(
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
         f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
-        f"{remedy}.{_older_copy_note(answers.reasons)}{advice_on_continuing(progress, len(answers.agreed), required)}"
+        f"{remedy}.{older_copy_note(answers.reasons)}{advice_on_continuing(progress, len(answers.agreed), required)}"
     )
 
 
-def _older_copy_note(reasons: Mapping[int, str]) -> str:
+def older_copy_note(reasons: Mapping[int, str]) -> str:
     """Return text on a run folder that is an older copy, if a node's reason is that it has charged the round before; else nothing."""
     if ChargedBefore.public not in reasons.values():
         return ""

@@ -171,8 +171,8 @@ class Books:
         return filtered_epsilon(self._counts_with(new, times).items(), self.order if order is None else order, delta)
 
     def rounds_left(self, release: Release) -> int:
-        """Return how many more times ``release`` fits into the budget, at most 1e9. Takes a second at most."""
-        return most_that_fit(lambda times: self.spent(self.limit.delta, release, times=times) <= self.limit.epsilon)
+        """Return how many more rounds with ``release``, of all nodes that share the file, fit into the budget, at most 1e9."""
+        return most_that_fit(lambda rounds: self.spent(self.limit.delta, release, times=rounds * self.together) <= self.limit.epsilon)
 
     def _counts_with(self, new: Release | None, times: int) -> dict[Release, int]:
         """Return how often each release was charged, if ``new`` were charged ``times`` more times."""

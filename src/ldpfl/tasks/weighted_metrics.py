@@ -323,21 +323,23 @@ def share_interval(hits: NDArray[Any], person_of_row: NDArray[np.int64] | None =
     """Return the 95 % interval (Wilson's) of the share of ones among ``hits`` (n,), which are 0 or 1.
 
     If ``person_of_row`` (n,) numbers each row's person, n is divided by the design effect: the variance of the share over persons, as a
-    multiple of its variance over independent rows. Too few hits or misses cannot show this effect. Then it is that of persons whose rows
-    are all equal.
+    multiple of its variance over independent rows. Too few persons, hits or misses cannot show this effect. Then it is that of persons
+    whose rows are all equal.
     """
     share, rows = float(hits.mean()), float(hits.size)
     if person_of_row is not None:
-        too_few = min(hits.sum(), (1 - hits).sum()) < _MIN_HITS
+        persons = np.unique(person_of_row).size
+        too_few = min(hits.sum(), (1 - hits).sum()) < _MIN_HITS or persons < _MIN_PERSONS
         deviations = np.ones(hits.size) if too_few else hits - share
-        rows /= max(1.0, (np.bincount(person_of_row, deviations) ** 2).sum() / (deviations**2).sum())
+        effect = (np.bincount(person_of_row, deviations) ** 2).sum() / (deviations**2).sum()
+        rows /= max(1.0, effect if too_few else effect * persons / (persons - 1))
     z_squared = 1.959964**2
     middle, half = share + z_squared / (2 * rows), sqrt(z_squared * (share * (1 - share) / rows + z_squared / (4 * rows**2)))
     return max(0.0, (middle - half) / (1 + z_squared / rows)), min(1.0, (middle + half) / (1 + z_squared / rows))
 
 
-_MIN_HITS = 10
-"""Minimum number of rows that are hits, and of misses, from which the design effect of a share is measured."""
+_MIN_HITS = _MIN_PERSONS = 10
+"""Minimum number of rows that are hits, of misses, and of persons, from which the design effect of a share is measured."""
 
 
 def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats], tuple[Floats, Floats]]:

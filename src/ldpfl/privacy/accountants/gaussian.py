@@ -17,7 +17,8 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.roots import brentq
 
 _LARGE_MU = 1e4
-"""Above this mu the first term of the curve alone gives epsilon, at most 1e-7 of it too large. A root of the curve could be too small."""
+"""Above this mu the first term of the curve alone gives epsilon: at most 1e-7 of it too large if delta is at most 0.5. A root of the curve
+could be too small."""
 _SMALL_MU = 1e-5
 """Below this mu the two terms of the curve agree in nearly all digits, so their difference is computed from the derivative."""
 
