@@ -20,21 +20,11 @@ from ldpfl.relay.database import open_engine
 from ldpfl.relay.tokens import Role, Tokens
 from ldpfl.transport.shuffling.sealing import generate_key, public_text
 from ldpfl.transport.sums.node_keys import make_key, public_key
-from ldpfl.util.files import write_text
+from ldpfl.util.files import Inside, write_text
 from ldpfl.util.key_files import save_key
 
 VALID_FOR = timedelta(days=1)
 """How long a server's certificate is valid."""
-
-
-class _Inside:
-    """Attribute of a folder's class: the path of a file or folder inside it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, folder: NodeSite | Site, owner: type) -> Path:
-        return folder.path / self._name
 
 
 @dataclass(frozen=True)
@@ -47,13 +37,13 @@ class NodeSite:
     def name(self) -> str:
         return self.path.name
 
-    policy = _Inside("policy.toml")
-    budget = _Inside("budget.sqlite")
-    key = _Inside("node.key")
-    signing_key = _Inside("signing.key")
-    token = _Inside("relay.token")
-    log = _Inside("supernode.log")
-    flower_home = _Inside("flwr")
+    policy = Inside("policy.toml")
+    budget = Inside("budget.sqlite")
+    key = Inside("node.key")
+    signing_key = Inside("signing.key")
+    token = Inside("relay.token")
+    log = Inside("supernode.log")
+    flower_home = Inside("flwr")
 
 
 @dataclass(frozen=True)
@@ -67,18 +57,18 @@ class Site:
     path: Path
     nodes: tuple[NodeSite, ...]
 
-    run = _Inside("run")
+    run = Inside("run")
     """The run folder, with the same files as after ``ldpfl run``."""
-    authority = _Inside("ca.crt")
-    superlink = _Inside("superlink")
-    relay = _Inside("relay")
-    relay_store = _Inside("relay/relay.sqlite")
-    operator = _Inside("operator")
-    app = _Inside("operator/ldpfl-demo")
-    aggregator_key = _Inside("superlink/aggregator.key")
-    node_keys = _Inside("superlink/nodes.txt")
+    authority = Inside("ca.crt")
+    superlink = Inside("superlink")
+    relay = Inside("relay")
+    relay_store = Inside("relay/relay.sqlite")
+    operator = Inside("operator")
+    app = Inside("operator/ldpfl-demo")
+    aggregator_key = Inside("superlink/aggregator.key")
+    node_keys = Inside("superlink/nodes.txt")
     """The aggregator's list of the nodes' public signing keys."""
-    aggregator_token = _Inside("superlink/relay.token")
+    aggregator_token = Inside("superlink/relay.token")
 
     @classmethod
     def make(cls, path: Path, nodes: int) -> Site:

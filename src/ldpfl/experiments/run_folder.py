@@ -33,6 +33,7 @@ from ldpfl.simulation import LocalTask
 from ldpfl.util.files import (
     MAX_METRICS_BYTES,
     MAX_RESULT_BYTES,
+    Inside,
     append_text,
     ends_with,
     from_json,
@@ -59,6 +60,9 @@ class Kind(StrEnum):
     def on_flower(self) -> bool:
         """Whether the run is on Flower rather than simulated."""
         return self is not Kind.SIMULATION
+
+
+_LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 
 
 def _is_written_before_config(name: str) -> bool:
@@ -95,53 +99,28 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def checkpoint_path(self) -> Path:
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger_path(self) -> Path:
-        return self.path / LEDGER_FILE
-
-    @property
-    def model_path(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def adapter_path(self) -> Path:
-        """Folder of the model's adapter in the format of ``peft``, if the model has one."""
-        return self.path / "adapter"
-
-    @property
-    def description_path(self) -> Path:
-        """Description of the model that the weights belong to."""
-        return self.path / "model.json"
-
-    @property
-    def encoding_path(self) -> Path:
-        """Encoding from rows of a table to inputs of the model."""
-        return self.path / "encoding.json"
-
-    @property
-    def result_path(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def curve_path(self) -> Path:
-        return self.path / "curve.svg"
-
-    @property
-    def participation_path(self) -> Path:
-        """List of the nodes that were asked to take part. Written on Flower only."""
-        return self.path / "participation.json"
+    config_path = Inside("config.toml")
+    checkpoint_path = Inside("checkpoint.safetensors")
+    metrics_path = Inside("metrics.jsonl")
+    ledger_path = Inside(LEDGER_FILE)
+    model_path = Inside("model.safetensors")
+    adapter_path = Inside("adapter")
+    """Folder of the model's adapter in the format of ``peft``, if the model has one."""
+    description_path = Inside("model.json")
+    """Description of the model that the weights belong to."""
+    encoding_path = Inside("encoding.json")
+    """Encoding from rows of a table to inputs of the model."""
+    result_path = Inside("result.json")
+    curve_path = Inside("curve.svg")
+    participation_path = Inside("participation.json")
+    """List of the nodes that were asked to take part. Written on Flower only."""
+    stopped_path = Inside("stopped.txt")
+    """Reason why a sweep stopped the run early."""
+    secret_path = Inside(secret_seed.FILE)
+    """Secret seed of the noise on a user's own rows. No other file in the folder reveals it."""
+    _no_baseline_path = Inside(_NO_BASELINE)
+    """Marker file of a run without a baseline."""
+    _kind_path = Inside(_KIND)
 
     @property
     def is_vacant(self) -> bool:
@@ -149,11 +128,6 @@ class RunFolder:
         if not self.path.exists():
             return True
         return self.path.is_dir() and not self.config_path.exists() and all(_is_written_before_config(p.name) for p in self.path.iterdir())
-
-    @property
-    def stopped_path(self) -> Path:
-        """Reason why a sweep stopped the run early."""
-        return self.path / "stopped.txt"
 
     def personal_path(self, round_number: int) -> Path:
         """Personal layers of all clients after a round, for resuming the run after it. They are private data without noise."""
@@ -192,11 +166,6 @@ class RunFolder:
         files = [self.result_path, self.checkpoint_path, self.config_path, self.metrics_path, self.ledger_path, self.participation_path]
         files += [log_path(self.checkpoint_path), self.model_path, self.curve_path, self.encoding_path, self.description_path]
         return files + [self.adapter_path / name for name in ADAPTER_FILES]
-
-    @property
-    def secret_path(self) -> Path:
-        """Secret seed of the noise on a user's own rows. No other file in the folder reveals it."""
-        return self.path / secret_seed.FILE
 
     def secret(self) -> int | None:
         """Return the secret seed of the run's noise; None if the folder has none.
@@ -344,15 +313,6 @@ class RunFolder:
         checkpoint = self.checkpoint()
         return Kind.READY_APP if checkpoint and _READY_ORIGIN.fullmatch(checkpoint.origin) else Kind.OWN_APP
 
-    @property
-    def _no_baseline_path(self) -> Path:
-        """Marker file of a run without a baseline."""
-        return self.path / _NO_BASELINE
-
-    @property
-    def _kind_path(self) -> Path:
-        return self.path / _KIND
-
     def _recorded_kind(self) -> Kind | None:
         """Return the kind in ``kind.txt``; None if there is no such file."""
         try:
@@ -405,9 +365,7 @@ class RunFolder:
             ConfigError: no round is finished, so nothing was released yet.
             DataError: a file is missing or damaged, or the files contradict each other.
         """
-        begun = Participation.load(
-            self.participation_path
-        ).begun  # read first: a server that works in the folder may begin a round meanwhile
+        begun = self.participation().begun  # read first: a server that works in the folder may begin a round meanwhile
         if not self.has_released():
             self._check_no_other_folder()
             raise ConfigError(f"the run in {self.path} has released nothing yet: let it finish a round first")
@@ -441,11 +399,7 @@ class RunFolder:
         if self.ledger_path.exists():
             return True
         checkpoint = self.checkpoint()
-        if (
-            self.result_path.exists()
-            or (checkpoint is not None and checkpoint.ledger.events)
-            or Participation.load(self.participation_path).begun
-        ):
+        if self.result_path.exists() or (checkpoint is not None and checkpoint.ledger.events) or self.participation().begun:
             check_present(self.ledger_path)
         return False
 
@@ -693,7 +647,6 @@ def _metrics_line(metrics: RoundMetrics) -> str:
 
 _PERSONAL = "PRIVATE-personal-"
 """Start of the names of files with personal layers."""
-_LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
 _MAX_TEXT_LENGTH = 1 << 16
 """Maximum text length of an encoding from an untrusted folder, in words. Each row takes memory for all of them."""
 TRIAL = (

@@ -303,9 +303,9 @@ def _name_in_budget(context: Context) -> str:
     Without a token it is Flower's id of the node. If the token cannot be used, the connection to the relay says so before anything is
     charged. Under a new token or id a repeated message may be charged again, which only counts too much.
     """
-    token_file = operator_setting("relay-token")
-    with suppress(ConfigError, OSError):
-        return hashlib.sha256(f"budget of {read_token(Path(token_file))}".encode()).hexdigest()[:16] if token_file else str(context.node_id)
+    if token_file := operator_setting("relay-token"):
+        with suppress(ConfigError, OSError):
+            return hashlib.sha256(f"budget of {read_token(Path(token_file))}".encode()).hexdigest()[:16]
     return str(context.node_id)
 
 

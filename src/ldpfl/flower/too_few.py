@@ -163,11 +163,11 @@ _CUSTOM_APP_NAMES = {
     "ldpfl.agreeing": "agreeing of Waiting",
     MIN_CLIENTS: "min_clients of {collector}",
 }
-"""What a custom app's ServerApp sets in place of a setting of the ready app."""
+"""Settings of the ready app, each with what the ServerApp of a custom app sets instead."""
 
 
 def _in_custom_app(settings: Collection[str], config: RunConfig) -> str:
-    """Return text that says what a custom app sets in place of these ``settings``."""
+    """Return text that says what the ServerApp of a custom app sets instead of these ``settings``."""
     collector = "operator_sum" if config.shuffling.channel == "secure-sum" else "operator_relay"
     return f" (in a custom app: {' and '.join(_CUSTOM_APP_NAMES[setting] for setting in settings)})".format(collector=collector)
 

@@ -19,13 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from scipy.special import bdtr, bdtrc
 
 from ldpfl.errors import DataError, LdpflError
-from ldpfl.privacy.events import (
-    KIND_NAMES,
-    KINDS,
-    UNKNOWN,
-    Release,
-    RoundEvent,
-)
+from ldpfl.privacy.events import KIND_NAMES, KINDS, UNKNOWN, Release, RoundEvent
 from ldpfl.privacy.stated_author import with_checked_author
 from ldpfl.util.files import MAX_ROUNDS_BYTES, check_events, read_text, unique_fields, whole_number, write_text
 from ldpfl.util.suggestions import did_you_mean

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
@@ -92,6 +92,21 @@ def check_suffix(path: Path, what: str, *suffixes: str) -> None:
         raise ConfigError(
             f"{what} cannot be written to {path}, because the suffix {path.suffix} stands for another format: name the file {name}"
         )
+
+
+class _Folder(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class Inside:
+    """Attribute of a folder's class: the path of a file or folder inside it. The folder's own path is its attribute ``path``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: _Folder, owner: type) -> Path:
+        return folder.path / self._name
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
