@@ -490,16 +490,45 @@ def test_clients_that_would_evaluate_are_not_asked() -> None:
     assert list(strategy.configure_evaluate(1, start_arrays(), ConfigRecord(), InProcessGrid(app_of(), 2))) == []
 
 
-def test_a_subclass_tells_no_node_to_train_that_did_not_agree() -> None:
-    """Such a node would be charged, and the ledger would not count it."""
+def _with_record(message: Message, **changed: Any) -> Message:
+    """Return ``message`` with ``changed`` terms of the round."""
+    content = RecordDict({**message.content, "ldpfl": ConfigRecord({**message.content.config_records["ldpfl"], **changed})})
+    return Message(content, message.metadata.dst_node_id, "train")
 
-    class Adds(LdpStrategy):
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda messages: [*messages, Message(messages[0].content, 4711, "train")], "to node 4711, which did not agree"),
+        (lambda messages: [*messages, messages[0]], "several messages to one node"),
+        (lambda messages: [*messages, _with_record(messages[0], round=7)], "several messages to one node"),
+        (lambda messages: [_with_record(messages[0], round=7), *messages[1:]], "record 'ldpfl'.* is changed or missing"),
+        (lambda messages: [Message(RecordDict(), messages[0].metadata.dst_node_id, "train")], "record 'ldpfl'.* is changed or missing"),
+    ],
+)
+def test_a_subclass_tells_nodes_nothing_that_the_ledger_does_not_count(change: Any, named: str) -> None:
+    class Changes(LdpStrategy):
         def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
-            messages = super().configure_train(server_round, arrays, config, grid)
-            return [*messages, Message(messages[0].content, 4711, "train")]
+            return change(super().configure_train(server_round, arrays, config, grid))
 
-    with pytest.raises(ConfigError, match=r"Adds\.configure_train made messages to node 4711, which did not agree"):
-        Adds(QUIET, waiting=Waiting(1, 0.0)).start(InProcessGrid(app_of(), 2), start_arrays(), 1)
+    node = OpenNode()
+    with pytest.raises(ConfigError, match=rf"Changes\.configure_train made .*{named}.*change the records 'arrays' and 'config'"):
+        Changes(QUIET, waiting=Waiting(1, 0.0)).start(InProcessGrid(app_of(node=node), 2), start_arrays(), 1)
+    assert node.steps == []
+
+
+def test_a_subclass_may_change_the_settings_that_apps_get() -> None:
+    class Counts(LdpStrategy):
+        def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
+            return super().configure_train(server_round, arrays, ConfigRecord({"lr": 0.5}), grid)
+
+    assert Counts(QUIET).start(InProcessGrid(app_of(), 2), start_arrays(), 1).train_metrics_clientapp[1]["reports"] == 2
+
+
+def test_the_config_of_a_strategy_cannot_be_replaced() -> None:
+    """Nodes would then get other terms than those that the ledger charges."""
+    with pytest.raises(AttributeError):
+        LdpStrategy(QUIET).config = config_of("mechanism.epsilon=8.0")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ class _NotImported(type):
     """
 
     def __getattr__(cls, name: str) -> Any:
-        """Return a stand-in for the class ``name`` of a package that is not imported."""
-        if name.startswith("__"):
+        """Return a stand-in for the class ``name``, so that an annotation such as ``torch.Tensor`` is evaluated without the import."""
+        if name.startswith("__"):  # Python looks up such names itself, and expects that they are missing
             raise AttributeError(name)
         return _NotImported(name, (), {})
 

@@ -390,10 +390,10 @@ def _owner_probabilities_by_watched(starts: Array, setting: LinkageSetting, gene
 
 
 def _owner_probabilities(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return the probability (n, n), after earlier rounds, that a window (row) is a client's (column).
+    """Return the probability (n, n) that the time span of one unnamed client's uploads (row) is that of a known client (column).
 
-    The observer's estimates of when the clients' windows start have normal errors of the standard deviation ``uncertainty``, in seconds.
-    None if that is 0: then the observer knows all clients' windows.
+    From earlier rounds the observer has estimated when each client starts to upload, with normal errors of the standard deviation
+    ``uncertainty``, in seconds. None if that is 0: then the observer knows all start times.
     """
     # Drawn even if unused, so that later draws do not depend on the uncertainty.
     expected = starts + uncertainty * generator.standard_normal(len(starts))

@@ -586,7 +586,7 @@ class Examination:
 
     def _wire_checks(self) -> Iterator[Check]:
         """Yield the checks of the payloads: that all are equally long and as long as stated, and that they can be read."""
-        benches = {id(bench): bench for bench in (self.bench, self.tall_bench)}.values()
+        benches = {id(bench): bench for bench in (self.bench, self.tall_bench)}.values()  # the two may be one object
         excess = max(max(bench.lengths) - min(bench.lengths) for bench in benches)
         lengths = (
             "all reports are equally long" if excess == 0 else f"reports differ by up to {excess} bytes in length, which may show the data"
@@ -599,9 +599,9 @@ class Examination:
         )
         sentence = f"a report has {longest} bytes; the mechanism states {stated}"
         yield Check("stated length", float(longest), float(stated), error_rate=0.0, passed=longest == stated, sentence=sentence)
-        accepted = self.probe.accepted_lengths()
-        sentence = f"read must raise a ProtocolError for payloads of a wrong length, but not for {', '.join(accepted)}"
-        sentence = sentence if accepted else "payloads of a wrong length are refused"
+        sentence, accepted = "payloads of a wrong length are refused", self.probe.accepted_lengths()
+        if accepted:
+            sentence = f"read must raise a ProtocolError for payloads of a wrong length, and does not for {', '.join(accepted)}"
         yield Check("refusal of wrong lengths", float(len(accepted)), bound=0.0, error_rate=0.0, passed=not accepted, sentence=sentence)
         refused = next((bench.read_error for bench in benches if bench.read_error), "")
         sentence = f"a report could not be read from its own payload: {refused}" if refused else "every report is read back"

@@ -302,10 +302,10 @@ def target_scale_from_histogram(
 def bin_with_nearly_all_rows(histogram: Histogram) -> tuple[float, float] | None:
     """Return the ends of the bin that holds nearly all rows of a column's last ``histogram``, or None if no bin does.
 
-    The bins of a last histogram should hold about equally many rows. So rows that fill a single bin have one value, or the histograms did
-    not resolve how they differ.
+    Each histogram of a column chooses the bins of the next, so that the bins of the last hold about equally many rows. If one bin still
+    holds nearly all, these rows have one value, or the histograms did not resolve how they differ.
     """
-    rows = np.maximum(histogram.counts, 0.0)
+    rows = np.maximum(histogram.counts, 0.0)  # noisy counts may be negative
     fullest = int(rows.argmax())
     ends = float(histogram.edges[fullest]), float(histogram.edges[fullest + 1])
     return ends if rows[fullest] > _MAX_BIN_SHARE * rows.sum() else None

@@ -117,7 +117,7 @@ class LdpStrategy(Strategy):
         if not (is_number(reply_s) and isfinite(reply_s) and (reply_s == 0 or reply_s >= SHORTEST_REPLY_S)):
             raise ConfigError(f"reply_s must be 0, or at least {SHORTEST_REPLY_S:g} seconds, got {shown(reply_s)}")
         self._collector = collector or DirectCollector(config.seed)
-        self.config = config if kind is Kind.READY_APP else with_calibrated_noise(config, self._collector)
+        self._config = config if kind is Kind.READY_APP else with_calibrated_noise(config, self._collector)
         self._folder, self._waiting, self._score, self._origin = folder, waiting, score, origin
         self._reply_s, self._run_config, self._kind = float(reply_s), digest_of(run_config), kind
         self._on_measured = on_measured
@@ -189,6 +189,11 @@ class LdpStrategy(Strategy):
                     self._set_column_scaling(progress)
         result.arrays = to_arrays(progress.checkpoint.state.weights, progress.layout)
         return result
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config, which cannot be replaced: the ledger charges what nodes are told."""
+        return self._config
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -284,7 +289,7 @@ class LdpStrategy(Strategy):
         try:
             arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
             messages = self.configure_train(number, arrays, train_config, grid)
-            self._refuse_unasked(messages, progress)
+            self._refuse_uncounted(messages, progress)
             on_poll = self._collector.wait_notes(progress.round)
             with closing(replies_as_they_come(grid, messages, progress.deadline, on_poll=on_poll)) as replies:
                 self.aggregate_train(number, replies)
@@ -297,13 +302,20 @@ class LdpStrategy(Strategy):
             if progress.rounds_done < number:  # no node was told to train; otherwise aggregate_train has finished the round
                 self._skip_round(progress, number)
 
-    def _refuse_unasked(self, messages: Sequence[Message], progress: RunProgress) -> None:
-        """Raise if a subclass's ``configure_train`` made a message to a node that the ledger does not count for this round."""
-        unasked = {message.metadata.dst_node_id for message in messages} - progress.asked_nodes
-        if unasked:
+    def _refuse_uncounted(self, messages: Sequence[Message], progress: RunProgress) -> None:
+        """Raise if a subclass's ``configure_train`` made messages for which nodes would send what the ledger does not count."""
+        told, terms = [message.metadata.dst_node_id for message in messages], self._terms(progress).to_record()
+        fault = ""
+        if unasked := set(told) - progress.asked_nodes:
+            fault = f"messages to {node_ids_text(unasked)}, which did not agree to the round"
+        elif len(told) > len(set(told)):
+            fault = "several messages to one node"
+        elif any(message.content.get(RECORD) != terms for message in messages):
+            fault = f"messages in which the record {RECORD!r}, the terms of the round, is changed or missing"
+        if fault:
             raise ConfigError(
-                f"{type(self).__name__}.configure_train made messages to {node_ids_text(unasked)}, which did not agree to the round and "
-                "would be charged without being counted: return the messages of LdpStrategy.configure_train, with other content at most"
+                f"{type(self).__name__}.configure_train made {fault}. The ledger would not count what nodes then send: return the messages "
+                f"of LdpStrategy.configure_train, of which you may change the records {ARRAYS!r} and {CONFIG!r}"
             )
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:

@@ -121,11 +121,11 @@ class RotatedSign(Mechanism, PerRound):
             """Return a function that randomises the signs at ``columns``."""
 
             def draw_bits(rows: range) -> NDArray[np.bool_]:
-                """Return the bits (k, b) of the clients in ``rows``: a bit's threshold is its sign times the client's limit."""
+                """Return the bits (k, b) of clients ``rows``. A bit is 1 if a random word is below its sign times the client's limit."""
                 block, limit = signs[rows.start : rows.stop, columns].numpy(), limits[rows.start : rows.stop]
                 high, low = np.divmod(limit, 1 << (BITS - FIRST_BITS))
                 first_bits = np.multiply(block, high.astype(np.int16), dtype=np.int16)
-                first_bits -= (block < 0) & (low > 0)  # -limit is rounded down, as its first bits are
+                first_bits -= (block < 0) & (low > 0)  # the first bits of -limit are -high - 1, unless low is 0
                 return compare_random_words(first_bits, partial(_signed_limits, block, limit), source, rows)
 
             return draw_bits

@@ -115,8 +115,8 @@ def _takes_long(rounds: Sequence[Sampled]) -> bool:
     """Whether dp-accounting would need minutes, or gigabytes: very many rounds, or rounds that hardly protect anything."""
     if max(mu for mu, _, _ in rounds) > _LARGEST_MU or sum(count for _, _, count in rounds) > _MOST_ROUNDS:
         return True
-    # By the central limit theorem, all rounds together are about as private as one Gaussian release whose squared mu is this sum. One
-    # record, added or removed, moves a batch by half of mu, which is for replacing.
+    # By the central limit theorem, all rounds together are about as private as one Gaussian release whose squared mu is this sum. Here
+    # ``mu`` is for replacing a record. dp-accounting adds or removes one, which moves a batch half as far: hence (mu / 2)^2.
     return sum(count * rate**2 * expm1(mu**2 / 4) for mu, rate, count in rounds) > _LARGEST_SUM_OF_MU**2
 
 

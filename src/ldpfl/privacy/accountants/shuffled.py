@@ -233,7 +233,10 @@ def _computed_rows(epsilon0: float, clients: int) -> Iterator[Row]:
 
 
 def _row(epsilon0: float, others: list[Binomial]) -> Row:
-    """Return the losses and probabilities of the count of 1s: of one client's bit at ``epsilon0``, and of the ``others``' bits."""
+    """Return the privacy losses and probabilities of how many 1s the server sees: those of one client at ``epsilon0`` and ``others``.
+
+    The loss of a count is the logarithm of its probability if the client's true bit is 1, over its probability if that is 0.
+    """
     _, logs = log_pmf_of_sum(others)
     # One more count, for the client's own bit; -inf for counts that the other clients cannot produce.
     with_one, without = np.append(-np.inf, logs), np.append(logs, -np.inf)
