@@ -274,10 +274,11 @@ def test_a_budget_is_moved_by_a_command(spent: CommandLine) -> None:
 
 
 def test_lost_reports_are_charged_to_a_backup(spent: CommandLine) -> None:
-    outcome = spent("budget", "charge-lost", "--file", FILE, "--reports", "2")
+    outcome = spent("budget", "charge-lost", "--file", FILE, "--rounds", "2", "--nodes", "1")
     assert outcome.out == "7 reports charged; spent: epsilon 35 of epsilon 40 at delta 0\n"
     assert ["(lost)", "duchi", "2", "2", "10", "10"] in shown(spent)
-    assert "no charge with the number 9" in spent.refused("budget", "charge-lost", "--file", FILE, "--reports", "2", "--like", "9")
+    lost = ("--rounds", "2", "--nodes", "1", "--like", "9")
+    assert "no charge with the number 9" in spent.refused("budget", "charge-lost", "--file", FILE, *lost)
 
 
 def test_a_policy_for_more_than_was_protected_shows_no_bound(ldpfl: CommandLine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,33 @@ def test_a_round_in_which_the_server_was_killed_is_charged_and_not_repeated(tmp_
     assert [entry.clients for entry in last.history] == [CLIENTS, 0, CLIENTS]
     assert [(event.round, event.cohort, event.joined) for event in last.ledger.events] == [(1, 10, 1), (2, 1, 2), (3, 10, 3)]
     assert moved(last) == pytest.approx(2 * 0.55, abs=1e-6)
+
+
+@pytest.mark.parametrize("kept", [("config.toml", "kind.txt", "ledger.json"), ()])
+def test_a_ledger_of_later_rounds_than_the_checkpoint_is_not_overwritten(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    """Part of the folder was put back from a backup: nodes have sent what the ledger counts."""
+    folder, node = RunFolder(tmp_path / "run"), OpenNode()
+    run(InProcessGrid(app_of(), CLIENTS), rounds=1, folder=folder)
+    shutil.copytree(folder.path, tmp_path / "backup")
+    run(InProcessGrid(app_of(), CLIENTS), rounds=3, folder=folder)
+    before = folder.ledger_path.read_bytes()
+    for file in list(folder.path.iterdir()):
+        if kept and file.name not in kept:
+            file.unlink()
+        elif not kept and file.name != "ledger.json":
+            shutil.copy(tmp_path / "backup" / file.name, file)
+    with pytest.raises(DataError, match=r"ledger\.json has 3 rounds, which are not the . of the checkpoint .* put back the latest one"):
+        run(InProcessGrid(app_of(node=node), CLIENTS), rounds=4, folder=folder)
+    assert (folder.ledger_path.read_bytes(), node.steps) == (before, [])
+
+
+def test_a_ledger_of_several_rounds_on_flower_is_not_read_without_the_participation(tmp_path: Path) -> None:
+    """The participation shows whether nodes were told to train in later rounds."""
+    folder = RunFolder(tmp_path / "run")
+    run(InProcessGrid(app_of(), CLIENTS), rounds=2, folder=folder)
+    folder.participation_path.unlink()
+    with pytest.raises(DataError, match=r"participation\.json is missing"):
+        folder.ledger()
 
 
 def test_a_run_keeps_its_name_over_a_resume_and_shares_it_with_no_other(tmp_path: Path) -> None:

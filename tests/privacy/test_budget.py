@@ -916,11 +916,11 @@ def test_a_backup_that_is_charged_for_what_was_lost_keeps_every_bound(nodes: tup
     shutil.copy(path, backup)
     for number in (4, 5, 6, 7):
         charge_round(number)
-    lost, spent, left = 4 * len(nodes), Budget(path, policy).spent_of_policy(), Budget(path, policy).rounds_left(read_charges(path)[-1])
+    spent, left = Budget(path, policy).spent_of_policy(), Budget(path, policy).rounds_left(read_charges(path)[-1])
     assert Budget(backup, policy).spent_of_policy()[1].epsilon < spent[1].epsilon
-    books = charge_lost(backup, lost // 2)
-    charge_lost(backup, lost - lost // 2, like=1)
-    assert (books.charges, read_books(backup).counts) == (3 * len(nodes) + lost // 2, read_books(path).counts)
+    books = charge_lost(backup, 2, len(nodes))
+    charge_lost(backup, 2, len(nodes), like=1)
+    assert (books.charges, read_books(backup).counts) == (5 * len(nodes), read_books(path).counts)
     assert [spend.epsilon for spend in Budget(backup, policy).spent_of_policy()] == pytest.approx([spend.epsilon for spend in spent])
     assert Budget(backup, policy).rounds_left(read_charges(backup)[-1]) == left
     declined(lambda: Budget(backup, with_policy(**SUMS, rounds=7 * len(nodes))).charge(summed(8)), "rounds = ")
@@ -932,8 +932,8 @@ def test_lost_reports_count_as_of_whole_rounds_of_all_nodes(path: Path) -> None:
     for number, nodes in ((1, ("a", "b")), (2, ("a",))):
         for node in nodes:
             Budget(path, policy, node).charge(summed(number))
-    charge_lost(path, 3)
-    charge_lost(path, 2)
+    charge_lost(path, 2, 1)
+    charge_lost(path, 1, 1)
     charges = read_charges(path)
     assert [charge.round for charge in charges[3:]] == [1, 1, 2, 2, 3, 3]
     truth = path.with_name("truth.sqlite")
@@ -947,13 +947,30 @@ def test_lost_reports_count_as_of_whole_rounds_of_all_nodes(path: Path) -> None:
     assert Budget(path, policy).spent_of_policy()[1].epsilon == pytest.approx(true)
 
 
+def test_lost_rounds_count_nodes_that_the_backup_does_not_know(path: Path) -> None:
+    """The backup was made before the second node joined."""
+    policy, backup = with_policy(**SUMS, sum_epsilon=40.0, rounds=60), path.with_name("backup.sqlite")
+    Budget(path, policy, "a").charge(summed(1))
+    shutil.copy(path, backup)
+    Budget(path, policy, "b").charge(summed(1))
+    for number in (2, 3):
+        for node in ("a", "b"):
+            Budget(path, policy, node).charge(summed(number))
+    charge_lost(backup, 3, 2)  # with the round before
+    spent, restored = (Budget(file, policy).spent_of_policy()[1].epsilon for file in (path, backup))
+    assert spent <= restored
+    left, true_left = (Budget(file, policy).rounds_left(read_charges(file)[-1]) or 0 for file in (backup, path))
+    assert 0 < left <= true_left
+
+
 @pytest.mark.parametrize(
-    ("reports", "like", "named"), [(0, None, "1 to 100,000, got 0"), (10**6, None, "got 1,000,000"), (1, 9, "number 9")]
+    ("rounds", "nodes", "like", "named"),
+    [(0, 1, None, "got 0 and 1"), (1, 0, None, "got 1 and 0"), (10**3, 10**3, None, "got 1,000 and 1,000"), (1, 1, 9, "number 9")],
 )
-def test_lost_reports_that_no_charge_is_like_change_nothing(reports: int, like: int | None, named: str, budget: Budget) -> None:
+def test_lost_reports_that_no_charge_is_like_change_nothing(rounds: int, nodes: int, like: int | None, named: str, budget: Budget) -> None:
     with pytest.raises(ConfigError, match="no charge that the lost reports could be like"):
-        charge_lost(budget.path, 1)
+        charge_lost(budget.path, 1, 1)
     budget.charge(request(1))
     with pytest.raises(ConfigError, match=named):
-        charge_lost(budget.path, reports, like)
+        charge_lost(budget.path, rounds, nodes, like)
     assert read_books(budget.path).charges == 1

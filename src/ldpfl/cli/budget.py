@@ -119,13 +119,14 @@ def move(file: File, to: Annotated[Path, typer.Option(help="New file. From now o
 @app.command(name="charge-lost")
 def charge_lost_(
     file: File,
-    reports: Annotated[int, typer.Option(help="Number of reports that were sent since the backup: rather too many than too few.")],
+    rounds: Annotated[int, typer.Option(help="Rounds that ran since the backup, and the one before: rather too many than too few.")],
+    nodes: Annotated[int, typer.Option(help="Nodes that share the budget's file: 1 if a single node uses it.")],
     like: Annotated[
-        int | None, typer.Option(help="Number of the charge that they are like (ldpfl budget export).", show_default="the last")
+        int | None, typer.Option(help="Number of the charge that the lost ones are like (ldpfl budget export).", show_default="the last")
     ] = None,
 ) -> None:
     """Charge reports that a lost file had counted to its backup, so that the budget and all bounds of the policy count them."""
-    books = charge_lost(file, reports, like)
+    books = charge_lost(file, rounds, nodes, like)
     delta = books.limit.delta
     text = f"{counted(books.charges, 'report')} charged; spent: epsilon {number(books.spent(delta))} of {_limit_text(books, index=-1)}"
     terminal().print(Text(text), soft_wrap=True)

@@ -45,6 +45,7 @@ from ldpfl.util.files import (
     write_text,
     writing,
 )
+from ldpfl.util.number_format import counted
 
 
 class Kind(StrEnum):
@@ -386,8 +387,27 @@ class RunFolder:
                 f"{self.ledger_path} has {len(longer.events):,} rounds, but nodes were told to train in {begun:,} rounds, says "
                 f"{self.participation_path.name}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
+        if len(longer.events) > 1 and self.kind().on_flower:  # the participation of a run's first round is saved after its ledger
+            check_present(self.participation_path)
         self._check_states_users_code(longer)
         return longer
+
+    def check_ledger_continues(self, checkpoint: Checkpoint) -> None:
+        """Raise if a run that goes on from ``checkpoint`` would overwrite a ledger that counts more rounds, or other ones.
+
+        The ledger's last round may have no checkpoint, or another number of reports there, if the run was stopped in that round.
+
+        Raises:
+            DataError: the ledger is damaged or does not fit.
+        """
+        if not self.ledger_path.exists():
+            return
+        charged, done = Ledger.load(self.ledger_path).events, checkpoint.ledger.events
+        if len(charged) > len(done) + 1 or charged[: len(done)][:-1] != done[: len(charged)][:-1]:
+            raise DataError(
+                f"{self.ledger_path} has {counted(len(charged), 'round')}, which are not the {len(done)} of the checkpoint beside it and "
+                "one more: an older checkpoint was put back, or another run's; put back the latest one, or begin a new run in another folder"
+            )
 
     def has_released(self) -> bool:
         """Return whether the run has a ledger.

@@ -150,6 +150,7 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
         DataError: checkpoint and participation contradict each other.
     """
     checkpoint = folder.checkpoint_or(initial)
+    folder.check_ledger_continues(checkpoint)  # before anything is written
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
     participation = folder.participation()

@@ -441,18 +441,24 @@ def _insert_charge(connection: sqlite3.Connection, *columns: Any) -> int:
     return number
 
 
-def charge_lost(path: Path, reports: int, like: int | None = None) -> Books:
-    """Charge ``reports`` that the file's lost successor had counted, each like the charge with the number ``like``, or like the last one.
+def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) -> Books:
+    """Charge ``rounds`` that the file's lost successor had counted: of each, a report like the charge ``like`` from each of ``nodes``.
 
-    All bounds then count them: the file's epsilon, and the policy's epsilons and rounds. If several nodes share the file, reports of one
-    round cost more together. So ``reports`` is rounded up to whole rounds, each with as many reports as the file's largest round.
+    All bounds then count them: the file's epsilon, and the policy's epsilons and rounds.
+
+    Args:
+        nodes: number of nodes that share the file. Their reports of one round cost more together, so the file's largest round counts if it
+            had more nodes.
+        like: number of the charge; by default the last one.
 
     Raises:
-        ConfigError: ``reports`` is out of range, or the file has no such charge.
+        ConfigError: ``rounds`` or ``nodes`` is out of range, or the file has no such charge.
         Declined: the file is unreliable.
     """
-    if not 1 <= reports <= MAX_LOST_REPORTS:
-        raise ConfigError(f"the number of lost reports must be 1 to {MAX_LOST_REPORTS:,}, got {reports:,}")
+    if min(rounds, nodes) < 1 or rounds * nodes > MAX_LOST_REPORTS:
+        raise ConfigError(
+            f"lost rounds and nodes must be 1 at least, and {MAX_LOST_REPORTS:,} at most when multiplied, got {rounds:,} and {nodes:,}"
+        )
     with budget_transaction(path, write=True) as connection:
         query = f"SELECT {_CHARGED} FROM charges WHERE id = coalesce(?, (SELECT max(id) FROM charges WHERE run <> ?))"
         charge = connection.execute(query, (like, LOST_RUN)).fetchone()
@@ -463,8 +469,8 @@ def charge_lost(path: Path, reports: int, like: int | None = None) -> Books:
                 "no charge is like them, set the budget to epsilon 0, so that nothing leaves any more"
             )
         _, _, _, release_id, *others = charge
-        together = read_open_books(connection).together
-        reports = -(-reports // together) * together
+        together = max(nodes, read_open_books(connection).together)
+        reports = rounds * together
         last_round = int(connection.execute("SELECT coalesce(max(round), 0) FROM charges WHERE run = ?", (LOST_RUN,)).fetchone()[0])
         connection.execute("UPDATE releases SET count = count + ? WHERE id = ?", (reports, release_id))
         for index in range(reports):
