@@ -406,7 +406,7 @@ class RunFolder:
         if len(charged) > len(done) + 1 or charged[: len(done)][:-1] != done[: len(charged)][:-1]:
             raise DataError(
                 f"{self.ledger_path} has {counted(len(charged), 'round')}, which are not the {len(done)} of the checkpoint beside it and "
-                "one more: an older checkpoint was put back, or another run's; put back the latest one, or begin a new run in another folder"
+                "one more: an older checkpoint was put back, or another run's. Put back the latest one, or begin a run in another folder"
             )
 
     def has_released(self) -> bool:
