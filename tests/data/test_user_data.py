@@ -303,6 +303,19 @@ def test_pairs_that_are_no_numbers_are_one_clear_line(inputs: object, targets: o
         api.run(data=(inputs, targets), settings={**FEW, "clients.count": 4}, progress=False)
 
 
+def test_samples_bring_no_code_of_their_own_into_the_training() -> None:
+    """A subclass of tensors sees each operation on them, and could mix samples unseen."""
+
+    class Watched(torch.Tensor):
+        pass
+
+    rows, targets = torch.rand(40, 3).as_subclass(Watched), torch.arange(40) % 2
+    samples = Samples(rows, targets)
+    for data in ((rows, targets), Dataset("watched", samples, samples, 2, (), (), "")):
+        with pytest.raises(DataError, match=r"of the class Watched, .*give X\.as_subclass\(torch\.Tensor\)"):
+            load_user_data(DataConfig(name="given"), "class", data)
+
+
 def test_columns_of_a_frame_are_a_pair() -> None:
     frame = patients()
     pair = (frame[["age", "marker"]], (frame["outcome"] == "died").astype(int))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_file_name
@@ -100,6 +100,9 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
     unused_settings = (*_TABLE_SETTINGS, *_FILE_SETTINGS)
     if isinstance(data, Dataset):
         _check_unused(config, "an ldpfl.data.Dataset", unused_settings)
+        for samples in (data.train, data.test):
+            for part in (*tensors_by_name(samples.inputs).values(), samples.targets):
+                _refuse_subclass(part, "samples")
         return data
     if isinstance(data, torch.utils.data.Dataset):
         if _is_sorted_by_class(data):
@@ -188,10 +191,20 @@ def _is_sorted_by_class(data: Any) -> bool:
     return (hasattr(data, "class_to_idx") and hasattr(data, "samples")) or any(map(_is_sorted_by_class, inner))
 
 
+def _refuse_subclass(values: Tensor, what: str) -> None:
+    """Raise if ``values`` are of a subclass of tensors, whose code would run at each step of the training and might mix samples."""
+    if type(values) not in (Tensor, nn.Parameter):
+        raise DataError(
+            f"{what} are of the class {type(values).__name__}, whose code would run in the training: give X.as_subclass(torch.Tensor)"
+        )
+
+
 def _number_tensor(values: object, what: str) -> Tensor:
     """Return ``values``, a tensor, an array, a list, or columns of a frame, as a tensor of real numbers. Messages call them ``what``."""
-    if isinstance(values, Tensor) and (problem := density_problem(values)):
-        raise DataError(f"{what} are {problem}")
+    if isinstance(values, Tensor):
+        _refuse_subclass(values, what)
+        if problem := density_problem(values):
+            raise DataError(f"{what} are {problem}")
     try:
         # PyTorch warns of read-only arrays, so these are copied.
         numbers = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
