@@ -88,7 +88,7 @@ def test_an_app_whose_model_is_its_own_needs_its_size(client: str, app: Path, ld
     asked = ("policy", "init", app, "--config", "config.toml")
     checked = ("deploy", "check-node", "--app", app, "--config", "config.toml")
     if OWN[client]:
-        assert "'duchi' releases depends on the model's size: give the arrays that its server sends" in ldpfl.refused(*asked)
+        assert "the cost of mechanism 'duchi' depends on the model's size: give the arrays that its server sends" in ldpfl.refused(*asked)
         assert not Path("policy.toml").exists()
     else:
         ldpfl(*asked, "--out", "ready.toml")

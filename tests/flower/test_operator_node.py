@@ -103,11 +103,11 @@ def test_a_server_cannot_divide_a_nodes_records_by_what_is_in_them(division: str
 
 
 OWN = {
-    'data.path="rows.csv"': "names data by path, hub or code",
-    'data.test_path="rows.csv"': "names data by path, hub or code",
-    'data.name="owner/name"': "names data by path, hub or code",
-    'data.name="os:getcwd"': "names data by path, hub or code",
-    "data.name=given": "names data by path, hub or code",
+    'data.path="rows.csv"': "names data by a path",
+    'data.test_path="rows.csv"': "names data by a path",
+    'data.name="owner/name"': "names data by a path",
+    'data.name="os:getcwd"': "names data by a path",
+    "data.name=given": "names data by a path",
     'data.features="os:getcwd"': "features 'os:getcwd' is code, and the policy's models do not list it",
     'data.feature_options.directions="/etc/passwd"': "an option of the features is text",
     'task.name="os:getcwd"': "task 'os:getcwd' is code, and the policy's models do not list it",

@@ -303,7 +303,7 @@ class LdpStrategy(Strategy):
         if unasked:
             raise ConfigError(
                 f"{type(self).__name__}.configure_train made messages to {node_ids_text(unasked)}, which did not agree to the round and "
-                "would be charged without being counted: return the messages of LdpStrategy.configure_train, with other content at most"
+                "would be charged without being counted: return the messages of LdpStrategy.configure_train, and change only their content"
             )
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
@@ -437,7 +437,7 @@ class LdpStrategy(Strategy):
         except LdpflError as error:
             if not run_is_over:
                 raise
-            LOGGER.warning("round %d: the relay may not have deleted its records: %s", progress.rounds_done, error)
+            LOGGER.warning("round %d: the relay may still hold this round's records: %s", progress.rounds_done, error)
 
     def _save_round(self, progress: RunProgress, checkpoint: Checkpoint, reports: int) -> None:
         """Save ``checkpoint`` as the result of the round, have the transport delete its copy, and log the round."""
