@@ -384,7 +384,7 @@ def test_a_relay_that_restarts_is_waited_for_before_the_charge(tmp_path: Path, b
 def test_a_token_that_other_users_can_read_is_not_used(mode: int, tmp_path: Path) -> None:
     (tmp_path / "relay.token").write_text("token\n", encoding="ascii")
     (tmp_path / "relay.token").chmod(mode)
-    with pytest.raises(ConfigError, match="can be read by other users: chmod 600"):
+    with pytest.raises(ConfigError, match="can be read by other users: run chmod 600"):
         read_token(tmp_path / "relay.token")
     (tmp_path / "relay.token").chmod(0o600)
     assert read_token(tmp_path / "relay.token") == "token"
