@@ -153,7 +153,7 @@ def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
         (("quickstart", "--out", "there.toml"), "there.toml already exists and is not overwritten"),
         (("none.toml",), "protects nothing"),
         (("bad",), "is not the file of a Flower app"),
-        (("without",), "give the config that its ServerApp uses, with --config"),
+        (("without",), "give --config FILE, the config that the app's ServerApp uses"),
         (("unnamed",), "has no recipe in [tool.flwr.app.config.ldpfl]"),
         (("quickstart", "--key", "abc"), "a public key must be 32 bytes"),
     ],
