@@ -385,7 +385,7 @@ def test_an_own_loop_needs_names_and_shapes(of_loop: NodeSetUp) -> None:
 
 def test_a_model_that_is_not_the_one_that_layers_say_is_named(of_records: NodeSetUp) -> None:
     other = replace(of_records, layers=(6, 4), shapes={"weight": (3, 2), "bias": (4,)})
-    assert "has no array bias=4, as in --layers, or has it in another shape" in said(other)
+    assert "lacks an array that --layers states, or has it in another shape: bias=4" in said(other)
 
 
 @pytest.mark.thorough

@@ -172,7 +172,7 @@ def test_the_line_about_the_policy_says_against_whom_each_epsilon_is(node: NodeS
     more = 'transports = ["sum"]\nsum_epsilon = 4.0\n'
     node.policy.write_text(f"{POLICY}{more}", encoding="utf-8")
     line = next(one.said for one in found(node) if one.what == "policy" and one.standing is Standing.FINE)
-    assert line.startswith("allows 10 reports of duchi at most, added up by relay and aggregator; epsilon of all together")
+    assert line.startswith("allows 10 reports of duchi at most, added up by relay and aggregator; epsilon of all reports")
     assert line.endswith("against whoever keeps all of them, 4 against whoever sees sums alone")
 
 
@@ -241,7 +241,7 @@ def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: No
     assert node.policy is not None
     assert node.budget is not None
     set_limit(node.budget, 1.5)
-    assert "its next round would be declined: " in said(node, "budget")
+    assert "the app's next round would be declined: " in said(node, "budget")
     assert "above the budget set in" in said(node, "budget")
     set_limit(node.budget, 2.5)
     assert "above the budget = 2.5: later rounds are declined" in said(node, "budget")
@@ -272,11 +272,11 @@ def test_an_app_that_is_checked_while_it_runs_is_counted_once(node: NodeSetUp) -
         notes[number] = [line for _, line in lines if "has charged" in line]
         Budget(node.budget, policy).charge(Request("run-a", number, planned[number - 1], 100, "relay", key))
     assert notes[1] == []
-    assert notes[3] == ["run run-a, probably of this app, has charged 2 of 4 rounds: its other 2 count below, not a new run"]
+    assert notes[3] == ["run run-a, probably of this app, has charged 2 of 4 rounds: only the other 2 are counted below"]
     assert "this node takes part no more" in next(
         one.said for one in found(node) if one.what == "budget"
     )  # a run that is over is not gone on with
-    assert any("its next round would be declined" in one.said for one in found(node))
+    assert any("the app's next round would be declined" in one.said for one in found(node))
 
 
 def test_charges_of_another_app_are_no_rounds_of_this_one(node: NodeSetUp) -> None:
@@ -362,7 +362,7 @@ def test_the_command_prints_a_line_a_finding_and_ends_with_code_3(
     assert outcome.code == 3
     lines = outcome.out.splitlines()
     assert lines[0].startswith("ok    policy")
-    assert lines[1] == "wrong budget    no file is set for the budget: set LDPFL_BUDGET to it"
+    assert lines[1] == "wrong budget    no file is set for the budget: set LDPFL_BUDGET to its path"
     assert {line.split()[0] for line in lines} <= {"ok", "look", "wrong"}
     node.policy.write_text(POLICY + 'transports = ["direct"]\n', encoding="utf-8")
     assert ldpfl("deploy", "check-node", "--budget", str(node.budget)).code == 0

@@ -145,7 +145,7 @@ def test_what_has_no_norm_to_adapt_is_refused_before_a_run(changes: list[str], e
 
 
 def test_records_are_refused_on_flower_and_clients_are_not() -> None:
-    with pytest.raises(ConfigError, match=r"runs in the simulator only with mechanism 'dp-sgd'"):
+    with pytest.raises(ConfigError, match=r"mechanism 'dp-sgd' supports in simulations but not on Flower"):
         deployable_mechanism(config_of(*RECORDS, "mechanism.records=10", *ADAPTIVE), RANGES)
     assert any("clipping.target_quantile = 0.5: refused" in line for line in setting_notes(config_of(*RECORDS, *ADAPTIVE), at_nodes=False))
     config = config_of(*CLIENTS, *ADAPTIVE)

@@ -54,7 +54,7 @@ class Twice(OperatorNode):
             for _ in range(2):
                 relay.upload(run, number, "upload-of-mine-0123456789", sealed, within_s=within_s)
             for again in (sealed, sealed[::-1]):
-                with pytest.raises(RelayRefused, match="one a round is allowed"):
+                with pytest.raises(RelayRefused, match="it may make one in each round"):
                     relay.upload(run, number, "another-upload-0123456789", again, within_s=within_s)
 
 

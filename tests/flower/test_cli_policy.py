@@ -88,7 +88,7 @@ def test_an_app_whose_model_is_its_own_needs_its_size(client: str, app: Path, ld
     asked = ("policy", "init", app, "--config", "config.toml")
     checked = ("deploy", "check-node", "--app", app, "--config", "config.toml")
     if OWN[client]:
-        assert "'duchi' releases depends on the model's size: give the arrays that its server sends" in ldpfl.refused(*asked)
+        assert "the cost of mechanism 'duchi' depends on the model's size: give the arrays that its server sends" in ldpfl.refused(*asked)
         assert not Path("policy.toml").exists()
     else:
         ldpfl(*asked, "--out", "ready.toml")
@@ -153,7 +153,7 @@ def test_a_model_that_is_code_is_not_run_but_named(ldpfl: CommandLine) -> None:
         (("quickstart", "--out", "there.toml"), "there.toml already exists and is not overwritten"),
         (("none.toml",), "protects nothing"),
         (("bad",), "is not the file of a Flower app"),
-        (("without",), "give the config that its ServerApp uses, with --config"),
+        (("without",), "give --config FILE, the config that the app's ServerApp uses"),
         (("unnamed",), "has no recipe in [tool.flwr.app.config.ldpfl]"),
         (("quickstart", "--key", "abc"), "a public key must be 32 bytes"),
     ],

@@ -269,7 +269,7 @@ def test_a_log_does_not_say_that_nothing_was_sent_where_a_report_of_no_change_wa
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert ask(app_of(with_reply(change))).has_content()
     replaced, sent = caplog.messages
-    assert "the message holds 2 records of arrays, expected one" in replaced
+    assert "the message holds 2 ArrayRecords, expected one" in replaced
     assert "nothing was sent" not in replaced
     assert sent.startswith("sent: ")
 
@@ -387,7 +387,7 @@ def test_an_app_that_fails_repeats_nothing_private(
     assert "replaced: round 1 is reported as no change" in caplog.text
     if case == "raises" and when == "at once":  # at a stated time a busy machine may not come so far
         assert "ValueError at test_client_app.py" in caplog.text
-        assert "On this node, ldpfl deploy check-node --app APP --try says more" in caplog.text
+        assert "To see why, run ldpfl deploy check-node --app APP --try on this node" in caplog.text
 
 
 def oracle(message: Message, context: Context) -> Message:

@@ -90,7 +90,7 @@ def test_a_run_with_a_target_goes_on_without_a_node_that_has_left_for_good_as_it
     with pytest.raises(TooFewTakePart) as raised:
         deployed(world, own={"ldpfl.wait-s": 0.1}, grid=partial(Leaving, lambda begun: begun == 1), **more)
     said, first = str(raised.value), RunFolder(world.folder / "run")
-    assert f"not connected: node {LEFT}, of the run's earlier rounds" in said
+    assert f"not connected, but asked in earlier rounds of this run: node {LEFT}" in said
     assert "with clients.count, ldpfl.nodes and ldpfl.min-clients set to 4 (in a custom app: the path of RunFolder and nodes of" in said
     spent = run_epsilon(first.ledger(), first.config().privacy.delta)
     assert f"What this run has released stays charged in addition: epsilon {number(spent)} so far" in said

@@ -20,9 +20,9 @@ FOREIGN = {
     "features": (f"data.features={CODE}", "features 'somewhere:Thing' is code"),
     "an option of features": ('data.feature_options.directions="/etc/passwd"', "an option of the features is text"),
     "a task": (f"task.name={CODE}", "task 'somewhere:Thing' is code"),
-    "data": (f"data.name={CODE}", "the round names data by path, hub or code"),
-    "data of the hub": ("data.name=somebody/faces", "the round names data by path, hub or code"),
-    "data that were handed over": ("data.name=given", "the round names data by path, hub or code"),
+    "data": (f"data.name={CODE}", "the server's config names data by a path"),
+    "data of the hub": ("data.name=somebody/faces", "the server's config names data by a path"),
+    "data that were handed over": ("data.name=given", "the server's config names data by a path"),
 }
 
 

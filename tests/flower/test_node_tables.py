@@ -136,7 +136,7 @@ def test_a_node_s_log_says_that_its_rows_cannot_be_used_and_its_report_does_not(
         folder = deployed(tables, monkeypatch, training__rounds=1)
     unusable = [message for message in caplog.messages if message.startswith("unusable: ")]
     assert [message.partition(" of this node's rows")[0] for message in unusable] == ["unusable: none", "unusable: fewer than half"]
-    assert all("ldpfl deploy check-node --app APP --try names what does not fit" in message for message in unusable)
+    assert all("To see what does not fit, run ldpfl deploy check-node --app APP --try" in message for message in unusable)
     assert [event.cohort for event in folder.ledger().events] == [CLIENTS]
 
 

@@ -103,11 +103,11 @@ def test_a_server_cannot_divide_a_nodes_records_by_what_is_in_them(division: str
 
 
 OWN = {
-    'data.path="rows.csv"': "names data by path, hub or code",
-    'data.test_path="rows.csv"': "names data by path, hub or code",
-    'data.name="owner/name"': "names data by path, hub or code",
-    'data.name="os:getcwd"': "names data by path, hub or code",
-    "data.name=given": "names data by path, hub or code",
+    'data.path="rows.csv"': "names data by a path",
+    'data.test_path="rows.csv"': "names data by a path",
+    'data.name="owner/name"': "names data by a path",
+    'data.name="os:getcwd"': "names data by a path",
+    "data.name=given": "names data by a path",
     'data.features="os:getcwd"': "features 'os:getcwd' is code, and the policy's models do not list it",
     'data.feature_options.directions="/etc/passwd"': "an option of the features is text",
     'task.name="os:getcwd"': "task 'os:getcwd' is code, and the policy's models do not list it",
@@ -384,7 +384,7 @@ def test_a_relay_that_restarts_is_waited_for_before_the_charge(tmp_path: Path, b
 def test_a_token_that_other_users_can_read_is_not_used(mode: int, tmp_path: Path) -> None:
     (tmp_path / "relay.token").write_text("token\n", encoding="ascii")
     (tmp_path / "relay.token").chmod(mode)
-    with pytest.raises(ConfigError, match="can be read by other users: chmod 600"):
+    with pytest.raises(ConfigError, match="can be read by other users: run chmod 600"):
         read_token(tmp_path / "relay.token")
     (tmp_path / "relay.token").chmod(0o600)
     assert read_token(tmp_path / "relay.token") == "token"

@@ -124,7 +124,7 @@ def test_a_policy_names_what_a_person_is(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_is_code_is_not_run_for_a_server(tmp_path: Path) -> None:
-    with pytest.raises(Declined, match=r"data\.partition is code that the server names: 'os:getcwd'"):
+    with pytest.raises(Declined, match=r"data\.partition is 'os:getcwd', which is code"):
         check_config(config_of(**{"data.person": None, "data.partition": "os:getcwd"}), Policy())
 
 

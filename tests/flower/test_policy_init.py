@@ -66,7 +66,7 @@ def test_data_and_tasks_that_an_app_names_are_neither_run_nor_opened(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.load_dataset", lambda *asked, **more: pytest.fail("the hub was asked"))
     for layers in ((), (20, 5)):
-        with pytest.raises(ConfigError, match=r"the round names data by path, hub or code.*ldpfl init --flower|'told:make' is code"):
+        with pytest.raises(ConfigError, match=r"the server's config names data by a path.*ldpfl init --flower|'told:make' is code"):
             ranges_for(offer_of(path), layers)
     assert "told" not in sys.modules
 

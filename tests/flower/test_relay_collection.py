@@ -174,7 +174,7 @@ def test_a_relay_that_claims_to_mix_more_clients_than_the_server_says_is_sent_no
     assert world.charges() == [0] * CLIENTS
     refusals = read_books(world.folder / "budget-0.sqlite").refusals
     assert refusals is not None
-    assert "the relay releases 5 reports together, and the server's message says 3" in refusals.reason
+    assert "the relay waits for 5 reports, but the server's message says min_clients = 3" in refusals.reason
 
 
 def failing(message: Message, context: Context) -> Message:
@@ -365,7 +365,7 @@ def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what
     assert world.charges() == [0, *[1] * (CLIENTS - 1)]
     refusals = read_books(world.folder / "budget-0.sqlite").refusals
     assert refusals is not None
-    assert "differs from the relay's, which is the same for all clients" in refusals.reason
+    assert "does not have the digest that the relay states to all clients" in refusals.reason
 
 
 def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:

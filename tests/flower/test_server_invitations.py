@@ -143,7 +143,7 @@ def test_nodes_report_no_round_again_to_a_server_whose_folder_is_an_older_copy(w
     run_to(3)
     shutil.rmtree(folder.path)
     shutil.copytree(backup, folder.path)
-    with pytest.raises(TooFewTakePart, match=r"charged before.*this run folder is older than its run.*begin another run"):
+    with pytest.raises(TooFewTakePart, match=r"charged before.*this run folder is an older copy.*begin another run"):
         run_to(4)
     assert world.charges() == [3] * CLIENTS  # nothing was sent a second time
 

@@ -498,9 +498,9 @@ def test_a_report_that_would_make_the_model_infinite_is_left_out() -> None:
     ("overrides", "named"),
     [
         (["clients.self_sampling=restrictive"], "self_sampling"),
-        (["mechanism.name=ladp"], "simulator only"),
-        (["mechanism.name=sensitive-dp"], "simulator only"),
-        (["mechanism.name=nbafl", "mechanism.epsilon=0.5"], "simulator only"),
+        (["mechanism.name=ladp"], "works only in simulations"),
+        (["mechanism.name=sensitive-dp"], "works only in simulations"),
+        (["mechanism.name=nbafl", "mechanism.epsilon=0.5"], "works only in simulations"),
         (["ranges.radius={nowhere = 0.1}"], "nowhere"),
     ],
 )

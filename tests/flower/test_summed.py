@@ -135,7 +135,7 @@ def invented(total: NDArray[Any], envelopes: list[bytes], *, world: World, signe
 
 
 LIES: dict[str, tuple[Callable[[World], Callable[[NDArray[Any], list[bytes]], Sum]], str]] = {
-    "drops all but two": (lambda world: lambda total, sent: (total, sent[:2]), "it is over 2 nodes, and at least 3 are needed"),
+    "drops all but two": (lambda world: lambda total, sent: (total, sent[:2]), "it adds up 2 reports, expected at least 3"),
     "repeats one": (lambda world: lambda total, sent: (total, [*sent, sent[0]]), "in the sum more than once"),
     "invents by a key of its own": (
         lambda world: partial(invented, world=world, signer=Ed25519PrivateKey.generate()),
@@ -187,7 +187,7 @@ def test_a_sum_that_is_longer_than_honest_clients_make_it_is_refused(world: Worl
     lies = iter([junk, np.zeros_like(junk)])
     with caplog.at_level(logging.WARNING, "flwr.ldpfl"):
         last = run(world, 2, relay=Lying(world.aggregator(), lambda total, sent: (total + next(lies), sent)))
-    assert any("the sum over 5 clients has length" in record.getMessage() for record in caplog.records)
+    assert any("the sum over 5 clients is a vector of length" in record.getMessage() for record in caplog.records)
     assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
     assert len(last.ledger.events) == 2
     assert world.charges() == [2] * CLIENTS

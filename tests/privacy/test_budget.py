@@ -278,7 +278,7 @@ def test_a_budget_of_zero_lets_nothing_leave_unprotected_either(path: Path) -> N
     loose = Budget(path, with_policy(mechanisms=("none",), allow_unprotected=True))
     loose.charge(request(1, NONE))
     set_limit(path, 0.0)
-    declined(lambda: loose.charge(request(2, NONE)), "= 0, which allows no report")
+    declined(lambda: loose.charge(request(2, NONE)), "is 0, which allows no report")
 
 
 def test_the_last_refusal_is_kept_for_the_operator(budget: Budget) -> None:
@@ -355,7 +355,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another database": (lambda path: edit(path, "PRAGMA application_id = 7"), "is not a budget file"),
     "newer": (lambda path: edit(path, "PRAGMA user_version = 4"), "has version 4, expected 3"),
     "another journal": (lambda path: edit(path, "PRAGMA journal_mode = WAL"), "has SQLite's journal mode"),
-    "open to others": (lambda path: path.chmod(0o640), "chmod 600 it"),
+    "open to others": (lambda path: path.chmod(0o640), "run chmod 600 /"),
     "in a folder of others": (lambda path: path.parent.chmod(0o777), "chmod go-w"),
     "in a folder for all, such as /tmp": (lambda path: path.parent.chmod(0o1777), "chmod go-w"),
     "another table": (lambda path: edit(path, "CREATE TABLE extra (x)"), "is damaged"),
@@ -968,7 +968,7 @@ def test_lost_rounds_count_nodes_that_the_backup_does_not_know(path: Path) -> No
     [(0, 1, None, "got 0 and 1"), (1, 0, None, "got 1 and 0"), (10**3, 10**3, None, "got 1,000 and 1,000"), (1, 1, 9, "number 9")],
 )
 def test_lost_reports_that_no_charge_is_like_change_nothing(rounds: int, nodes: int, like: int | None, named: str, budget: Budget) -> None:
-    with pytest.raises(ConfigError, match="no charge that the lost reports could be like"):
+    with pytest.raises(ConfigError, match="no charge by which the lost reports could be charged"):
         charge_lost(budget.path, 1, 1)
     budget.charge(request(1))
     with pytest.raises(ConfigError, match=named):

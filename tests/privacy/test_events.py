@@ -67,8 +67,8 @@ def test_what_can_happen_can_be_recorded(possible: dict[str, Any]) -> None:
         ({"joined": 4}, "joined 4"),
         ({"round": 0, "joined": 1}, "joined 1"),
         ({"round": -1, "joined": -1}, "joined -1"),
-        ({"linked": 0}, "0 linked"),
-        ({"linked": -1}, "-1 linked"),
+        ({"linked": 0}, "linked = 0"),
+        ({"linked": -1}, "linked = -1"),
         ({"rate": 0.0}, "rate"),
         ({"rate": -0.5}, "rate"),
         ({"rate": 1.5}, "rate"),
@@ -123,6 +123,6 @@ def test_a_paper_may_claim_both_figures_or_none(epsilon: float | None, delta: fl
     ],
 )
 def test_a_claim_that_is_none_is_refused(epsilon: float | None, delta: float | None) -> None:
-    with pytest.raises(ConfigError, match=r"^round 3: a claim needs an epsilon above 0 and a delta in \(0, 1\)") as caught:
+    with pytest.raises(ConfigError, match=r"^round 3: claimed_epsilon must be above 0 and claimed_delta in \(0, 1\)") as caught:
         event(release=UnprotectedRelease("ladp", "why", claimed_epsilon=epsilon, claimed_delta=delta))
     assert len(str(caught.value).splitlines()) == 1

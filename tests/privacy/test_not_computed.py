@@ -50,7 +50,7 @@ def test_without_an_exact_local_figure_the_sum_holds(monkeypatch: pytest.MonkeyP
     row = found.find("local", "run")
     assert row is not None
     assert row.epsilon == pytest.approx(6 * 0.5003)
-    assert any("but the one without a delta: not computed" in note for note in found.notes)
+    assert any("only the epsilon without a delta can be given: not computed" in note for note in found.notes)
     monkeypatch.setattr(PureAccountant, "epsilon", broken)
     assert account(ledger(0.5004, "direct")).find("local", "run").epsilon == inf  # type: ignore[union-attr]
 

@@ -46,7 +46,7 @@ def test_a_person_is_accounted_as_one_gaussian() -> None:
     assert "which of two persons' records the client holds" in statement.verdict
     assert any("for m persons of one client together, mu is m times as large" in note for note in statement.notes)
     assert any("at k clients counts as k persons" in note for note in statement.notes)
-    assert any(note.startswith("one person left out") for note in statement.notes)
+    assert any(note.startswith("if one person is left out") for note in statement.notes)
 
 
 def test_sums_over_persons_and_clients_hide_as_those_of_records_do() -> None:

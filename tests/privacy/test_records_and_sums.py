@@ -79,7 +79,7 @@ def test_a_record_left_out_of_a_sum_has_an_epsilon_of_the_sum() -> None:
     """Half the mu of a record that is replaced, of the sum first, and then of who sees senders."""
     (note,) = [note for note in account(ledger(RECORD, channel="secure-sum")).notes if "left out" in note]
     epsilons = [gaussian_epsilon(mu, 1e-5) for mu in (0.2 * 3 / 10 / 2, 0.2 * 3 / 2)]
-    told = re.findall(r"([\d.]+) (?:if nobody learns more than the sum over all clients|against who sees senders)", note)
+    told = re.findall(r"([\d.]+) (?:if nobody learns more than the sum over all clients|against whoever sees who sent what)", note)
     assert [float(text) for text in told] == pytest.approx(epsilons, rel=1e-3)
     assert "sum" not in next(note for note in account(ledger(RECORD, channel="direct")).notes if "left out" in note)
 
@@ -88,7 +88,7 @@ def test_a_record_left_out_of_two_runs_of_one_round_counts_as_of_least_squares()
     """Each run may have solved least squares, where a record that is left out moves the sums up to 1 / sqrt(2) times as far."""
     once = ledger(RECORD, rounds=1, channel="direct")
     told = [next(note for note in account_together(runs).notes if "left out" in note) for runs in ([once], [once, once])]
-    found = [float(found[1]) for note in told if (found := re.search(r"epsilon ([\d.]+) against who sees senders", note))]
+    found = [float(found[1]) for note in told if (found := re.search(r"epsilon ([\d.]+) against whoever sees who sent what", note))]
     assert found == pytest.approx([gaussian_epsilon(0.2 * sqrt(runs / 2), 1e-5) for runs in (1, 2)], rel=1e-3)
 
 

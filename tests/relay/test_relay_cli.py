@@ -143,5 +143,5 @@ def test_rounds_are_listed_by_what_the_relay_s_operator_may_see_and_cancelled(sq
     assert "was deleted before" in call("cancel", RUN, "2", *place)
     assert b"upload-of-alice" not in on_disk(tmp_path / "relay.db")
     assert [one["round"] for one in json.loads(call("rounds", "--json", *place))] == [1]
-    with pytest.raises(Unknown, match="ldpfl relay rounds lists"):
+    with pytest.raises(Unknown, match="run ldpfl relay rounds"):
         call("cancel", RUN, "7", *place)

@@ -352,7 +352,7 @@ def test_more_records_than_were_uploaded_are_not_taken(world: World, monkeypatch
         server.open_round(RUN, 1, terms(min_clients=1, closes_in_s=0.0))
         alice.upload(RUN, 1, upload_id("alice"), blob("alice"), within_s=60.0)
         world.transport.fault = more
-        with pytest.raises(ProtocolError, match="80 reports' records"):
+        with pytest.raises(ProtocolError, match="the relay sent 80 records"):
             list(server.pull(RUN, 1))
     assert asked == [2]
 
@@ -493,9 +493,9 @@ def test_a_pull_notices_what_is_missing(world: World) -> None:
         world.clock.now += 100
         whole = b"".join(server.pull(RUN, 1))
         for data, words in (
-            (whole[:-16], "39 reports' records"),
+            (whole[:-16], "the relay sent 39 records"),
             (whole[:-1], "639 bytes, which its terms do not allow"),
-            (whole + whole[:16], "41 reports' records"),
+            (whole + whole[:16], "the relay sent 41 records"),
         ):
 
             def lossy(request: httpx.Request, data: bytes = data) -> httpx.Response | None:

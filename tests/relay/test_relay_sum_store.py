@@ -182,7 +182,7 @@ def test_a_token_without_a_signing_key_is_for_mixed_records_alone(store: Store) 
     sum_opened(store, 2)
     put(store, "alice")
     keyless = signer("alice", signs=False)
-    why = "has no signing key for sums: ldpfl relay token renew alice --signing-key KEY"
+    why = "has no signing key for sums: to add one, run ldpfl relay token renew alice --signing-key KEY"
     refused(store, Forbidden, lambda: give(store, keyless, share_for("alice", number=2), 2), why)
 
 

@@ -157,7 +157,7 @@ class Examination:
         if isinstance(self.release, GaussianRelease) and mechanism.properties.delta == 0:  # no epsilon would be finite, so none tested
             raise ConfigError(
                 f"{mechanism.name} states a GaussianRelease, but no delta, so no epsilon can be tested: "
-                "let its property properties return Properties(delta=1e-5)"
+                "let its property `properties` return a Properties with a delta above 0, such as Properties(delta=1e-5)"
             )
         self._reports = _whole_reports(trials)
         self.claims = tests_by_experiment(mechanism, self._reports, seed)
@@ -500,7 +500,7 @@ class Examination:
         """Yield the checks that the noise of clients, of calls and of weights is independent."""
         if not self._noise_is_shown_or_rare():
             passed = None if isinf(self.epsilon) else False
-            sentence = "the estimates of a layer do not differ, or are no numbers: expected the stated noise"
+            sentence = "the estimates of a layer do not differ or are not finite, so the stated noise is missing"
             yield Check("independent noise", figure=0.0, bound=0.0, error_rate=0.0, passed=passed, sentence=sentence)
             return
         first, second, wide = (self._standardised_noise(bench) for bench in (self.tall_bench, self.tall_bench, self.bench))
@@ -616,7 +616,7 @@ class Examination:
         numbers = self.probe.summed_numbers() if isinstance(self.release, GaussianRelease) and self.release.adds_up else None
         if numbers is not None:
             fractions = int((numbers != np.rint(numbers)).sum())
-            sentence = f"the release states reports of integers, and {fractions} of {numbers.size} numbers of reports are none"
+            sentence = f"the release states that reports are integers, and {fractions} of {numbers.size} numbers in reports are not"
             yield Check("integers", float(fractions), bound=0.0, error_rate=0.0, passed=not fractions, sentence=sentence)
 
     def _finite_check(self) -> Check:

@@ -82,7 +82,7 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
     servers = [tuple(name.strip() for name in host.split(",")) for host in hosts]
     for name in (name for names in servers for name in names):
         if not _is_host(name):
-            raise ConfigError(f"--host takes a name or an address, or several of one server joined by commas, not {name!r}")
+            raise ConfigError(f"--host takes a server's name or address (or several, joined by commas), got {name!r}")
     folders = [folder / names[0].replace(":", "-") for names in servers]
     if len(set(folders)) < len(folders):
         raise ConfigError("two values of --host begin with the same name: join all names of one server by commas, in one --host")
@@ -113,7 +113,7 @@ def _load_or_create_authority(folder: Path) -> _Authority:
     if certificate_path.exists() != key_path.exists():
         present, missing = (certificate_path, key_path) if certificate_path.exists() else (key_path, certificate_path)
         raise ConfigError(
-            f"{folder} has {present.name} but not {missing.name}: restore that file, or give another folder for a new authority"
+            f"{folder} has {present.name} but not {missing.name}: restore {missing.name}, or give another folder for a new authority"
         )
     if not key_path.exists():
         new_key, new_certificate = _new_authority()

@@ -198,13 +198,15 @@ def _check_shapes(start: ArrayRecord, node: NodeSetUp) -> None:
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     if node.shapes and shapes != dict(node.shapes):
         differing = {name: shape for name, shape in node.shapes.items() if shapes.get(name) != shape}
-        missing = f"has no array {_shapes_text(differing)}, as in --layers, or has it in another shape"
-        problem = missing if differing else "has more arrays than --layers says"
-        raise ConfigError(f"the app's model {problem}: set --layers to the arrays that the server sends")
+        missing = f"lacks an array that --layers states, or has it in another shape: {_shapes_text(differing)}"
+        problem = missing if differing else "has more arrays than --layers states"
+        raise ConfigError(f"the app's model {problem}. Set --layers to the arrays that the server sends")
     sizes = tuple(torch.Size(shape).numel() for shape in shapes.values())
     if node.layers and sizes != node.layers:
-        problem = f"arrays of other sizes than --layers says ({', '.join(map(str, node.layers))})"
-        raise ConfigError(f"the app's model has {problem}: make policy and check with the sizes that the server has")
+        problem = f"arrays of other sizes than --layers states ({', '.join(map(str, node.layers))})"
+        raise ConfigError(
+            f"the app's model has {problem}: give the sizes that the server has, as --layers of this check and of ldpfl policy init"
+        )
 
 
 def _made_up_arrays(node: NodeSetUp) -> ArrayRecord:

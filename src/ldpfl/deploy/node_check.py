@@ -151,7 +151,7 @@ def _check_policy(policy: Policy) -> Iterator[Finding]:
         bounds.append(f"{number(policy.relay_epsilon)} against whoever sees what the relay has mixed")
     if policy.sum_epsilon != "off":
         bounds.append(f"{number(policy.sum_epsilon)} against whoever sees sums alone")
-    yield Finding("policy", Standing.FINE, f"allows {allowed}; epsilon of all together at delta {policy.delta:g}: {', '.join(bounds)}")
+    yield Finding("policy", Standing.FINE, f"allows {allowed}; epsilon of all reports at delta {policy.delta:g}: {', '.join(bounds)}")
     key_count = len(policy.aggregator_keys)
     if set(OVER_RELAY) & set(policy.transports) and not key_count:
         yield Finding(
@@ -379,7 +379,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
     if charged_rounds:
         remaining = rounds - charged_rounds
         text = f"run {run}, probably of this app, has charged {charged_rounds:,} of {rounds:,} rounds"
-        text = f"{text}: its other {remaining:,} count below, not a new run"
+        text = f"{text}: only the other {remaining:,} are counted below"
         yield Finding("budget", Standing.FINE, printable(text))
         planned, rounds = planned[charged_rounds:], remaining  # not empty: a run with all its rounds is not unfinished
         releases = Counter(planned)
@@ -387,7 +387,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
         first = Request(_TRIED_RUN, 1, planned[0], offer.cohort, offer.transport, _any_aggregator_key(policy), offer.linked)
         Budget(budget, policy).check(first)
     except Declined as refusal:
-        yield Finding("budget", Standing.WRONG, f"its next round would be declined: {_why_declined(refusal)}")
+        yield Finding("budget", Standing.WRONG, f"the app's next round would be declined: {_why_declined(refusal)}")
         return
     together = 1 if offer.transport == "direct" else books.together  # nodes that share the budget
     charged, to_come = Counter(books.counts), Counter({release: count * together for release, count in releases.items()})
@@ -430,5 +430,5 @@ def _any_aggregator_key(policy: Policy) -> bytes:
 def _require_path(path: Path | None, setting: str, variable: str) -> Path:
     """Return ``path``, or raise a :class:`ConfigError` that tells how to set it."""
     if path is None:
-        raise ConfigError(f"no file is set for the {setting}: set {variable} to it")
+        raise ConfigError(f"no file is set for the {setting}: set {variable} to its path")
     return path

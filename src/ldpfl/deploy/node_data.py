@@ -83,7 +83,7 @@ def _check_record_count(config: RunConfig, records: int, table: Path) -> Iterato
         why = "if other nodes have as many, training diverges; ask the app's operator to set it to the mean"
         yield Finding("data", Standing.WRONG, f"{text}: {why}")
     elif count >= _UNUSUAL_FACTOR * stated or _UNUSUAL_FACTOR * count <= stated:
-        why = "unless this node is unusually large or small, steps have the wrong length; ask the app's operator whether this is the mean"
+        why = "unless this node is unusually large or small, steps have the wrong length; ask the app's operator whether it is the mean"
         yield Finding("data", Standing.LOOK, f"{text}: {why}. The node's own number is private: only this terminal shows it")
 
 

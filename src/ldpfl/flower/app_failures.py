@@ -116,7 +116,7 @@ def _hint(error: BaseException, line: str, known_paths: tuple[str, ...]) -> str:
             if path == Path(known_path):
                 return f"{known_path}: {_system_reason(error)}"
             if Path(known_path) in path.parents:  # the file's own name may say whose record it is, so it is not shown
-                return f"a file or folder below {known_path}: {_system_reason(error)}. Do all files that it opens exist?"
+                return f"a file or folder below {known_path}: {_system_reason(error)}. Do all files that the app opens exist?"
         return (
             f"a file that no setting of this node names: {_system_reason(error)}. Is its name in the app right, and set in the environment?"
         )

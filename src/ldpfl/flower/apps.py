@@ -112,7 +112,7 @@ def _log_unusable_rows(data: Dataset) -> None:
     if not usable >= _MIN_USABLE_SHARE:  # also true for NaN, the mean of no rows
         LOGGER.warning(
             "%s%s of this node's rows can be used: a row is left out if it lacks a value that the app needs, or has one that it does not "
-            "allow. The report has the usual form and is charged all the same. On this node, %s names what does not fit",
+            "allow. The report has the usual form and is charged all the same. To see what does not fit, run %s on this node",
             *(UNUSABLE, "fewer than half" if usable > 0 else "none", TRY_IT),
         )
 
@@ -154,7 +154,9 @@ def _record_sums(federation: Federation, weights: Tensor, client: int, kind: Kin
     elif kind == "least-squares" and head is not None:
         vectors, units = head, federation.samples
     else:
-        raise ConfigError(f"the server's round asks for {kind} sums, but its config plans no such sums: start the run with one config")
+        raise ConfigError(
+            f"the server's round asks for {kind} sums, but the server's config plans none: the server must keep one config for all rounds"
+        )
     client_units = units[client : client + 1]  # the records, or persons, of this client alone
     return client_sums(vectors, federation.task, weights, client_units, steps, federation.persons, confined=True)[0]
 
@@ -164,7 +166,8 @@ def _client_number(context: Context, clients: int) -> int:
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int) or not 0 <= partition < clients:
         raise ConfigError(
-            f"the node's config needs partition-id, a number from 0 to {clients - 1}, another one at each node (--node-config)"
+            f"the node's config needs partition-id, a number from 0 to {clients - 1} that no other node has: start the SuperNode with "
+            '--node-config "partition-id=N"'
         )
     return partition
 

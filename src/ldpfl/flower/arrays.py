@@ -63,11 +63,11 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
         if prod(array.shape) * np.dtype(array.dtype).itemsize > len(array.data):
             raise PrivacyError(
                 f"array {name[:_MAX_SHOWN]} has {counted(len(array.data), 'byte')}, fewer than its shape {tuple(array.shape)[:8]} needs: "
-                "state the shape of the values"
+                "state the shape that its values have"
             )
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):
-        raise PrivacyError("the names of the server's arrays differ from the names of layers in its terms; nothing was sent")
+        raise PrivacyError("the server's arrays have other names than the layers in the server's terms; nothing was sent")
     return ParameterLayout(names, tuple(tuple(arrays[name].shape) for name in names))
 
 
@@ -80,7 +80,7 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
     if set(arrays) != set(layout.names):
         # Only the numbers are shown: names that an app chose may be private.
         missing, unknown = len(set(layout.names) - set(arrays)), len(set(arrays) - set(layout.names))
-        raise PrivacyError(f"the app's arrays need the names that the server sent: {missing} missing, {unknown} unknown")
+        raise PrivacyError(f"the app must return arrays with exactly the names that the server sent: {missing} missing, {unknown} unknown")
     numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     # All arrays are read as views before memory is allocated by their shapes.
     values = [_read_array(name, arrays[name], shape, numpy_dtype) for name, shape in zip(layout.names, layout.shapes, strict=True)]
@@ -121,8 +121,8 @@ def only_arrays(content: RecordDict, allowed: Sequence[str] = ()) -> ArrayRecord
     """
     arrays = list(content.array_records.values())
     if len(arrays) != 1:
-        raise PrivacyError(f"the message holds {counted(len(arrays), 'record')} of arrays, expected one")
+        raise PrivacyError(f"the message holds {counted(len(arrays), 'ArrayRecord')}, expected one")
     extra = [name for name, record in content.items() if not isinstance(record, ArrayRecord | MetricRecord) and name not in allowed]
     if extra:
-        raise PrivacyError(f"the message holds {counted(len(extra), 'record')} besides arrays and metrics, expected none")
+        raise PrivacyError(f"the message holds {counted(len(extra), 'other record')}, expected only arrays and metrics")
     return arrays[0]

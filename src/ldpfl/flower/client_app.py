@@ -253,13 +253,14 @@ class LdpClientApp(ClientApp):
         """Raise if this node's app does not return the kind of values that ``terms`` ask for."""
         if terms.kind != "training" and not self._is_ldpfl_app:
             raise NoRecordSums(
-                f"the round asks for {terms.kind} sums over records, which only the app ldpfl.flower.apps computes, and this node runs "
-                "another app; nothing was charged or sent"
+                f"the round asks for {terms.kind} sums over records. Only the app ldpfl.flower.apps computes them, and this node runs "
+                "another app; nothing was charged or sent. The server should leave out evaluation.share, training.method = 'least-squares' "
+                "and data.scaling = 'measured'"
             )
         check_values_asked(terms.config, weights=self._returns_weights, gradients=self._returns_gradients, persons=self._returns_persons)
         if terms.ready_app and not self._is_ldpfl_app and isinstance(terms.config.mechanism, DpSgdSettings):
             raise NotReadyApp(
-                "the server's ledger says that ldpfl's own app computes the gradients, but this node's app is another; nothing was charged "
+                "the server's ledger says that ldpfl's own app computes the gradients, but this node runs another app; nothing was charged "
                 "or sent. The app's author should write a ServerApp with LdpStrategy for it, or use the app that ldpfl init --flower "
                 "writes: see docs/flower.md"
             )
@@ -468,5 +469,5 @@ def _no_change(request: RoundRequest) -> Tensor:
 def _log_replaced(request: RoundRequest, trouble: str) -> None:
     """Log that this round's report means no change, because of the ``trouble``."""
     trouble = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
-    number, hint = request.ask.terms.round, "" if TRY_IT in trouble else f". On this node, {TRY_IT} says more"
+    number, hint = request.ask.terms.round, "" if TRY_IT in trouble else f". To see why, run {TRY_IT} on this node"
     LOGGER.error("replaced: round %d is reported as no change, because training failed: %s%s", number, trouble, hint)

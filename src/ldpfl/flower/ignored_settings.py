@@ -30,13 +30,13 @@ def setting_notes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
     if is_evaluated(config):
         held_back = mean_held_back_records(config)
         keys = "evaluation.records" if config.evaluation.records else "mechanism.records and evaluation.share"
-        yield f"evaluation at clients assumes {held_back:,} held-back records a client on average, from {keys}: set what nodes have"
+        yield f"evaluation at clients assumes {held_back:,} held-back records a client on average: set {keys} to what the nodes have"
     elif at_nodes and not data.test_path:
         yield "the model is not scored: set data.test_path to rows that the server may read, or evaluation.epsilon to let nodes measure"
     if at_nodes:
         meaning = (
             "a policy's min_clients, and the noise of a sum, are planned for this number of nodes in a round: set it to the number of "
-            "your nodes. With ldpfl.nodes = 0 a round waits for that many"
+            "your nodes. With ldpfl.nodes = 0 a round waits for this number of nodes"
         )
         yield f"clients.count = {clients.count}: {meaning}"
         partition_settings = ("partition", "alpha", "labels_per_client", "private_label", "private_alpha", "validation")

@@ -54,7 +54,10 @@ def check_config(config: RunConfig, policy: Policy) -> None:
             "person",
         )
     if is_code(config.data.partition):
-        raise Declined(f"data.partition is code that the server names: {config.data.partition[:_MAX_SHOWN]!r}; nothing was run or sent")
+        raise Declined(
+            f"data.partition is {config.data.partition[:_MAX_SHOWN]!r}, which is code, and a node runs no such code for a server; nothing "
+            "was run or sent"
+        )
 
 
 def check_nothing_opened_or_run(config: RunConfig) -> None:
@@ -66,12 +69,15 @@ def check_nothing_opened_or_run(config: RunConfig) -> None:
         ConfigError: ``config`` names data by path, hub or code, or a task that is code. Nodes decline these anyway.
     """
     if config.data.brought:
-        raise ConfigError(f"{_DATA_NOT_OPENED}: write an app whose nodes have their own tables by ldpfl init --flower")
+        raise ConfigError(f"{_DATA_NOT_OPENED}: use ldpfl init --flower to write an app whose nodes have their own tables")
     if is_code(config.task.name):
         raise ConfigError(f"the task {config.task.name!r} is code, which this command does not run: use a built-in task")
 
 
-_DATA_NOT_OPENED = "the round names data by path, hub or code, and a node opens no such data for a server"
+_DATA_NOT_OPENED = (
+    "the server's config names data by a path, by a name on the hub or by code (data.name, data.path or data.test_path), and a node opens "
+    "no such data for a server"
+)
 
 
 def code_names(config: RunConfig) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ _GRACE_WITHOUT_END_S = 600.0
 
 def _no_signing_key() -> Ed25519PrivateKey:
     """Raise the error for a node without a signing key. Default of :attr:`OperatorNode.signing`."""
-    raise NoSigningKey("this node cannot take part in sums, because it has no signing key; nothing was sent")
+    raise NoSigningKey("this node cannot take part in sums, because it has no signing key (LDPFL_SIGNING_KEY); nothing was sent")
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,14 @@ class OperatorNode:
             self._check_signer(ask, relay)
             status = relay.round_status(ask.terms.run, ask.terms.round)
         if status.terms.agreement != ask.agreement:
-            reason = "the digest of the server's message differs from the relay's, which is the same for all clients"
+            reason = (
+                "the server's message does not have the digest that the relay states to all clients, so other clients may have been asked "
+                "for something else"
+            )
             raise self.budget.refused(self._request(ask).declined(reason))
         if status.terms.min_clients != ask.terms.min_clients:
-            reason = (
-                f"the relay releases {status.terms.min_clients} reports together, and the server's message says {ask.terms.min_clients}"
-            )
+            fewest, stated = status.terms.min_clients, ask.terms.min_clients
+            reason = f"the relay waits for {fewest} reports, but the server's message says min_clients = {stated}"
             raise self.budget.refused(self._request(ask).declined(reason))
         if status.state in ("released", "gone"):
             raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
@@ -290,7 +292,10 @@ def _budget_file(context: Context, policy: Policy) -> Path:
         raise Declined("LDPFL_BUDGET and LDPFL_BUDGETS are both set: unset one of them; nothing was sent")
     client = context.node_config.get("partition-id")
     if client is None:  # the node's id is no substitute: the server could choose an id whose budget is unspent
-        raise Declined(f"the node's config has no partition-id, which decides the node's file in {folder}: add it; nothing was sent")
+        raise Declined(
+            f"the node's config has no partition-id, which decides the node's budget file in {folder} (LDPFL_BUDGETS): add it by "
+            '--node-config "partition-id=N"; nothing was sent'
+        )
     budget_file = Path(folder) / f"client-{int(client)}.sqlite"
     if not budget_file.exists():
         set_limit(budget_file, policy.lifetime_epsilon, policy.delta)

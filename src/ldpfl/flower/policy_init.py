@@ -103,14 +103,14 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
         settings = _app_settings(project)
         if config is None and not settings:
             raise ConfigError(
-                f"{project} has no [tool.flwr.app.config.ldpfl], so it does not say what the app asks: give the config that its ServerApp "
-                "uses, with --config, and for a model of its own the arrays, with --layers"
+                f"{project} has no [tool.flwr.app.config.ldpfl], so it does not say what the app asks: give --config FILE, the config that "
+                "the app's ServerApp uses. If the app trains a custom model, also give its arrays, as in --layers weight=10x50,bias=10"
             )
         if config is None and not settings.keys() & _RECIPE_SETTINGS:
             raise ConfigError(
                 f"{project} has no recipe in [tool.flwr.app.config.ldpfl], so it does not say what the app asks: if the app uses ldpfl's "
-                "ServerApp, add its recipe there; if not, give the config that its ServerApp uses, with --config, and for a model of its "
-                "own the arrays, with --layers"
+                "ServerApp, add its recipe there. If not, give --config FILE, the config that the app's ServerApp uses. If the app trains "
+                "a custom model, also give its arrays, as in --layers weight=10x50,bias=10"
             )
         if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
             transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
@@ -268,7 +268,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
         )
     if offer.own_model and releases_of(offer, ranges) != releases_of(offer, _twice_as_large(ranges)):
         raise ConfigError(
-            f"the app trains a custom model, and what mechanism {offer.config.mechanism.name!r} releases depends on the model's size: "
+            f"the app trains a custom model, and the cost of mechanism {offer.config.mechanism.name!r} depends on the model's size: "
             "give the arrays that its server sends, as in --layers weight=10x50,bias=10. ldpfl deploy check-node takes the same"
         )
     return ranges
@@ -354,7 +354,7 @@ def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None
         )
     if output.startswith("gradients") and ready_server and isinstance(config.mechanism, DpSgdSettings):
         raise ConfigError(
-            "the app's ServerApp is ldpfl's own, which counts on ldpfl's own ClientApp for dp-sgd, but this app has another ClientApp: "
+            "the app's ServerApp is ldpfl's own, which for dp-sgd needs ldpfl's own ClientApp, but this app has another ClientApp: "
             "each node would decline. The app's author should write a ServerApp with LdpStrategy, see docs/flower.md"
         )
     if asked == "gradient" and config.data.person and output == "gradients":

@@ -185,7 +185,7 @@ class RecordGradients:
         gradient = _gradient(task, layout, to_vector(arrays, layout), terms, mechanism)
         if not gradient.any():
             LOGGER.warning(
-                "%sno record of this node's app has a gradient that is finite and not 0. On this node, %s says more", UNUSABLE, TRY_IT
+                "%sno record of this node's app has a gradient that is finite and not 0. To see why, run %s on this node", UNUSABLE, TRY_IT
             )
         return Message(RecordDict({"gradients": to_arrays(gradient, layout)}), reply_to=message)
 
@@ -253,7 +253,10 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
             "--app APP --try on this node, or RecordTask.check() in a test of the app"
         ) from None
     if trainer is None:  # the model has other parameters than the arrays that the server sent
-        raise PrivacyError("the trainable parameters of this node's model differ in name or shape from the arrays that the server sent")
+        raise PrivacyError(
+            "the trainable parameters of this node's model differ in name or shape from the arrays that the server sent: build the same "
+            "model on the server and on each node"
+        )
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)
     return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()

@@ -95,7 +95,10 @@ class RelayedRounds(ABC):
         """
         terms = self._checked_terms(round_, _NO_AGREEMENT)
         if round_.timeout < self.window_s:
-            raise ConfigError(f"window_s is {self.window_s:g} s, longer than the timeout of a round, {round_.timeout:g} s: make it shorter")
+            raise ConfigError(
+                f"the relay's window is {self.window_s:g} s, longer than a round's timeout of {round_.timeout:g} s: lower window_s "
+                "(ldpfl.window-s), or raise the timeout (ldpfl.timeout-s)"
+            )
         check_window(self.window_s, reply_s, fewest=terms.min_clients, asked=terms.max_uploads)
         self._status(round_)  # raises if the relay does not answer
 
@@ -129,7 +132,7 @@ class RelayedRounds(ABC):
             self.relay.wait(round_.run, round_.number, left_s, on_poll=self.wait_notes(round_))
             return self.read_release(round_)
         except RelayRoundOver:
-            LOGGER.warning("round %d was cancelled at the relay, which has deleted its reports: it is charged all the same", round_.number)
+            LOGGER.warning("round %d was cancelled at the relay, which has deleted its reports: the round stays charged", round_.number)
             return Received(None)
         except RelayNotReleased:
             self.relay.cancel(round_.run, round_.number)
@@ -315,15 +318,15 @@ def _wait_text(round_: OpenRound, status: RoundStatus, left_s: float) -> str:
     uploads = counted(status.uploads or 0, "upload")
     return (
         f"the relay has {uploads} of the {status.terms.min_clients} it needs: waiting up to {left_s:.0f} s, because nodes may still "
-        f"upload. To end the round without reports, at the relay: ldpfl relay cancel {round_.run} {round_.number}"
+        f"upload. To end the round without reports, run at the relay: ldpfl relay cancel {round_.run} {round_.number}"
     )
 
 
 def _too_long_reason(length: float, longest: float, clients: int) -> str:
     """Return the reason for dropping a sum of this Euclidean ``length``, above the ``longest`` that honest clients can reach."""
     return (
-        f"the sum over {clients} clients has length {length:.4g}, but honest reports add up to at most {longest:.4g} (lattice points): a "
-        "client or the relay has changed it. The sum is dropped and the model stays as it was"
+        f"the sum over {clients} clients is a vector of length {length:.4g}, but honest reports add up to a length of at most "
+        f"{longest:.4g}: a client or the relay has changed it. The sum is dropped and the model stays as it was"
     )
 
 

@@ -104,5 +104,8 @@ def summed_vectors(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares
         return evaluation_vector_layout(config, data.outputs)
     head = least_squares_solver(config, data)
     if head is None:
-        raise ConfigError("training.method is 'gradient', which uses no sums over records: set it to 'least-squares'")
+        raise ConfigError(
+            f"the server's round asks for {kind} sums, but the server's training.method is 'gradient', which has no such sums: set it to "
+            "'least-squares'"
+        )
     return head

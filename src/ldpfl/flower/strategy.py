@@ -449,7 +449,7 @@ class LdpStrategy(Strategy):
         except LdpflError as error:
             if not run_is_over:
                 raise
-            LOGGER.warning("round %d: the relay may not have deleted its records: %s", progress.rounds_done, error)
+            LOGGER.warning("round %d: the relay may still hold this round's records: %s", progress.rounds_done, error)
 
     def _save_round(self, progress: RunProgress, checkpoint: Checkpoint, reports: int) -> None:
         """Save ``checkpoint`` as the result of the round, have the transport delete its copy, and log the round."""

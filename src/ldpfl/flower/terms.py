@@ -365,14 +365,17 @@ def deployable_mechanism(config: RunConfig, ranges: LayerRanges) -> Mechanism:
     if config.clipping.is_adaptive and isinstance(config.mechanism, DpSgdSettings):
         # Adaptive clipping needs the share of clipped gradients, and a node sends only arrays of the model's shapes.
         raise ConfigError(
-            f"clipping.target_quantile is {config.clipping.target_quantile}, which runs in the simulator only with mechanism 'dp-sgd': set "
-            "it to 'off', or mechanism.name to 'dp-fedavg'"
+            f"clipping.target_quantile is {config.clipping.target_quantile}, which mechanism 'dp-sgd' supports in simulations but not on "
+            "Flower: set clipping.target_quantile to 'off', or mechanism.name to 'dp-fedavg'"
         )
     mechanism = mechanism_of(config, ranges)
     if config.mechanism.missing_setting_message:  # a message on a setting that only simulations can compute
         raise ConfigError(config.mechanism.missing_setting_message)
     if not mechanism.properties.deployable:
-        raise ConfigError(f"mechanism {mechanism.name!r} has no proved guarantee with these settings: it runs in the simulator only")
+        raise ConfigError(
+            f"mechanism {mechanism.name!r} has no proved guarantee with these settings, so it works only in simulations: on Flower use "
+            "another mechanism"
+        )
     return mechanism
 
 

@@ -96,7 +96,7 @@ def older_copy_note(reasons: Mapping[int, str]) -> str:
     if ChargedBefore.public not in reasons.values():
         return ""
     return (
-        " If a node has charged the round before, this run folder is older than its run, as after a backup was put back: its ledger lacks "
+        " If a node has already charged this round, this run folder is an older copy, such as a backup that was put back: its ledger lacks "
         "what nodes have sent since. Put back the newest copy; without one, begin another run in another folder (ldpfl.out), and see what "
         "each node has sent in its budget (ldpfl budget show)"
     )
@@ -175,7 +175,7 @@ def _in_custom_app(settings: Collection[str], config: RunConfig) -> str:
 def _away_note(progress: RunProgress, connected: Collection[int]) -> str:
     """Return text that names the nodes of this run's earlier rounds that are not ``connected``; empty if all are connected."""
     away = progress.participation.rounds.keys() - set(connected)
-    return f"; not connected: {node_ids_text(away)}, of the run's earlier rounds" if away else ""
+    return f"; not connected, but asked in earlier rounds of this run: {node_ids_text(away)}" if away else ""
 
 
 def _same_noise_note(config: RunConfig, remaining: int) -> str:

@@ -158,7 +158,7 @@ class Budget:
             raise request.declined(why, Exhausted, setting="rounds")
         if not request.protected:
             if books.limit.epsilon == 0:  # the budget was moved to another file, or an operator stopped all reports
-                raise request.declined(f"the budget set in {self.path} = 0, which allows no report", Exhausted)
+                raise request.declined(f"the budget set in {self.path} is 0, which allows no report", Exhausted)
             return  # the policy allows it by name; once it is charged, the spent epsilon is infinite and no protected release fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
@@ -223,7 +223,7 @@ class Budget:
         if PROTECTED.index(protected) < PROTECTED.index(policy.protects):
             unit = "the whole client" if policy.protects == "client" else "all records of a person"
             revealed = f"no epsilon covers what these revealed of {unit}, which the policy protects"
-            remedy = f"the budget can be used on only with protects = {protected!r} in the policy"
+            remedy = f"to go on using this budget, set protects = {protected!r} in the policy"
             return f"{self.path} has releases that protected one {protected} at a time: {revealed}; {remedy}"
         other_columns = ", ".join(map(repr, sorted(books.person_columns - {policy.person})))
         if policy.protects == "person" and other_columns:

@@ -302,7 +302,8 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
     # A write-ahead log would keep the last charges in a second file: a copy of the main file alone would forget them.
     if (mode := _first_value(connection, "PRAGMA journal_mode")) != "delete":
         raise Declined(
-            f"budget file {path} has SQLite's journal mode {mode!r}, expected 'delete', so nothing leaves this client: set it back"
+            f"budget file {path} has SQLite's journal mode {mode!r}, expected 'delete', so nothing leaves this client: "
+            "set it back by PRAGMA journal_mode = DELETE"
         )
     tables = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
     if tables != _TABLES or _first_value(connection, "PRAGMA quick_check(1)") != "ok" or not _is_consistent(connection):
@@ -465,8 +466,8 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
         if charge is None:
             which = "no charge" if like is None else f"no charge with the number {like}"
             raise ConfigError(
-                f"{path} has {which} that the lost reports could be like: give the number of a charge that ldpfl budget export lists; if "
-                "no charge is like them, set the budget to epsilon 0, so that nothing leaves any more"
+                f"{path} has {which} by which the lost reports could be charged: give the number of a similar charge from the list that "
+                "ldpfl budget export prints. If no charge is similar, set the budget to epsilon 0, so that nothing leaves any more"
             )
         _, _, _, release_id, *others = charge
         together = max(nodes, read_open_books(connection).together)

@@ -33,7 +33,7 @@ def move(path: Path, to: Path) -> Books:
         )
     with budget_transaction(path, write=True) as connection:  # nobody else charges until this is over
         if read_open_books(connection).limit.epsilon == 0:
-            raise ConfigError(f"the budget in {path} is 0: it was moved before, or set so; there is nothing to move")
+            raise ConfigError(f"the budget in {path} is 0: it was moved before, or set to 0; there is nothing to move")
         _copy(path, copy)
         try:
             read_books(copy)  # check the copy before the old file is closed: with an unreliable copy the budget would be lost

@@ -192,8 +192,8 @@ class GaussianRelease(_Stated):
     @property
     def not_shuffled(self) -> str:  # type: ignore[override]  # in the other classes it is a constant
         if self.of_part:
-            return "how far apart the sums lie that clients send of their records is not bounded; the local figures hold"
-        return "" if self.alike else "it is not stated that all clients add the same noise; the local figures hold"
+            return "how much the sums over records of two clients differ is not bounded; the local figures hold"
+        return "" if self.alike else "the release does not state that all clients add the same noise; the local figures hold"
 
     @property
     def parameter(self) -> float:
@@ -336,7 +336,7 @@ class RoundEvent:
         if not (1 <= self.cohort <= self.population or (is_empty_round and self.population >= 1)):
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
         if not (0 if is_empty_round else 1) <= self.joined <= self.round:
-            raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds by then")
+            raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds up to and including this one")
         # No single release protects a client: that guarantee follows from all its releases. Bits and pure reports are not about a record.
         may_protect_part = isinstance(self.release, GaussianRelease | UnprotectedRelease)
         if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not may_protect_part):
@@ -347,20 +347,22 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: sampled is {self.release.sampled}, expected 1 to {MAX_COUNT:.0e} coordinates")
         if self.release.units < 1 or self.linked < 1:
             raise ConfigError(
-                f"round {self.round}: a release needs at least one unit and one linked, got {self.release.units} and {self.linked} linked"
+                f"round {self.round}: units and linked must be at least 1, got units = {self.release.units} and linked = {self.linked}"
             )
         match self.release:
             case BinaryRelease(epsilon=epsilon, realised=float(realised)) if not 0 < realised <= epsilon:
                 raise ConfigError(
-                    f"round {self.round}: a realised budget of {realised}, expected above 0 and at most epsilon = {epsilon:g}"
+                    f"round {self.round}: the release's realised is {realised}, expected above 0 and at most epsilon = {epsilon:g}"
                 )
             case PureRelease(epsilon=epsilon, blanket=share) if share is not None and not (
                 isinstance(share, float) and exp(-min(epsilon, 700.0)) <= share < 1
             ):
-                raise ConfigError(f"round {self.round}: a blanket of {share}, expected from e^-epsilon to below 1 at epsilon {epsilon:g}")
+                raise ConfigError(
+                    f"round {self.round}: the release's blanket is {share}, expected from e^-epsilon to below 1 at epsilon {epsilon:g}"
+                )
             case PureRelease(signed=True, blanket=share, unit=unit) if share is None or unit != "weight":
                 raise ConfigError(
-                    f"round {self.round}: signed is true, which needs a blanket and the unit 'weight', got {share} and {unit!r}"
+                    f"round {self.round}: signed is true, which needs a blanket and the unit 'weight', got blanket {share}, unit {unit!r}"
                 )
             case GaussianRelease(of_part=True, alike=True, unit=unit):
                 raise ConfigError(f"round {self.round}: alike must be false for the unit {unit!r}: sums over records have no common bound")
@@ -369,13 +371,18 @@ class RoundEvent:
             case GaussianRelease(rate=rate, of_part=False, unit=unit) if rate != 1:
                 raise ConfigError(f"round {self.round}: the sampling rate of records in a release with unit {unit!r} must be 1, got {rate}")
             case UnprotectedRelease(claimed_epsilon=epsilon, claimed_delta=delta) if not _is_valid_claim(epsilon, delta):
-                raise ConfigError(f"round {self.round}: a claim needs an epsilon above 0 and a delta in (0, 1), got {epsilon} and {delta}")
+                raise ConfigError(
+                    f"round {self.round}: claimed_epsilon must be above 0 and claimed_delta in (0, 1), or both left out, got {epsilon} and "
+                    f"{delta}"
+                )
         if not 0 <= self.colluding < self.population:
-            raise ConfigError(f"round {self.round}: {self.colluding} of {self.population} clients cannot collude: one has to be honest")
+            raise ConfigError(
+                f"round {self.round}: {self.colluding} of {self.population} clients cannot collude: at least one has to be honest"
+            )
         if not 0 < self.rate <= 1:
             raise ConfigError(f"round {self.round}: rate must lie in (0, 1], got {self.rate}")
         if max(self.release.units, self.linked, self.population, self.round) > MAX_COUNT:
-            raise ConfigError(f"round {self.round}: counts beyond {MAX_COUNT:.0e} are not accounted (units, linked, population, round)")
+            raise ConfigError(f"round {self.round}: units, linked, population and round must be at most {MAX_COUNT:.0e} each")
         parameter = self.release.parameter
         if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
             name = self.release.mechanism[:40]

@@ -230,7 +230,7 @@ class Policy(BaseModel):
     @model_validator(mode="after")
     def _check_colluding(self) -> Policy:
         if self.colluding >= self.min_clients:
-            raise ValueError(f"colluding = {self.colluding} leaves none of min_clients = {self.min_clients} honest: set it lower")
+            raise ValueError(f"colluding = {self.colluding} leaves none of min_clients = {self.min_clients} honest: set colluding lower")
         return self
 
     @property
@@ -309,7 +309,7 @@ class Policy(BaseModel):
             yield isinstance(request.release, BinaryRelease), "relay_epsilon", why
         can_be_summed = isinstance(request.release, GaussianRelease) and request.release.adds_up
         if request.transport == "sum":
-            why = f"{request.mechanism} cannot leave by transport 'sum': that is accounted only for Gaussian noise on a lattice"
+            why = f"reports of {request.mechanism} cannot be sent by transport 'sum', which needs Gaussian noise on integers"
             yield can_be_summed, "transports", why
         if self.sum_epsilon != "off":
             why = f"with sum_epsilon set, reports may leave only by transport 'sum', got {request.transport!r}"

@@ -193,13 +193,13 @@ def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Pr
 
     shuffled = behind_shuffler(for_removal)
     try:
-        figures = [f"{number(added_epsilon(local.rounds, delta))} against who sees senders"]
+        figures = [f"{number(added_epsilon(local.rounds, delta))} against whoever sees who sent what"]
         if isinstance(shuffled, SummedNoise):
             epsilon_of_sums = added_epsilon(shuffled.sums().rounds, delta * (1 - ROUNDED))
             figures.insert(0, f"{number(epsilon_of_sums)} {IF_TRUSTED['summed']}")
     except Exception as error:  # only this extra note is missing; the proved rows stand
-        return [f"no epsilon of one {unit} left out: {_why_not_computed(error)}"]
-    relation = f"one {unit} left out, its place kept empty and not taken by another, which Opacus and others count"
+        return [f"no epsilon for leaving one {unit} out: {_why_not_computed(error)}"]
+    relation = f"if one {unit} is left out and its place stays empty (not replaced by another), as Opacus and others count"
     return [f"{relation}: epsilon {'; '.join(figures)}"]
 
 
@@ -215,18 +215,18 @@ def _release_for_removal(group: RoundGroup, *, may_be_least_squares: bool) -> Re
 
 _MANY = "one {unit} is protected, not the client that holds it: for m {unit}s of one client together, mu is m times as large"
 _MANY_BY_CHANCE = (
-    "one {unit} is protected, not the client that holds it: m {unit}s of one client together have a coin each, "
-    "and for them epsilon is m times as large at most, at a delta m e^((m - 1) epsilon) times as large"
+    "one {unit} is protected, not the client that holds it: m {unit}s of one client are sampled independently, "
+    "and for all of them together epsilon is at most m times as large, at a delta m e^((m - 1) epsilon) times as large"
 )
 _AT_SEVERAL_CLIENTS = (
-    "a person is known to a client by a name, and protected at each client apart: who has records at k clients counts as k persons, and "
-    "at each of them all records of one name count as one person's; who is trained on is public, and test persons are not protected"
+    "each client knows its persons by a name: all records of one name at a client count as one person's, and a person with records at k "
+    "clients counts as k persons; which persons are trained on is public, and test persons are not protected"
 )
 
 
 _PERSONS_FOR_RECORDS = (
-    "rounds that protect persons count at twice their mu for one record: a row in the place of another person's changes what two persons "
-    "add; how many records and persons a client has is public"
+    "rounds that protect persons count at twice their mu for one record, because a record replaced by another person's record changes "
+    "what two persons add; how many records and persons a client has is public"
 )
 
 
@@ -346,7 +346,7 @@ def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float
     if delta <= 0:
         notes.append(f"no epsilon without a delta: {why}")
         return inf
-    notes.append(f"no epsilon at delta {delta:g} but the one without a delta: {why}")
+    notes.append(f"at delta {delta:g}, only the epsilon without a delta can be given: {why}")
     return _epsilon_or_note(spent, 0.0, notes)
 
 
@@ -492,7 +492,7 @@ def _why_not_shuffled(groups: Sequence[RoundGroup]) -> str:
     elif "direct" in channels:
         why = "reports reach the server with their sender"
     elif "secure-sum" in channels:
-        why = "what a sum hides is accounted for bits, and for Gaussian noise on integers (dp-sgd, dp-fedavg); the local figures hold"
+        why = "a sum is accounted only for bits, and for Gaussian noise on integers (dp-sgd, dp-fedavg); the local figures hold"
     else:
         different_kinds = "rounds of different kinds are accounted together for one-bit reports only; the local figures hold"
         is_protected = {group.release.not_shuffled: group.release.protected for group in groups if group.release.not_shuffled}

@@ -221,7 +221,8 @@ class _Relay:
         """Return the token's owner if its role is one of ``roles`` and its rate limit allows the request, else raise a refusal."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise Unauthenticated("a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+            reason = "the request has no token: send it in the header Authorization: Bearer TOKEN"
+            raise Unauthenticated(reason, {"WWW-Authenticate": "Bearer"})
         if not is_token(token):
             raise unknown_token_refusal()
         # A token that was valid before is looked up in its owner's lane, so that strangers' requests cannot delay the look-up. The store

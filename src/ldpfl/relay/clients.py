@@ -107,7 +107,8 @@ class RelayAggregator(Caller):
         status = parse_round_status(self._call("PUT", round_path(run, number), json=terms.model_dump()), run, number)
         if status.terms != terms:
             raise ProtocolError(
-                f"the relay opened round {number} of {run} with other terms than this call asked for: it must be of this ldpfl's version"
+                f"the relay opened round {number} of {run} with other terms than this call asked for: install the same version of ldpfl at "
+                "the relay and at the aggregator"
             )
         return status
 
@@ -177,7 +178,7 @@ class RelayAggregator(Caller):
             yield from _split_records(data, size)
             part += 1
         if records != expected:
-            raise ProtocolError(f"the relay sent {records} reports' records for round {number} of {run}, expected {expected}{_PULL_AGAIN}")
+            raise ProtocolError(f"the relay sent {records} records for round {number} of {run}, expected {expected}{_PULL_AGAIN}")
 
     def pull_sum(self, run: str, number: int, terms: SumTerms) -> tuple[NDArray[np.unsignedinteger], list[bytes]]:
         """Return the sum (dimension,) of all masked vectors of a released round, and the envelopes of these vectors, in mixed order.

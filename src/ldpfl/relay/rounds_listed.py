@@ -87,6 +87,6 @@ def cancel_round(store: Store, run: str, number: int) -> bool:
     with store_errors(), store.engine.connect().execution_options(**READ_ONLY) as connection:
         row = connection.execute(query).first()
     if row is None:
-        raise Unknown(f"there is no round {number} of {run}: ldpfl relay rounds lists the rounds that the relay has")
+        raise Unknown(f"there is no round {number} of {run}: to see which rounds the relay has, run ldpfl relay rounds")
     store.cancel(row.owner, run, number)
     return bool(row.state != "gone")

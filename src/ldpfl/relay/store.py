@@ -154,7 +154,7 @@ class Store:
                 _create_upload(connection, row, client, upload_id)
                 return Progress(0, expected)
             if upload.upload_id != upload_id:
-                raise Conflict("this client has another upload in this round already; one a round is allowed")
+                raise Conflict("this client has another upload in this round already; it may make one in each round")
             return self._require_open_or_complete(connection, row, Progress(upload.received, expected))
 
     def progress(self, client: str, run: str, number: int, upload_id: str) -> Progress:
@@ -325,7 +325,7 @@ class Store:
         with self._open_spool() as spool:
             scattered = scatter(stream_complete_uploads(connection, row), row.record_bytes, len(part_numbers), self._words, spool)
             if scattered.records != complete * row.records_per_upload:
-                raise RuntimeError("the store holds another number of records than its uploads say")
+                raise RuntimeError("the number of records in the store differs from what the uploads state")
             delete_uploads(connection, row)
             for index, number in enumerate(part_numbers):
                 connection.execute(insert(parts).values(round_id=row.id, number=number, data=scattered.part(index)))

@@ -106,7 +106,9 @@ class Sums:
             if length != terms.upload_bytes:
                 raise WrongLength(f"an upload has exactly {terms.upload_bytes} bytes in this round, not {length}")
             if client.signing_key is None:
-                raise Forbidden(f"this token has no signing key for sums: ldpfl relay token renew {client.name} --signing-key KEY adds one")
+                raise Forbidden(
+                    f"this token has no signing key for sums: to add one, run ldpfl relay token renew {client.name} --signing-key KEY"
+                )
             (outcome,) = self._decide_on_uploads(connection, row, [(client.name, upload_id)])
         if isinstance(outcome, Refusal):
             raise outcome
@@ -202,7 +204,7 @@ class Sums:
             if upload_id_of.get(client) == upload_id:
                 outcomes.append(False)
             elif client in upload_id_of:
-                outcomes.append(Conflict("this client has another upload in this round already; one a round is allowed"))
+                outcomes.append(Conflict("this client has another upload in this round already; it may make one in each round"))
             elif refusal is not None:
                 outcomes.append(refusal)
             elif upload_id in taken_ids:

@@ -159,7 +159,7 @@ def _owner_from_row(row: Row[Any]) -> Owner:
 
 def _no_token_error(name: str) -> ConfigError:
     """Return the error for a name without a token."""
-    return ConfigError(f"{name} has no token: ldpfl relay token list says who has one")
+    return ConfigError(f"{name} has no token: to see who has one, run ldpfl relay token list")
 
 
 def is_token(text: str) -> bool:

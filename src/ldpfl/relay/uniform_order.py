@@ -113,7 +113,7 @@ def _batches(stream: Iterable[bytes], record_bytes: int) -> Iterator[Records]:
             yield _rows(buffered[:batch_bytes], record_bytes)
             del buffered[:batch_bytes]
     if len(buffered) % record_bytes:
-        raise ValueError("the uploads do not end with a whole record")
+        raise ValueError("the last record of the uploads is incomplete")
     if buffered:
         yield _rows(buffered, record_bytes)
 

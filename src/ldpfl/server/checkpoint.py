@@ -97,7 +97,7 @@ class Checkpoint:
             DataError: the file is damaged, or its log is missing.
         """
         if path.exists() and not log_path(path).exists():
-            raise DataError(f"{log_path(path)} is missing, which belongs to {path.name}: restore the file")
+            raise DataError(f"{log_path(path)} is missing, but the checkpoint {path.name} needs it: restore this file")
         try:
             check_regular(path)
             with safe_open(path, framework="pt") as handle:

@@ -38,14 +38,14 @@ def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool,
         return resolved
     for place, status in status_of.items():
         if status.st_uid not in (os.geteuid(), 0):
-            raise error(f"{what} {path}: {place} belongs to another user, who can change it: make this user its owner")
+            raise error(f"{what} {path}: {place} belongs to another user, who can change it: make the user who runs ldpfl its owner")
     if status_of[resolved].st_mode & (_OTHERS_MAY_ACCESS if secret else _OTHERS_MAY_WRITE):
-        raise error(f"{what} {path} can be {'read' if secret else 'changed'} by other users: chmod {'600' if secret else '644'} it")
+        raise error(f"{what} {path} can be {'read' if secret else 'changed'} by other users: run chmod {'600' if secret else '644'} {path}")
     for place, status in status_of.items():
         # In a sticky folder, such as /tmp, others can create files, but cannot move files that belong to somebody else.
         sticky = status.st_mode & stat.S_ISVTX and not (alone and place == resolved.parent)
         if stat.S_ISDIR(status.st_mode) and place != resolved and status.st_mode & _OTHERS_MAY_WRITE and not sticky:
-            raise error(f"{what} {path} lies in a folder that other users can write to: chmod go-w {place}, or move it")
+            raise error(f"{what} {path} lies in a folder that other users can write to: run chmod go-w {place}, or move the file")
     return resolved
 
 

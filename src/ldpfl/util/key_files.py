@@ -74,6 +74,6 @@ def load_key(path: Path, kind: type[Key]) -> Key:
         key = None
     if not isinstance(key, kind):
         raise ConfigError(
-            f"{path}: expected an {kind.__name__.removesuffix('PrivateKey')} private key in PEM format, not encrypted; found none"
+            f"{path}: expected an {kind.__name__.removesuffix('PrivateKey')} private key in PEM format, without a password, but found none"
         )
     return key

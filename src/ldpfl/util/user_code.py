@@ -152,7 +152,7 @@ def _import_file(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise FileNotFoundError(f"{path} is no Python file")
+        raise FileNotFoundError(f"{path} cannot be loaded as a Python file (.py)")
     module = util.module_from_spec(spec)
     sys.modules[name] = module  # so that classes defined there can be copied and saved
     try:

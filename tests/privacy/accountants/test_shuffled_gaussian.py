@@ -211,7 +211,7 @@ def test_the_table_has_a_bracket_for_vectors_of_one_ball() -> None:
 
 OTHERS = {
     "all clients add the same noise": replace(NOISE, alike=False),
-    "the sums lie that clients send of their records": replace(NOISE, alike=False, unit="record"),
+    "the sums over records of two clients": replace(NOISE, alike=False, unit="record"),
 }
 
 

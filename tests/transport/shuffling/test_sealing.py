@@ -145,7 +145,7 @@ def test_noise_is_refused(blob: bytes) -> None:
 
 
 def test_a_record_holds_something() -> None:
-    with pytest.raises(ProtocolError, match="at least 1 byte"):
+    with pytest.raises(ProtocolError, match="plaintext_bytes must be at least 1"):
         open_records(b"", 0, KEY, BINDING)
 
 

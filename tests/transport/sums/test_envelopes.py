@@ -61,7 +61,7 @@ def test_a_relay_that_invents_or_repeats_uploads_gets_no_sum() -> None:
         ([sent[0], invented], f"not known: {signer_of(stranger.public_key()).hex()} .add their lines to LDPFL_NODE_KEYS"),
         ([sent[0], sent[0]], f"in the sum more than once: {NAMES[0]}"),
         ([sent[0], seal_seed(new_seed(), AGGREGATOR.public_key(), NODES[0], BINDING)], "in the sum more than once"),
-        ([sent[0]], "over 1 node, and at least 2 are needed"),
+        ([sent[0]], "adds up 1 report, expected at least 2"),
         ([sent[0], sent[1][:72] + sent[2][72:]], f"not signed for this round by the node that is named: {NAMES[1]}"),
         ([sent[0], sent[2][:8] + sent[1][8:]], f"not signed for this round by the node that is named: {NAMES[2]}"),
         ([sent[0], sent[1][:-1]], "an envelope has 151 bytes, expected 152"),

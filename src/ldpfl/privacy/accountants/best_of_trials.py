@@ -92,8 +92,8 @@ class TrialCount:
             )
         if not self.weights[0]:  # f'(0) is the probability of a single trial, and divides
             raise ConfigError(
-                f"with {self.mean:g} trials on average, the law {self.law!r} has one trial so rarely that no bound is known: set fewer "
-                "trials (some 40), or the law to 'geometric' (--law geometric)"
+                f"with {self.mean:g} trials on average, the law {self.law!r} so rarely draws the number 1 that no bound is known: set "
+                "fewer trials (about 40), or the law to 'geometric' (--law geometric)"
             )
 
     @classmethod

@@ -114,7 +114,7 @@ def open_records(
         ProtocolError: ``plaintext_bytes`` is not positive.
     """
     if plaintext_bytes < 1:
-        raise ProtocolError(f"records hold at least 1 byte, got {plaintext_bytes}")
+        raise ProtocolError(f"plaintext_bytes must be at least 1, got {plaintext_bytes}")
     count, remainder = divmod(len(blob), plaintext_bytes + OVERHEAD)
     opened = list(_decrypted(blob, plaintext_bytes + OVERHEAD, private_key, binding.info))
     refused = (RefusedRecords(count - len(opened), UNREADABLE), RefusedRecords(int(remainder > 0), CUT_OFF))

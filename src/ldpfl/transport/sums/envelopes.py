@@ -126,7 +126,7 @@ def open_seeds(
     if faults_text := faults.describe(len(seeds)):
         raise ProtocolError(f"the sum is not opened: {faults_text}")
     if len(seeds) < min_nodes:
-        raise ProtocolError(f"the sum is not opened: it is over {counted(len(seeds), 'node')}, and at least {min_nodes} are needed")
+        raise ProtocolError(f"the sum is not opened: it adds up {counted(len(seeds), 'report')}, expected at least {min_nodes}")
     return list(seeds.values())
 
 
