@@ -66,7 +66,7 @@ def test_three_hospitals_train_a_network_of_their_own_with_each_row_protected(
     monkeypatch.setenv("COLUMNS", "120")
     runpy.run_path(str(app / "simulate.py"), run_name="__main__")
     shown = capsys.readouterr().out
-    assert "They allow 2 reports of dp-sgd (direct)" in shown
+    assert "This node may send 2 reports of dp-sgd (direct)" in shown
     assert "any one of this client's records" in shown
     assert "one record, whole run" in shown
     checkpoint = RunFolder(made / "run").checkpoint()

@@ -164,7 +164,7 @@ def test_code_is_what_the_caller_names_whatever_a_folder_says(rows: Path, tmp_pa
     settings = {**FEW, "model.name": f"{tmp_path / 'net.py'}:Net"}
     given = api.export(api.run(data=rows, **HOW, settings=settings, folder=tmp_path / "run", baseline=False), tmp_path / "given")
     assert str(tmp_path) not in (given / "model.json").read_text()
-    with pytest.raises(ConfigError, match=r"is the code net\.py:Net, and loading runs it: if you trust it, confirm"):
+    with pytest.raises(ConfigError, match=r"is the code net\.py:Net, and loading it runs this code: if you trust it, give"):
         api.predict(given, rows)
     (given / "model.json").write_text((given / "model.json").read_text().replace("net.py:Net", "os:abort"))
     assert len(api.predict(given, rows, model="net.py:Net")) == 120
@@ -477,7 +477,7 @@ def test_code_is_exchanged_once_it_is_named_and_no_path_of_this_machine_is_in_it
     (tmp_path / "net_of_mine.py").write_text(NET)
     name = f"{tmp_path / 'net_of_mine.py'}:Net"
     found = api.run(data=rows, **HOW, settings={**FEW, "model.name": name}, folder=tmp_path / "run", baseline=False)
-    with pytest.raises(ConfigError, match="and loading runs it"):
+    with pytest.raises(ConfigError, match="and loading it runs this code"):
         api.export(tmp_path / "run", tmp_path / "given", onnx=True)
     assert not (tmp_path / "given").exists()
     given = api.export(tmp_path / "run", tmp_path / "given", onnx=True, pt2=True, model=name)

@@ -128,7 +128,7 @@ def test_a_result_says_of_privacy_what_its_ledger_says(finished: ldpfl.RunResult
     assert ledger.read_text(encoding="utf-8") == text  # written again without the forged figures
     Ledger((RoundEvent(1, UnprotectedRelease("none", "values leave as they are", author=OURS), 5, 5, 1),)).save(ledger)
     for read in (partial(ldpfl.load_run, folder), partial(run, folder=folder, resume=True)):
-        with pytest.raises(ldpfl.DataError, match="is not the ledger of this run's checkpoint"):
+        with pytest.raises(ldpfl.DataError, match="does not belong to this run's checkpoint"):
             read(data_dir=tiny_data)
 
 

@@ -253,7 +253,8 @@ def test_a_tracker_that_fails_later_ends_no_run_and_gets_the_finished_one(
     assert done.code == 0, done.err
     again = ["run", "--resume", "--out", "run", "--track", "mlflow"]
     said = " ".join(done.err.split())
-    assert f"mlflow gets no further figures, OSError: no route to host; hand the finished run over by: ldpfl {' '.join(again)}" in said
+    reason = "mlflow gets no further figures of this run (OSError: no route to host)"
+    assert f"{reason}; when the run is finished, hand it over with: ldpfl {' '.join(again)}" in said
     assert tracked_by_mlflow().info.status == "FAILED"
 
 
@@ -283,7 +284,7 @@ def test_what_was_not_protected_gives_a_tracker_no_model(rows: Path, ldpfl: Comm
     words = [word for key in (*settings, "shuffling.channel=direct") for word in ("--set", key)]
     done = ldpfl("run", "--data", rows, "--target", "sick", *words, "--out", "run", "--no-report", "--track", "mlflow")
     assert done.code == 0, done.err
-    assert "mlflow gets no files of the run" in done.err
+    assert "the run's files were not handed to mlflow" in done.err
     assert "without noise" in done.err
 
 

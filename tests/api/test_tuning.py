@@ -216,7 +216,7 @@ def test_the_command_is_the_function(ldpfl: CommandLine, tmp_path: Path) -> None
     told = ldpfl("tune", space, *how[:-1], "--out", tmp_path / "three")
     assert told.code == 0, told.err
     assert "chosen: fast" in told.out or "chosen: slow" in told.out
-    assert "to hand on:" in told.out
+    assert "may be handed on:" in told.out
     assert "already names the values to compare" in ldpfl.refused("tune", space, *rates, *how, "--out", tmp_path / "four")
     assert "names training.rounds twice" in ldpfl.refused(
         "tune", config, *how, "--set", "training.rounds=1,2", "--set", "training.rounds=3,4"
@@ -325,7 +325,7 @@ def test_a_failing_trial_is_left_out_and_not_run_again(tmp_path: Path, monkeypat
         api.tune(data=FRAME, folder=tmp_path / "other", seed=1, **HOW)
     assert not list(tmp_path.glob("other/private/runs/*/stopped.txt"))  # there may be room later
     monkeypatch.setattr(Runner, "run", all_failing)
-    with pytest.raises(PrivacyError, match=r"no trial ended with a score: .*The first trial ended so: unexpected ValueError"):
+    with pytest.raises(PrivacyError, match=r"no trial ended with a score: .*The first trial failed: unexpected ValueError"):
         api.tune(data=FRAME, folder=tmp_path / "other", seed=1, **HOW)
 
 

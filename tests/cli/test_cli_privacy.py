@@ -219,7 +219,7 @@ def test_a_file_that_is_no_ledger_gets_one_line(name: str, ldpfl: CommandLine) -
         (["a.json", "--delta", "x"], "--delta"),
         (["a.json", "--colluding", "100"], "colluding must lie between 0 and 99"),
         (["a.json", "--colluding", "-1"], "--colluding"),
-        (["a.json", "--set", "seed=1"], "change only a recipe"),
+        (["a.json", "--set", "seed=1"], "a ledger, which has none: leave them out"),
         (["ldp-fl/mnist", "--set", "seeed=1"], "seeed"),
         (["a.json", "--collude", "1"], "--collude"),
         ([], "RUN|RECIPE"),
@@ -238,7 +238,7 @@ def test_a_ledger_that_is_not_there_is_not_taken_for_a_recipe(ldpfl: CommandLine
 def test_a_run_that_released_nothing_yet_says_so(ldpfl: CommandLine) -> None:
     RunFolder(Path("new")).open(parse_config(TINY_TOML, [], origin="test"), resume=False)
     assert "released nothing yet" in ldpfl.refused("ledger", "new")
-    assert "change only a recipe" in ldpfl.refused("ledger", "new", "--set", "seed=1")
+    assert "a run, whose settings are fixed: leave them out" in ldpfl.refused("ledger", "new", "--set", "seed=1")
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
     [
         ([], "the plan lacks --epsilon and --clients: give"),
         (["--epsilon", "1"], "--epsilon and --clients"),
-        (["--regime", "records", "--target", "1"], "a plan of a regime lacks --clients: give"),
+        (["--regime", "records", "--target", "1"], "but --clients is missing: give all three"),
         (["--target-central", "4"], "--epsilon (to find the clients) or --clients"),
         (["--epsilon", "1", "--clients", "0"], "at least 1"),
         (["--epsilon", "1", "--clients", "5", "--weights", "0"], "at least 1"),

@@ -224,7 +224,7 @@ def test_what_is_shown_of_privacy_is_computed_from_a_ledger_that_fits_the_checkp
         folder.ledger_path
     )
     for command in (("show", "run"), ("ledger", "run")):
-        assert "is not the ledger of this run's checkpoint" in ldpfl.refused(*command)
+        assert "does not belong to this run's checkpoint" in ldpfl.refused(*command)
 
 
 @pytest.mark.slow

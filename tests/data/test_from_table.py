@@ -184,7 +184,7 @@ def test_targets_that_tell_nothing_are_refused() -> None:
         made(rows(), "classes")
     with pytest.raises(DataError, match="too few to keep a fifth"):
         made(rows(4))
-    with pytest.raises(DataError, match="no column to predict from"):
+    with pytest.raises(DataError, match="no input columns"):
         made(rows()[["ill"]])
 
 

@@ -140,7 +140,7 @@ def test_a_column_whose_name_says_whose_a_row_is_is_left_out(name: str) -> None:
     assert any(note.startswith("columns left out, because their names suggest identifiers: ") and name in note for note in own.notes)
     for named in ({"columns": ["age", name]}, {"numbers": [name]}, {"bounds": {name: [0.0, 9.0]}}, {"words": [name]}):
         assert made(of([1, 2, 3, 4], name).assign(age=[4, 3, 2, 1]), **named).train.tensor.shape[1] > 1
-    with pytest.raises(DataError, match=r"target's and the client's \(columns left out, "):
+    with pytest.raises(DataError, match=r"the client and the person \(columns left out, "):
         made(of([1, 2, 3, 4], name))
 
 

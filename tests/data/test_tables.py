@@ -142,12 +142,14 @@ def test_a_folder_is_one_table(tmp_path: Path) -> None:
     assert table.columns["b"].tolist() == ["x", "y", "z"]
     assert (table.where(1), table.where(2)) == (f"{folder / '1.csv'}, line 3", f"{folder / '2.parquet'}, row 1")
     written(folder, "a,c\n1,x\n", "3.csv")
-    with pytest.raises(DataError, match="different columns: b, c"):
+    with pytest.raises(DataError, match=r"different columns \(b, c\): give all files the same"):
         read_table(folder)
 
 
 def test_what_is_no_table_or_lacks_what_the_model_takes_is_named() -> None:
-    with pytest.raises(DataError, match=r"^expected the rows as a data frame, or as a file or folder of tables, got a ndarray$"):
+    with pytest.raises(
+        DataError, match=r"^the rows must be a pandas data frame, or the path of a file or folder of tables, got a ndarray$"
+    ):
         table_from_frame(np.zeros(3), "the rows")
     with pytest.raises(DataError, match=r"^there are no rows in the rows, only columns"):
         table_from_frame(pd.DataFrame({"age": []}), "the rows")

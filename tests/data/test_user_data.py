@@ -219,7 +219,7 @@ def test_tensors_and_torch_data_sets_are_data() -> None:
         (object(), "a pandas data frame"),
         ((inputs, targets[:-1]), "inputs have 100 rows, and targets 99"),
         ((inputs / 0, targets), "NaN or infinity"),
-        ((-torch.ones(100, 3).long(), targets), "tokens are 0 or more"),
+        ((-torch.ones(100, 3).long(), targets), "count as tokens, from 0 on"),
     ):
         with pytest.raises(LdpflError, match=said):
             api.run(data=wrong, settings=settings, progress=False)
@@ -355,7 +355,7 @@ def test_a_model_says_what_new_rows_are(bounds: dict[str, list[float]], tmp_path
     assert ldpfl("predict", folder, tmp_path / "new.csv").code == 0
     described = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({**described, "name": "os:abort"}))
-    assert "and loading runs it" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
+    assert "and loading it runs this code" in ldpfl.refused("predict", folder, tmp_path / "new.csv")
     (folder / "model.json").write_text(json.dumps(described))
     told_of = json.loads((folder / "encoding.json").read_text())
     assert told_of["data"]["name"] == "given"  # and not that of a built-in data set
@@ -381,8 +381,8 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "model", "said"),
     [
-        ({}, "mlp", "takes samples of one tensor, but these have several"),
-        ({}, "embedding-bag", "takes samples of one tensor, but these have several"),
+        ({}, "mlp", "takes samples of one tensor, but these samples have several"),
+        ({}, "embedding-bag", "takes samples of one tensor, but these samples have several"),
         ({"row": torch.zeros(299, 4)}, Both(), "inputs 'row' have 299 rows, and targets 300"),
         ({"row": torch.full((300, 4), torch.nan)}, Both(), "NaN or infinity"),
         (
@@ -391,7 +391,7 @@ def parameters_of(module: nn.Module) -> torch.Tensor:
             r"unexpected keyword argument 'more'.* let forward take the parts by name",
         ),
         ({}, nn.Linear(4, 2), r"parts row, scan, note, and its forward takes input: let forward take the parts by name"),
-        ({7: torch.zeros(300, 4)}, Both(), "name each input like"),
+        ({7: torch.zeros(300, 4)}, Both(), "give each input the name of an argument"),
     ],
 )
 def test_several_tensors_that_do_not_fit_are_refused(change: dict[Any, torch.Tensor], model: str | nn.Module, said: str) -> None:
@@ -636,7 +636,7 @@ def test_layers_that_are_clamped_are_told_of(ldpfl: CommandLine, table: Path) ->
     outcome = ldpfl(*command, *flags)
     assert "of the initial model lies outside" in outcome.err
     assert "round 1: " in outcome.err
-    assert "was clamped" in outcome.err
+    assert "was clipped" in outcome.err
     update = ["--set=mechanism.perturbed=update", "--set=ranges.radius=1.0"]
     assert (
         ldpfl("run", "--data", table, "--target", "outcome", "--client", "hospital", "--no-baseline", "--json", *flags, *update).err == ""
@@ -721,13 +721,13 @@ def test_a_run_of_records_is_audited(noise: float, channel: str, tiny_data: Path
         return
     by_chance = ["--set=mechanism.sample_rate=0.5", "--out", "chance"]
     ldpfl("run", "sound/records-mnist", *settings, *by_chance, "--no-baseline")
-    assert "a run that samples records cannot be audited" in ldpfl("audit", "chance", "--trials", "100", "--data-dir", tiny_data).err
+    assert "samples records, but the canary is in every round" in ldpfl("audit", "chance", "--trials", "100", "--data-dir", tiny_data).err
 
 
 @pytest.mark.thorough
 def test_an_attack_that_draws_images_needs_some(table: Path, ldpfl: CommandLine) -> None:
     ldpfl("run", "--data", table, "--target", "outcome", "--client", "hospital", "--set=training.rounds=1", "--no-baseline", "--out", "run")
-    assert "only on built-in data" in ldpfl.refused("attack", "gan", "run", "--label", "1")
+    assert "attack a run on a built-in data set" in ldpfl.refused("attack", "gan", "run", "--label", "1")
     assert "holds a run" in ldpfl.refused("sweep", "sound-heads", "--out", "run")
 
 

@@ -272,7 +272,7 @@ def test_entries_are_bounded_whatever_a_model_says() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mechanism.name": "dp-fedavg", "shuffling.channel": "ideal-shuffler"}, "hides only among other bits"),
+        ({"mechanism.name": "dp-fedavg", "shuffling.channel": "ideal-shuffler"}, "can hide only among other bits"),
         ({"mechanism.name": "privunit-g", "shuffling.channel": "ideal-shuffler"}, "set mechanism.name to 'rotated-sign'"),
         ({"mechanism.name": "none", "mechanism.perturbed": "update", "shuffling.channel": "direct"}, "adds no noise that would protect"),
         ({**REGIMES["signs, shuffled"], "clients.once": True}, "leave clients.self_sampling and clients.once out"),

@@ -40,5 +40,5 @@ class Unused(torch.nn.Module):
 def test_a_layer_that_no_sample_passes_is_refused_by_name() -> None:
     model = Unused()
     config = api.configure("own", settings={**OWN, "model.name": "given", "model.options": {}})
-    with pytest.raises(ConfigError, match=r"cannot train parameter unused\.weight and 1 others: its outputs do not change with it"):
+    with pytest.raises(ConfigError, match=r"cannot train parameter unused\.weight and 1 others: its outputs do not depend on it"):
         build(config, load_dataset(config, None, caller_objects=CallerObjects(ROWS, model)), torch.device("cpu"), model, secret=1)

@@ -112,7 +112,7 @@ def test_a_run_goes_on_from_its_clients_layers_or_not_at_all(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"PRIVATE-personal-4\.safetensors is missing or damaged"):
         api.run(data=data(), folder=folder, resume=True, more_rounds=1, progress=False)
     path.unlink()
-    with pytest.raises(DataError, match="put it back"):
+    with pytest.raises(DataError, match="restore the file"):
         api.run(data=data(), folder=folder, resume=True, more_rounds=1, progress=False)
 
 

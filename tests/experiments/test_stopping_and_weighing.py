@@ -59,8 +59,8 @@ def test_a_run_stops_when_public_rows_say_so_and_keeps_its_best_model(monkeypatc
 def test_rounds_after_the_stop_are_charged_for_when_to_stop_was_no_secret() -> None:
     whole, stopped = run(settings={}), run(settings=STOPPING)
     assert stopped.ledger == whole.ledger
-    (said,) = (one for one in stopped.to_dict()["caveats"] if "and all are counted" in one)
-    assert said.endswith("followed from the loss on the rows of data.validation, which are not protected: the guarantee does not cover it")
+    (said,) = (one for one in stopped.to_dict()["caveats"] if "and the guarantee counts all" in one)
+    assert said.endswith("decided by the loss on the rows of data.validation, which are not protected: the guarantee does not cover it")
     assert stopped.to_dict()["stopped_after"] < ROUNDS
     assert run(settings={"data.validation": 0.5, "training.patience": ROUNDS}).to_dict()["stopped_after"] is None
 

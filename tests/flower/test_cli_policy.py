@@ -108,7 +108,7 @@ def test_the_size_of_an_own_model_is_not_asked_for_where_nothing_depends_on_it(a
     Path("config.toml").write_text('[mechanism]\nname = "dp-sgd"\nrecords = 40\n', encoding="utf-8")
     shown = ldpfl("policy", "init", app, "--config", "config.toml").out
     assert read_policy(Path("policy.toml")).protects == "record"
-    assert "That holds if the app's model code treats each record by itself" in " ".join(shown.split())
+    assert "This guarantee holds only if the app's model code treats each record by itself" in " ".join(shown.split())
 
 
 def test_an_existing_budget_is_compared_with_what_a_second_app_asks_for(app: Path, ldpfl: CommandLine) -> None:

@@ -183,7 +183,7 @@ def app_in(folder: Path, changes: dict[str, Any]) -> str:
 def test_what_others_write_into_a_node_s_config_leads_to_no_other_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LDPFL_DATA", "{partition}.csv")
     context = Context(run_id=0, node_id=1, node_config={"partition-id": "../other"}, state=RecordDict(), run_config={})
-    with pytest.raises(DataError, match="no number as partition-id"):
+    with pytest.raises(DataError, match="this node has no partition number"):
         apps.train(instruction(terms_of(config=config_of())), context)
 
 
@@ -203,7 +203,7 @@ def test_what_nobody_else_sees_has_to_be_said(changes: dict[str, Any], said: str
 
 
 def test_no_simulation_has_such_data() -> None:
-    with pytest.raises(ConfigError, match="a simulation needs rows, given as data"):
+    with pytest.raises(ConfigError, match="for a simulation give a table with --data"):
         api.run("own", settings=listed({"data.name": "node"}), progress=False)
 
 

@@ -196,7 +196,7 @@ def test_a_node_computes_features_by_the_server_s_weights_alone(base: Path, tmp_
     node = prepare(server.config.to_toml(), None, "cpu", server.federation.task.layout.dimension, table)
     assert node.data.train.tensor.shape == (12, 32)
     terms = server.config.to_toml().replace(server.config.data.features_digest, "0" * 64)
-    with pytest.raises(ConfigError, match="but the run's terms expect"):
+    with pytest.raises(ConfigError, match="but this run uses weights with"):
         prepare(terms, None, "cpu", None, table)
 
 

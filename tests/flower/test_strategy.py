@@ -391,7 +391,7 @@ def test_a_run_whose_checkpoint_was_put_back_to_an_earlier_round_is_not_resumed(
             path.write_bytes(content)
     with pytest.raises(DataError, match="is of round 1, but nodes were asked up to round 3"):
         run(InProcessGrid(app_of(), 2), rounds=4, folder=folder)
-    with pytest.raises(DataError, match=r"has 1 rounds, but nodes were told to train in 3 rounds, says participation\.json"):
+    with pytest.raises(DataError, match=r"has 1 rounds, but participation\.json says that nodes were told to train in 3 rounds"):
         folder.ledger()
     for path in (folder.ledger_path, folder.checkpoint_path, folder.metrics_path):
         path.unlink()

@@ -72,7 +72,7 @@ def test_an_adapter_elsewhere_is_refused() -> None:
 def test_a_layer_that_nothing_uses_is_refused() -> None:
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
     module.register_parameter("left_over", torch.nn.Parameter(torch.zeros(3)))
-    with pytest.raises(ConfigError, match="cannot train parameter left_over: its outputs do not change with it"):
+    with pytest.raises(ConfigError, match="cannot train parameter left_over: its outputs do not depend on it"):
         ldpfl.run(data=(torch.randn(40, 4), torch.arange(40) % 2), model=module, **SMALL)
 
 

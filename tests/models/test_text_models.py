@@ -76,7 +76,7 @@ def test_many_clients_at_once_train_like_one_after_another(name: str) -> None:
 def test_models_are_for_their_own_kind_of_samples() -> None:
     for name, vocabulary, said in (
         ("gru", None, "is for texts"),
-        ("mlp", 30, r"takes no texts.* set model\.name \(--model\) to one of embedding-bag"),
+        ("mlp", 30, r"takes neither texts nor .* set model\.name \(--model\) to one of embedding-bag"),
         ("two-layer-cnn", None, "takes images"),
     ):
         with pytest.raises(ConfigError, match=said):

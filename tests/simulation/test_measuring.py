@@ -176,7 +176,7 @@ def test_a_target_that_was_not_seen_to_vary_gets_a_note() -> None:
 def test_targets_beyond_the_largest_measured_value_are_named() -> None:
     drawn = np.random.default_rng(0).normal(size=2000)
     for targets in (3e38 * (1 + 0.5 * drawn), np.full(2000, -1e30)):
-        assert "values of y, the target reach 1.8e+19, and larger ones are measured and trained on as if" in _notes_on_target(targets, 4.0)
+        assert "values of y, the target reach 1.8e+19, and larger values count as this number" in _notes_on_target(targets, 4.0)
     assert "1.8e+19" not in _notes_on_target(1e18 * drawn, 4.0)
 
 

@@ -37,7 +37,7 @@ def ledger_and_delta_of(what: RunResult | RunConfig | str | Path, settings: Sett
         check_persons_named(config.data)
         return planned_ledger(resolve_settings(config)), config.privacy.delta
     if settings:
-        raise ConfigError(f"{what} is a run, and settings (--set) change only a recipe: leave them out")
+        raise ConfigError(f"settings (--set) are given, but {what} is a run, whose settings are fixed: leave them out, or give a recipe")
     folder = RunFolder(Path(what))
     delta = folder.config().privacy.delta  # first, because its error names the missing or damaged file
     return folder.ledger(), delta

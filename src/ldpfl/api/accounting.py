@@ -86,7 +86,7 @@ def _ledger_and_delta(what: Ledger | RunResult | RunConfig | str | Path, setting
         return what, DELTA
     if _is_ledger_file(what):
         if settings:
-            raise ConfigError(f"{what} is a ledger, and settings (--set) change only a recipe: leave them out")
+            raise ConfigError(f"settings (--set) are given, but {what} is a ledger, which has none: leave them out, or give a recipe")
         return Ledger.load(Path(what)), DELTA
     from ldpfl.api.accounted_runs import ledger_and_delta_of  # imported late: it loads PyTorch
 

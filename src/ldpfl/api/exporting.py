@@ -122,7 +122,7 @@ def _exchange_files(
 
     if described.shape is None or is_pretrained(described.name):
         raise ConfigError(
-            f"the model {printable(described.name)} is pretrained or takes several tensors, and cannot be written as ONNX or .pt2: leave "
+            f"the model {printable(described.name)} is pretrained or takes several tensors, so it cannot be written as ONNX or .pt2: leave "
             "out --onnx and --pt2"
         )
     example = torch.zeros(1, *described.shape, dtype=torch.float32 if described.vocabulary is None else torch.int64)

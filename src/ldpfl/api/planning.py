@@ -74,8 +74,8 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
         return round_cost(mechanism, setting.ranges(), setting.cohort, linked)
     if not isinstance(mechanism, LatticeMechanism):
         raise ConfigError(
-            f"--cost: reports of the mechanism {mechanism.name!r} cannot be added up in a sum: give --mechanism dp-sgd or dp-fedavg, or "
-            "another --channel"
+            f"the cost of a sum was asked for (--cost), but reports of the mechanism {mechanism.name!r} cannot be added up: give "
+            "--mechanism dp-sgd or dp-fedavg, or another --channel"
         )
     return sum_cost(setting.cohort, setting.weights, mechanism.bits)
 

@@ -68,9 +68,13 @@ def predict(
     if encoder.data.tokenizer == described.name and isinstance(model, str):  # the tokenizer is in the model's folder, wherever that is now
         encoder = encoder.with_tokenizer(model)
     if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
-        raise DataError(f"{source.encoding_path} is damaged, because it does not fit {source.description_path.name}: restore both files")
+        raise DataError(
+            f"{source.encoding_path} does not fit {source.description_path.name}, so one of them is damaged: restore both files"
+        )
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
-        raise ConfigError(f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder")
+        raise ConfigError(
+            f"rows has the type {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder"
+        )
     return predict_rows(encoder, described.module(source.model_path, model), rows, threshold, id_column)
 
 

@@ -87,7 +87,7 @@ def reproduce(
             with displayed(progress) as display:
                 made = sweep(config, settings=overrides, folder=out, data_dir=data_dir, device="cpu", jobs=workers, progress=display)
                 if made.failed:
-                    raise LdpflError(f"{made.failed[0]}; the other runs are finished, and the same command tries this one again")
+                    raise LdpflError(f"{made.failed[0]}; the other runs are finished: rerun the same command to try this one again")
                 if plan is not None:
                     _attack(config, overrides, out, data_dir, plan, display)
         else:

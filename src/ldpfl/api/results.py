@@ -176,7 +176,7 @@ class RunResult(Shown):
             return predict_samples(self._described, self.module, rows, threshold, "this run")
         if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
             raise ConfigError(
-                f"rows are a {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder"
+                f"rows has the type {type(rows).__name__}, but the model was trained on a table: give a data frame, a file or a folder"
             )
         return predict_rows(self.encoder, self.module(), rows, threshold, id_column)
 

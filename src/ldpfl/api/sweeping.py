@@ -128,7 +128,7 @@ def sweep_config(
         return load_sweep(name)
     axis_values = [parse_axis(text) for text in axes]
     if repeated := [key for key, _ in axis_values if [other_key for other_key, _ in axis_values].count(key) > 1]:
-        raise ConfigError(f"--axis names {repeated[0]} twice: give all of its values in one")
+        raise ConfigError(f"--axis names {repeated[0]} twice: give all of its values in one --axis, as in KEY=VALUE,VALUE")
     return sweep_of(OWN, changes, dict(axis_values), seeds, called)
 
 

@@ -70,7 +70,9 @@ class TrackerCallback(Callback):
         try:
             self._tracker.close(failed=failed or self._is_lost)
         except Exception as error:
-            self._warn(f"{self._name} was not told that the run is finished: {type(error).__name__}: {first_line(error)}")
+            self._warn(
+                f"{self._name} may still show the run as running, as ending it there failed: {type(error).__name__}: {first_line(error)}"
+            )
 
     def _write_files(self, target: Path) -> Path | None:
         """Write the files that may be handed on to the folder ``target``: the export and the public page.
@@ -84,7 +86,7 @@ class TrackerCallback(Callback):
             export(self._folder, target)
             page([self._folder], target / "report-public.html", public=True)
         except LdpflError as error:
-            self._warn(f"{self._name} gets no files of the run: {error}")
+            self._warn(f"the run's files were not handed to {self._name}: {error}")
             return None
         return target
 
@@ -96,8 +98,10 @@ class TrackerCallback(Callback):
             call()
         except Exception as error:  # a service that is away for a while must not end the training
             self._is_lost = True
-            next_step = f"hand the finished run over by: ldpfl run --resume --out {quote(str(self._folder))} --track {self._name}"
-            self._warn(f"{self._name} gets no further figures, {type(error).__name__}: {first_line(error)}; {next_step}")
+            next_step = (
+                f"when the run is finished, hand it over with: ldpfl run --resume --out {quote(str(self._folder))} --track {self._name}"
+            )
+            self._warn(f"{self._name} gets no further figures of this run ({type(error).__name__}: {first_line(error)}); {next_step}")
 
 
 def _epsilons(privacy: Statement) -> dict[str, Any]:

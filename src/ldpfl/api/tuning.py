@@ -177,7 +177,7 @@ def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]
     for text in texts:
         key, values = parse_axis(text, "--set")
         if key in axes:
-            raise ConfigError(f"--set names {key} twice: give all of its values in one")
+            raise ConfigError(f"--set names {key} twice: give all of its values in one --set, as in KEY=VALUE,VALUE")
         if len(values) > 1:
             axes[key] = values
         else:
@@ -243,8 +243,8 @@ def _note_on_noise(chosen: Chosen) -> tuple[str, ...]:
         return ()
     return (
         f"the choice of the setting says little: the {chosen.metric} of the chosen trial is known only from "
-        f"{format_score(chosen.metric, low)} to {format_score(chosen.metric, high)}, within which trials cannot be told apart. More rows, "
-        "a larger evaluation epsilon (--evaluation-epsilon), or fewer trials or settings help",
+        f"{format_score(chosen.metric, low)} to {format_score(chosen.metric, high)}, within which trials cannot be distinguished. More "
+        "rows, a larger evaluation epsilon (--evaluation-epsilon), or fewer trials or settings help",
     )
 
 

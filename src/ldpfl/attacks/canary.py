@@ -142,7 +142,8 @@ def audit_run(
         )
     if record_rate_of(federation.mechanism) < 1:
         raise ConfigError(
-            "a run that samples records cannot be audited, because the canary would be in each round: audit one that uses all records"
+            "this run samples records, but the canary is in every round, so the audit would not measure the run's guarantee: audit a run "
+            "that uses all records (mechanism.sample_rate = 1)"
         )
     if (clip := record_clip_of(federation.mechanism)) is not None and clip.adaptive:
         raise ConfigError(

@@ -174,7 +174,7 @@ def train_generator(
     training = _AdversarialTraining(target, own, label, config, random)
     for step in range(config.steps):
         if not isfinite(training.step()):
-            raise DataError(f"the attack's loss became NaN or infinite at step {step + 1}: give a smaller learning rate")
+            raise DataError(f"the attack's loss became NaN or infinite at step {step + 1}: set the learning rates in GanConfig lower")
         progress(step + 1, config.steps)
     return training.generator.eval()
 
@@ -202,7 +202,7 @@ def _check_target(target: Target, own_images: Samples, label: int) -> None:
     if not 0 <= label < target.classes:
         raise ConfigError(f"the model has no class {label}: expected a label from 0 to {target.classes - 1}")
     if len(own_images) == 0:
-        raise DataError("the attacking client has no images, so it cannot distinguish real images from generated ones")
+        raise DataError("the attacking client has no images, but it needs real images to compare generated ones with: give it at least one")
     if not bool(torch.isfinite(target.weights).all()):
         raise DataError("the global model has NaN or infinite weights, so it cannot be attacked: attack another run")
 

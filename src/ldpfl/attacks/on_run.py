@@ -169,8 +169,8 @@ class Attacker:
         config, weights, accuracy = finished_run(folder)
         if config.data.brought:
             raise ConfigError(
-                f"{folder.path} was run on your own data, but this attack works only on built-in data: it trains models on the data "
-                "without noise, and saves them"
+                f"{folder.path} was run on your own data, but this attack trains models on the data without noise, and saves them: "
+                "attack a run on a built-in data set"
             )
         task = load_dataset(config, self.data_dir)
         if len(task.shape) != 3 or task.train.tensor.dtype != torch.uint8:
@@ -201,8 +201,8 @@ class Attacker:
         """Warn if the attacking client itself holds images of ``label``, since the attack then learns from them too."""
         if int((own_images.targets == label).sum()) > 0:
             self.observer.warn(
-                f"client {CURIOUS_CLIENT} holds images of label {label} itself, so the label is not private to the others and the "
-                f"attack learns from them too; train a run with data.private_label={label} to keep them from it"
+                f"client {CURIOUS_CLIENT}, the attacker, holds images of label {label} itself, so the attack learns from these too. To see "
+                f"what it learns from other clients alone, attack a run with data.private_label={label}"
             )
 
     def _measure(
@@ -316,7 +316,9 @@ def label_of(plan: AttackPlan, config: RunConfig) -> int:
     if plan.label is not None:
         return plan.label
     if config.data.private_label == "none":
-        raise ConfigError("data.private_label is none, so client 0 may have every class: give the class to reconstruct by --label L")
+        raise ConfigError(
+            "data.private_label is none, so client 0, the attacker, may have every class: name the class to reconstruct with --label L"
+        )
     return config.data.private_label
 
 
@@ -356,7 +358,9 @@ def _public_images(task: Dataset, label: int, most: int) -> tuple[Tensor, Tensor
     test_images, train_images = (split.tensor[split.targets == label] for split in (task.test, task.train))
     count = min(most, len(test_images), len(train_images))
     if count < FEWEST_IMAGES:
-        raise DataError(f"{task.name} has {count} images of label {label} to compare with, expected at least {FEWEST_IMAGES}")
+        raise DataError(
+            f"the comparison needs at least {FEWEST_IMAGES} images of label {label}, but {task.name} has {count}: give another --label"
+        )
     return test_images[:count], train_images[:count]
 
 

@@ -71,7 +71,10 @@ def plan(
     if regime is not None or target is not None:
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
-            raise ConfigError(f"a plan of a regime lacks {' and '.join(missing)}: give --regime, --target and --clients")
+            raise ConfigError(
+                f"--regime and --target need each other and --clients, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
+                "missing: give all three"
+            )
         other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
         other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
         unfit_flags = [flag for flag, value in other_flags.items() if value is not None]
@@ -83,7 +86,9 @@ def plan(
         _plan_regime(regime, target, as_json, cost, **privacy, **sizes)
         return
     if evaluation_epsilon:
-        raise ConfigError("--evaluation-epsilon works only with --regime (any but local), where it is a part of --target: leave it out")
+        raise ConfigError(
+            "--evaluation-epsilon is a part of --target, but --regime is missing: give --regime (any but local), or leave it out"
+        )
     setting: dict[str, Any] = {
         "epsilon": epsilon,
         "clients": clients,

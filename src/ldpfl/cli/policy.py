@@ -52,7 +52,11 @@ def _print_keys(file: Path, policy: Policy) -> None:
         Text(f"{file}: reports may be sealed to {counted(len(policy.aggregator_keys), 'key')}, from the next round on"), soft_wrap=True
     )
     if not policy.aggregator_keys and leaves_over_relay(policy):
-        console.print(Text("without a key no report leaves over a relay", style="yellow"))
+        console.print(
+            Text(
+                "without a key, no report leaves this node over a relay: add the aggregator's key with ldpfl policy key add", style="yellow"
+            )
+        )
 
 
 @app.command()
@@ -168,9 +172,9 @@ def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
     console.print(Text(f"{out} holds the policy; {budget_state}."), soft_wrap=True)
     console.print(
         Text(
-            f"They allow {counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). Whoever "
-            f"keeps them all learns of {_PROTECTED[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} at delta "
-            f"{policy.delta:g}."
+            f"This node may send {counted(policy.rounds, 'report')} of {', '.join(policy.mechanisms)} ({', '.join(policy.transports)}). "
+            f"Whoever keeps all of these reports learns of {_PROTECTED[policy.protects]} at most epsilon {number(policy.lifetime_epsilon)} "
+            f"at delta {policy.delta:g}."
         ),
         soft_wrap=True,
     )
@@ -184,18 +188,25 @@ def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
         console.print(Text(message), soft_wrap=True)
     if claimed:
         message = (
-            f"That is claimed by the author of {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit {claimed[0]}."
+            f"This guarantee is only claimed, by the author of {', '.join(claimed)}, which is not part of ldpfl: test it with ldpfl audit "
+            f"{claimed[0]}."
         )
         console.print(Text(printable(message), style="bold yellow"), soft_wrap=True)
     if fitted.on_users_code:
         message = (
-            f"That holds if the app's model code treats each {policy.protects} by itself and keeps nothing of it, which ldpfl tests but "
-            "cannot prove: review that code."
+            f"This guarantee holds only if the app's model code treats each {policy.protects} by itself and keeps nothing of it, which "
+            "ldpfl tests but cannot prove: review that code."
         )
         console.print(Text(message, style="bold yellow"), soft_wrap=True)
-    console.print(Text("This is what the app asks for, not a recommendation: lower it, or decline.", style="yellow"), soft_wrap=True)
+    console.print(
+        Text("These figures are what the app asks for, not a recommendation: lower them in the policy, or decline.", style="yellow"),
+        soft_wrap=True,
+    )
     if policy.immediate_replies:
-        message = "The app sets no time for replies, so a reply's time shows how long this client trained: immediate_replies allows it."
+        message = (
+            "The app sets no time for replies, so a reply's time shows how long this client trained: immediate_replies in the policy "
+            "allows that."
+        )
         console.print(Text(message, style="yellow"), soft_wrap=True)
     signing = " LDPFL_SIGNING_KEY=FILE (ldpfl deploy node-key FILE makes it)" if "sum" in policy.transports else ""
     files = f"LDPFL_POLICY={quote(str(out.absolute()))} LDPFL_BUDGET={quote(str(budget.absolute()))}"

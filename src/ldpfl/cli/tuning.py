@@ -82,4 +82,4 @@ def tune(
         return
     console = terminal()
     console.print(result)
-    console.print(Text(f"to hand on: {result.folder}"), soft_wrap=True)
+    console.print(Text(f"folder that may be handed on: {result.folder}"), soft_wrap=True)

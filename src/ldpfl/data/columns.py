@@ -112,7 +112,9 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
     note = identifier_note(left_out, person=config.person, client=config.client or (config.name if config.at_nodes else ""))
     if not names:
         why = f" ({note})" if left_out else ""
-        raise DataError(f"the table has no column to predict from, only the target's and the client's{why}: add input columns")
+        raise DataError(
+            f"the table has no input columns, only those of the target, the client and the person{why}: add columns to predict from"
+        )
     possible_sites = [name for name in names if name not in configured]
     site_note = "" if config.client else note_on_possible_sites(possible_sites, at_nodes=config.at_nodes)
     return names, tuple(filter(None, (note if left_out else "", site_note)))
@@ -136,9 +138,7 @@ def _kind(train: Table, name: str, config: DataConfig) -> Kind:
     kinds = {setting: kind for setting, kind in kind_by_setting.items() if name in getattr(config, setting)}
     if len(set(kinds.values())) > 1:
         first, *_, last = kinds
-        raise ConfigError(
-            f"data.{first} and data.{last} both name {name!r}, but a column holds numbers, dates or words: remove it from one of them"
-        )
+        raise ConfigError(f"data.{first} and data.{last} both name {name!r}, but a column is of one kind only: remove it from one of them")
     if kinds:
         return next(iter(kinds.values()))
     return train.kind(name)
@@ -328,7 +328,9 @@ def resolve_text_column(table: Table, config: DataConfig) -> DataConfig:
     reserved = {*config.target_names, config.client, config.person} if config.target else {config.client, config.person}
     names = list(config.columns) or [name for name in table.columns if name not in reserved]
     if len(names) != 1:
-        raise ConfigError(f"set data.text (--text) to the column that holds the texts; columns of words: {', '.join(names[:8]) or 'none'}")
+        raise ConfigError(
+            f"data.text (--text) is not set: name the column that holds the texts; possible columns: {', '.join(names[:8]) or 'none'}"
+        )
     return config.model_copy(update={"text": names[0], "columns": []})
 
 

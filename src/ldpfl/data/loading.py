@@ -204,7 +204,7 @@ def _check_parquet(path: Path) -> None:
         for _ in parquet.ParquetFile(path).iter_batches():
             pass
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"data file {path} is corrupt: {first_line(error)}") from error
+        raise DataError(f"data file {path} is corrupt, download it again: {first_line(error)}") from error
 
 
 def _splits(loaded: Any, source: _Source, origin: str) -> tuple[Samples, Samples]:

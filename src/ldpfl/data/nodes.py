@@ -204,5 +204,7 @@ def node_table_path(setting: str | None, partition: object) -> Path:
     if not setting:
         raise DataError("this node's table is not set: name its file in LDPFL_DATA, in the environment of the SuperNode")
     if "{partition}" in setting and not isinstance(partition, int):  # a text could lead to another folder
-        raise DataError("LDPFL_DATA contains {partition}, but the node's config has no number as partition-id: add it to --node-config")
+        raise DataError(
+            "LDPFL_DATA contains {partition}, but this node has no partition number: add partition-id=NUMBER to its --node-config"
+        )
     return Path(setting.replace("{partition}", str(partition)))

@@ -76,8 +76,8 @@ class Table:
     missing: Collection[str] = MISSING_WORDS
     names_shown: bool = True
     remedy: str = (
-        "correct the cell; if the column holds codes or words, name it in data.words and not in data.bounds; or list its words for no "
-        "value in data.missing_words"
+        "correct the cell; if the column holds codes or words, name it in data.words and not in data.bounds; or list its words for a "
+        "missing value in data.missing_words"
     )
     in_several_files: bool = False
 
@@ -227,7 +227,8 @@ def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: 
     for file, other in zip(files[1:], tables[1:], strict=True):
         if list(other.columns) != list(tables[0].columns):
             difference = ", ".join(sorted(set(other.columns) ^ set(tables[0].columns))) or "in another order"
-            raise DataError(f"{file} and {files[0]} have different columns{f': {difference}' if names_shown else f' {_HEADER_HINT}'}")
+            differing = f" ({difference})" if names_shown else f" {_HEADER_HINT}"
+            raise DataError(f"{file} and {files[0]} have different columns{differing}: give all files the same columns, in one order")
     table = tables[0] if len(tables) == 1 else _join_tables(tables)
     if not len(table):
         raise DataError(f"{path} has columns but no rows: add rows, or name another file")
@@ -371,7 +372,7 @@ def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") ->
     import pandas
 
     if not isinstance(frame, pandas.DataFrame):
-        raise DataError(f"expected {origin} as a data frame, or as a file or folder of tables, got a {type(frame).__name__}")
+        raise DataError(f"{origin} must be a pandas data frame, or the path of a file or folder of tables, got a {type(frame).__name__}")
     table = _table_of_frame(frame, partial(_row_place, origin), "")
     if not len(frame):
         raise DataError(f"there are no rows in {origin}, only columns: add rows")

@@ -110,7 +110,9 @@ def next_token_targets(inputs: Inputs) -> Tensor:
     """
     tokens = inputs if isinstance(inputs, Tensor) else inputs.get(TOKENS, torch.empty(0))  # an empty tensor is refused below
     if tokens.dim() != 2 or tokens.is_floating_point():
-        raise DataError(f"inputs are not tokens (N, T), whole numbers, alone or as {TOKENS!r} of a dict: correct them, or give targets too")
+        raise DataError(
+            f"inputs without targets must be tokens, whole numbers (N, T), alone or as {TOKENS!r} of a dict: correct them, or give targets"
+        )
     is_token = torch.ones_like(tokens, dtype=torch.bool) if isinstance(inputs, Tensor) or MASK not in inputs else inputs[MASK].bool()
     next_tokens = torch.full_like(tokens, NO_TOKEN, dtype=torch.int64)
     next_tokens[:, :-1] = torch.where(is_token[:, 1:] & is_token[:, :-1], tokens[:, 1:].long(), NO_TOKEN)

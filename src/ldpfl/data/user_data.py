@@ -156,7 +156,8 @@ def sample_tensor(values: object, what: str) -> Tensor:
     numbers = _number_tensor(values, what)
     if numbers.dim() < 2 or not len(numbers):
         raise DataError(
-            f"{what} have the shape {tuple(numbers.shape)}: give samples along the first axis, one at least, each with its values"
+            f"{what} have the shape {tuple(numbers.shape)}, expected one sample or more along the first axis, and the values of each "
+            "sample along others"
         )
     return _with_sample_dtype(numbers)
 
@@ -212,7 +213,7 @@ def _number_tensor(values: object, what: str) -> Tensor:
         advice = "give words or missing values as a data frame with data.target, and samples of several tensors as a dict of tensors"
         raise DataError(f"{what} cannot be converted to one array of numbers ({_kind_of(values)}): {advice}") from None
     if numbers.dim() == 0 or numbers.is_complex():
-        raise DataError(f"{what} are {'complex' if numbers.is_complex() else 'one number'}: give a real number or more for each sample")
+        raise DataError(f"{what} are {'complex' if numbers.is_complex() else 'one number'}: give one or more real numbers for each sample")
     return numbers
 
 
@@ -301,7 +302,8 @@ def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets)
     """Return the data set of ``inputs`` (N, ...) and the target of each, ``target_values`` (N, ...), or raise if a value does not fit."""
     if not tensors_by_name(inputs) or not all(isinstance(name, str) for name in tensors_by_name(inputs)):
         raise DataError(
-            "inputs is a dict that is empty or has a key that is no text: name each input like an argument of the model's forward"
+            "inputs is a dict that is empty, or has a key that is not a text: give each input the name of an argument of the model's "
+            "forward"
         )
     for name, part in tensors_by_name(inputs).items():
         if len(part) != len(target_values) or not len(target_values):
@@ -337,7 +339,9 @@ def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets)
     if targets == "count" and bool((target_values < 0).any()):
         raise DataError("some targets are below 0, but counts must be 0 or more: correct them")
     if any(part.dtype == torch.int64 and part.numel() and int(part.min()) < 0 for part in tensors_by_name(inputs).values()):
-        raise DataError("some inputs are whole numbers below 0, but tokens are 0 or more; convert other inputs to a floating type")
+        raise DataError(
+            "some inputs are below 0, but inputs of whole numbers count as tokens, from 0 on: convert inputs that are no tokens to float"
+        )
     return _dataset_of_splits(GIVEN, [Samples(inputs, target_values)], notes, targets)
 
 

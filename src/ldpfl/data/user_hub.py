@@ -90,7 +90,9 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
         suggestion = _nearest(Path(origin))
         raise DataError(f"there is no file or folder {origin!r} here{suggestion}, and the hub does not have it either: {cause}") from error
     if "train" not in loaded:
-        raise DataError(f"data set {origin!r} has no split 'train', only {', '.join(loaded)}: rename the one to train on")
+        raise DataError(
+            f"data set {origin!r} has no split 'train', only {', '.join(loaded)}: give the split that you want to train on the name 'train'"
+        )
     return {split: loaded[split] for split in ("train", "test") if split in loaded}
 
 

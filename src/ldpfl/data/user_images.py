@@ -160,7 +160,7 @@ def read_pixels(split: Any, image: str, origin: str, mode: str = "") -> Tensor:
             kind = type(error).__name__
             raise DataError(f"{_place_of_image(split, image, row, origin)} cannot be decoded ({kind}): replace it, or remove it") from error
         if file_mode not in _EIGHT_BIT_MODES:
-            problem = f"has values of more than 8 bits (mode {file_mode}): convert all images to 8 bits in the same way"
+            problem = f"has values of more than 8 bits (mode {file_mode}): convert all images to 8 bits, with one scale for all"
             raise DataError(f"{_place_of_image(split, image, row, origin)} {problem}")
         arrays.append(array)
         if array.shape[:2] != arrays[0].shape[:2]:
@@ -192,7 +192,7 @@ def _labels(split: Any, label: str, origin: str) -> list[Any]:
         return labels
     unnamed = [row for row, number in enumerate(labels, start=1) if number is None or not 0 <= number < len(feature.names)]
     if unnamed:
-        raise DataError(f"the image in row {unnamed[0]:,} of {origin!r} has no class: leave such images out")
+        raise DataError(f"the image in row {unnamed[0]:,} of {origin!r} has no class: give it one, or leave it out")
     return [feature.int2str(number) for number in labels]
 
 

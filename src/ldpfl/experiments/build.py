@@ -279,8 +279,8 @@ def _client_evaluation(config: RunConfig, data: Dataset, units: Division, person
     if isinstance(vectors, ClientScores):
         if not config.data.at_nodes and not units.sizes.all():  # a node on Flower without such records sends noise alone
             raise ConfigError(
-                f"evaluation.share is {config.evaluation.share:g}, by which some client holds back no record, but figures that protect "
-                "whole clients need a record of each client: set a larger share, or fewer clients"
+                f"with evaluation.share = {config.evaluation.share:g} some client holds back no record, but an evaluation that protects "
+                "whole clients needs a record of each: set a larger evaluation.share, or fewer clients"
             )
         mechanism = mechanism_of(config_for_evaluation(config), vectors.ranges)
         return WholeClientEvaluation(units, vectors, mechanism, config.training.rounds, config.evaluation.every)
@@ -347,7 +347,7 @@ def _range_warning(config: RunConfig, layout: ParameterLayout, weights: Tensor, 
     if not affected_layers:
         return ""
     advice = "set mechanism.perturbed to 'update', or ranges.radius to 'initial'"
-    return f"before the first round, {affected_layers} of the initial model lies outside the range that weights are clamped to: {advice}"
+    return f"before the first round, {affected_layers} of the initial model lies outside the range that weights are clipped to: {advice}"
 
 
 @with_torch_defaults()
@@ -633,15 +633,15 @@ def measures_columns(config: RunConfig, unscaled: Sequence[Unscaled], mechanism:
     if config.data.scaling == "bounds":
         reason = "data.scaling is 'bounds'"
     elif config.mechanism.protects and record_clip_of(mechanism) is None:  # without noise, columns are measured exactly
-        reason = f"columns are measured only by mechanisms that protect records, which {mechanism.name!r} does not"
+        reason = f"mechanism {mechanism.name!r} cannot measure columns, because it does not protect records"
     elif record_rate_of(mechanism) != 1 or config.clients.once:
-        reason = "columns are measured over all records of all clients, and here not all take part"
+        reason = "columns are measured on all records at once, but here not all take part in a round"
     else:
         return True
     # Columns of classes need no bounds.
     unbounded = [column.name for column in unscaled if column.bounds is None and not column.classes]
     if unbounded:
-        raise ConfigError(f"{', '.join(unbounded[:5])} has no data.bounds, and {reason}: give data.bounds for each column of numbers")
+        raise ConfigError(f"no data.bounds for {', '.join(unbounded[:5])}, and {reason}: give data.bounds for each column of numbers")
     return False
 
 
@@ -653,7 +653,7 @@ def lowest_join_probability(config: RunConfig) -> float | None:
     """
     self_sampling = LOWEST_PROBABILITY[config.clients.self_sampling]
     if config.clients.once and (self_sampling is not None or config.clients.fraction != 1):
-        raise ConfigError("clients.once gives each client its only round: leave clients.self_sampling and clients.fraction out")
+        raise ConfigError("clients.once already assigns each client to one round: leave clients.self_sampling and clients.fraction out")
     if self_sampling is not None and config.clients.fraction != 1:
         raise ConfigError(
             "clients.self_sampling lets clients choose their rounds, and clients.fraction lets the server choose: leave one of them out"
@@ -760,7 +760,7 @@ def _max_summed_clients(config: RunConfig) -> int:
     max_clients, count = config.shuffling.max_clients, config.clients.count
     if 0 < max_clients < count:
         raise ConfigError(
-            f"shuffling.max_clients is {max_clients:,}, and up to {count:,} clients take part: set it to {count} or more, or leave it out"
+            f"shuffling.max_clients is {max_clients:,}, but up to {count:,} clients take part: set it to {count} or more, or leave it out"
         )
     if config.shuffling.colluding >= count:
         raise ConfigError(
@@ -777,7 +777,8 @@ def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Sample
     """
     if (config.data.validation > 0) != (config.training.patience > 0):
         raise ConfigError(
-            "only one of training.patience and data.validation is set, but patience watches the loss there: set both, or neither"
+            "only one of training.patience and data.validation is set, but training.patience stops by the loss on the validation rows: set "
+            "both, or neither"
         )
     with_test = with_tenth_as_test(data, config.seed) if config.data.evaluate_on == "holdout" else data
     return split_off_validation(with_test, config.data.validation)

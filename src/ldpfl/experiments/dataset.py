@@ -151,8 +151,8 @@ def _check_features(config: RunConfig) -> None:
     """
     if is_pretrained(config.model.name):
         raise ConfigError(
-            f"model.name is the pretrained {config.model.name!r}, which reads texts or images, and data.features makes vectors of them: "
-            "leave data.features out, or train a head on them, model.name = 'linear'"
+            f"model.name is the pretrained {config.model.name!r}, which reads texts or images, but data.features turns these into "
+            "vectors: leave data.features out, or train a head on the vectors, with model.name = 'linear'"
         )
     feature_map(config.data.features, config.data.feature_options).load()
 

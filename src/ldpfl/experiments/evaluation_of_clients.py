@@ -34,9 +34,9 @@ def check_evaluation_fits(config: RunConfig) -> None:
         raise ConfigError("evaluation.epsilon needs all clients in every round: leave clients.self_sampling and clients.once out")
     if not (server_sees_senders(channel) or mechanism.sends_bits or evaluates_by_sums(config)):
         raise ConfigError(
-            f"evaluation.epsilon releases bits, which shuffling.channel = {channel!r} hides only among other bits, but mechanism "
-            f"{mechanism.name!r} sends no bits: set mechanism.name to 'rotated-sign', 'duchi' or 'harmony', or to 'dp-sgd' for records; "
-            "or set shuffling.channel to 'direct'"
+            f"evaluation.epsilon has clients send bits, which shuffling.channel = {channel!r} can hide only among other bits, but "
+            f"mechanism {mechanism.name!r} sends none: set mechanism.name to 'rotated-sign', 'duchi' or 'harmony', or to 'dp-sgd' for "
+            "records; or set shuffling.channel to 'direct'"
         )
 
 

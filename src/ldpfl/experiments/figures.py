@@ -386,7 +386,7 @@ def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Che
     decided_by = "what was released and the public rows of data.validation"
     if config.data.brought:
         decided_by = "the loss on the rows of data.validation, which are not protected: the guarantee does not cover it"
-    return [f"{STOPPED} {last_round} of {rounds}, and all are counted: when to stop followed from {decided_by}"]
+    return [f"{STOPPED} {last_round} of {rounds}, and the guarantee counts all {rounds}: when to stop was decided by {decided_by}"]
 
 
 def assumption_caveats(config: RunConfig) -> list[str]:
@@ -412,7 +412,7 @@ def _extension_caveats(config: RunConfig) -> list[str]:
     added, rounds = config.training.extended, config.training.rounds
     if not added:
         return []
-    assumption = "each epsilon here holds only if no earlier result decided on their number"
+    assumption = "each epsilon here holds only if no earlier result decided how many rounds were added"
     return [f"{added} of {rounds} rounds were added to a run that had ended: {assumption}; a client's own budget holds in any case"]
 
 

@@ -199,7 +199,7 @@ class ModelFile(BaseModel):
             return ModelConfig(name=name, **adapter_settings)
         if (self.name == GIVEN or is_code(self.name)) and (caller_model is None or not is_code(caller_model)):
             raise ConfigError(
-                f"the model of this run is the code {self.name}, and loading runs it: if you trust it, confirm with --model {self.name}"
+                f"the model of this run is the code {self.name}, and loading it runs this code: if you trust it, give --model {self.name}"
             )
         # From here on, the caller names the code, or the model is built in and needs no name from the caller.
         name = caller_model if caller_model is not None and is_code(caller_model) else self.name

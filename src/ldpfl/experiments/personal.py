@@ -35,9 +35,9 @@ def _misfits_with_personal_layers(config: RunConfig) -> Iterator[str]:
     training = config.training
     if config.mechanism.perturbed == "gradient":
         yield (
-            f"mechanism {config.mechanism.name!r} takes gradients, so that no layer is trained at a client: take one that protects "
-            "clients, with mechanism.perturbed = 'update'. One that protects records would not cover personal layers: a record changes its "
-            "client's layers, and through them the gradients of the client's other records"
+            f"mechanism {config.mechanism.name!r} sends gradients, so that no layer is trained at a client: choose a mechanism that "
+            "protects clients, with mechanism.perturbed = 'update'. A mechanism that protects records would not cover personal layers: a "
+            "record changes its client's layers, and through them the gradients of the client's other records"
         )
     if config.data.at_nodes:
         yield "nodes on Flower do not support that: leave model.personal out, or simulate"
@@ -50,11 +50,11 @@ def _misfits_with_personal_layers(config: RunConfig) -> Iterator[str]:
         yield "the private evaluation at clients measures the shared model: leave evaluation.epsilon out"
     for key in ("average", "patience"):
         if value := getattr(training, key):  # a recipe may have set it
-            yield f"their values in earlier rounds are not kept, and training.{key} is {value}: set it to 0"
+            yield f"training.{key} = {value} would need the values of these layers in earlier rounds, which are not kept: set it to 0"
     if training.compile == "on":
-        yield "compiled steps cannot train them: leave training.compile out"
+        yield "compiled steps cannot train these layers: leave training.compile out"
     if training.proximal:
-        yield "they have no broadcast value to stay near: leave training.proximal out"
+        yield "training.proximal draws layers towards broadcast values, which these layers do not have: leave it out"
     if is_pretrained(config.model.name) or config.model.adapter != "none":
         yield "pretrained models already choose what is trained: leave model.personal out, or take another model"
 
@@ -76,7 +76,9 @@ def with_personal_layers(trainer: Trainer, shared: ParameterLayout, personal: Pa
     if not personal.names:
         return trainer
     if not isinstance(trainer, VectorizedTrainer):
-        raise ConfigError("model.personal is for models that can be trained for many clients at once, and this one cannot: leave it out")
+        raise ConfigError(
+            "model.personal needs a model that can be trained for many clients at once, and this model cannot: leave model.personal out"
+        )
     return PersonalTrainer(trainer, shared, personal, weights_of_layers(module, personal).to(trainer.task.data.device))
 
 

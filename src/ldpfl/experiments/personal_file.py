@@ -34,5 +34,5 @@ def load_personal(path: Path, like: Tensor) -> Tensor:
                 raise ValueError(f"expected F32 of shape {tuple(like.shape)}, found {header.get_dtype()} of {header.get_shape()}")
             values: Tensor = handle.get_tensor(_VALUES)
     except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path} is missing or damaged: {error}; put it back as it was, since the run goes on from it") from error
+        raise DataError(f"{path} is missing or damaged: {error}; restore the file, because the run cannot go on without it") from error
     return values

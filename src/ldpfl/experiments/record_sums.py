@@ -40,8 +40,8 @@ def least_squares_solver(config: RunConfig, data: Description) -> LeastSquares |
         )
     if config.task.name not in ("classification", "regression"):
         raise ConfigError(
-            f"training.method = 'least-squares' is for one class or one number, and task.name is {config.task.name!r}: set training.method "
-            "to 'gradient'"
+            f"training.method = 'least-squares' works only for task.name 'classification' or 'regression', and task.name is "
+            f"{config.task.name!r}: set training.method to 'gradient'"
         )
     if data.shape is None or data.vocabulary is not None:
         raise ConfigError(

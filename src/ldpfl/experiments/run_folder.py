@@ -376,7 +376,9 @@ class RunFolder:
         checkpointed = ledger if checkpoint is None else checkpoint.ledger
         shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
-            raise DataError(f"{self.ledger_path} is not the ledger of this run's checkpoint: one of them was changed, or is another run's")
+            raise DataError(
+                f"{self.ledger_path} does not belong to this run's checkpoint: one of the two was changed, or is another run's; restore it"
+            )
         if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < reported_rounds:
             raise DataError(
                 f"{self.ledger_path} has {counted_rounds:,} rounds of training, and {self.result_path.name} beside it reports "
@@ -384,8 +386,8 @@ class RunFolder:
             )
         if begun > len(longer.events):
             raise DataError(
-                f"{self.ledger_path} has {len(longer.events):,} rounds, but nodes were told to train in {begun:,} rounds, says "
-                f"{self.participation_path.name}: ledger and checkpoint were put back to an earlier round; put back the latest ones"
+                f"{self.ledger_path} has {len(longer.events):,} rounds, but {self.participation_path.name} says that nodes were told to "
+                f"train in {begun:,} rounds: ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
         if len(longer.events) > 1 and self.kind().on_flower:  # the participation of a run's first round is saved after its ledger
             check_present(self.participation_path)
@@ -435,7 +437,7 @@ class RunFolder:
         if code and releases:
             raise DataError(
                 f"{self.ledger_path} says that the guarantee rests on ldpfl's code alone, but the run used {' and '.join(code)}: restore "
-                "the ledger, or run it again"
+                "the ledger, or begin another run"
             )
 
     def result(self) -> dict[str, Any] | None:
@@ -554,7 +556,7 @@ class RunFolder:
             return start
         if checkpoint.origin != start.origin:
             raise ConfigError(
-                f"{self.path} was begun on {checkpoint.origin}, and this is {start.origin}: to resume the run, use the same data and device"
+                f"{self.path} was begun on {checkpoint.origin}, but would go on with {start.origin}: use the same data and device"
             )
         return checkpoint
 

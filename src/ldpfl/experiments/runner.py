@@ -230,7 +230,7 @@ class Runner:
         """Return the data of ``config``, or raise a :class:`ConfigError` if only nodes have them."""
         if config.data.at_nodes:
             raise ConfigError(
-                "data.name = 'node' is for clients on Flower, each with its own table: a simulation needs rows, given as data"
+                "data.name = 'node' is for clients on Flower, each with its own table: for a simulation give a table with --data (data=...)"
             )
         return load_dataset(config, self.data_dir, self.observer.warn, self.preparing, self.caller_objects)
 
@@ -343,8 +343,8 @@ def _clipping_warning(metrics: RoundMetrics) -> str:
     if not clipped:
         return ""
     shares = ", ".join(f"{share:.0%} of {name}" for name, share in clipped.items())
-    advice = "a larger ranges.radius clamps less, but adds noise"
-    return f"round {metrics.round}: {shares} was outside its range and was clamped, which costs accuracy: {advice}"
+    advice = "a larger ranges.radius clips less, but adds noise"
+    return f"round {metrics.round}: {shares} was outside its range and was clipped, which costs accuracy: {advice}"
 
 
 _PRIVATE, _BASELINE = "private", "noise-free baseline"

@@ -62,5 +62,5 @@ def load(path: Path) -> int | None:
         raise DataError(f"the secret seed {path} cannot be read: {getattr(error, 'strerror', None) or error}; restore the file") from None
     digits = lines[-1] if lines else ""
     if len(digits) != _BITS // 4 or not set(digits) <= set("0123456789abcdef"):
-        raise DataError(f"{path} is damaged: expected {_BITS // 4} hexadecimal digits in its last line; put the file back as it was")
+        raise DataError(f"{path} is damaged: expected {_BITS // 4} hexadecimal digits in its last line; restore the file")
     return int(digits, 16)

@@ -241,7 +241,7 @@ def _with_stored_config(cell: Cell, folder: RunFolder, sweep: SweepConfig) -> Ce
         key = other[0]
         raise DataError(
             f"{folder.path} has {key} = {theirs.get(key)!r}, and the sweep lists it as the run with {ours.get(key)!r}: restore the sweep's "
-            "folder, or run it again"
+            "folder, or start the sweep in a new one"
         )
     return replace(cell, config=stored)
 
@@ -260,7 +260,9 @@ def _check_same_version(versions: dict[str, str], folder: RunFolder) -> None:
     """Raise a :class:`ConfigError` if the ``versions`` that made the finished run in ``folder`` are not those of this ldpfl and PyTorch."""
     for name, current in (("ldpfl", ldpfl.__version__), ("torch", torch.__version__)):
         if versions.get(name) != current:
-            raise ConfigError(f"{folder.path} was run with {name} {versions.get(name)}, this is {current}: choose another folder")
+            raise ConfigError(
+                f"{folder.path} was run with {name} {versions.get(name)}, but this is {name} {current}: choose another folder for the sweep"
+            )
 
 
 def _figures_until_stopped(cell: Cell, folder: RunFolder) -> dict[str, Any]:

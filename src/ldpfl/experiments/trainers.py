@@ -173,8 +173,8 @@ def _check_all_parameters_trainable(model: str, message_start: str, trial: Local
     if untrainable_names:
         and_others = f" and {len(untrainable_names) - 1} others" if len(untrainable_names) > 1 else ""
         remedy = (
-            "its outputs do not change with it. Freeze what forward does not use (requires_grad=False); of an adapter see that it is "
-            "switched on, and that not both of its factors are zeros"
+            "its outputs do not depend on it. Freeze parameters that forward does not use (requires_grad=False); if it has an adapter, "
+            "check that the adapter is switched on, and that not both of its factors are zeros"
         )
         raise ConfigError(
             f"model {model!r} cannot train parameter {untrainable_names[0]}{and_others}: {remedy}",
@@ -325,9 +325,10 @@ def _eager_unless_on(compile_setting: str, trainer: Trainer) -> Trainer:
     """Return ``trainer``, which has no compiled form, or raise a :class:`ConfigError` if ``training.compile`` is on."""
     if compile_setting == "on":
         raise ConfigError(
-            "training.compile is 'on', and only local steps of many clients at once and gradients of records are compiled, on a CPU: leave "
-            "it at 'auto' for gradients of clients, for clipping.target_quantile, for gradients of records at another precision than "
-            "float32, for models that are trained client by client, and on a GPU"
+            "training.compile is 'on', but this run cannot be compiled: only local steps of many clients at once, and gradients of "
+            "records, are compiled, and only on a CPU. Leave training.compile at 'auto' for gradients of clients, for "
+            "clipping.target_quantile, for gradients of records at another precision than float32, for models that are trained client by "
+            "client, and on a GPU"
         )
     return trainer
 

@@ -152,7 +152,7 @@ def run_tuning(tuning: Tuning, runner: Runner, out: Path, on_trial: OnRun, ahead
         if best is None or _rank(last_evaluation) > best[0]:  # the first one of equal scores is taken, as the proof assumes
             best = _rank(last_evaluation), cell, last_evaluation
     if best is None:
-        raise PrivacyError(f"no trial ended with a score: give other settings, and another folder. The first trial ended so: {failures[0]}")
+        raise PrivacyError(f"no trial ended with a score: give other settings, and another folder. The first trial failed: {failures[0]}")
     _, cell, last_evaluation = best
     # The first figure of the comparison that the trial has.
     metric = next(
@@ -277,7 +277,9 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
     mu = max(_trial_mu(Ledger(events), delta) for events in ledgers)
     total = best_of_gaussian_epsilon(mu, tuning.count, delta)
     if total > tuning.epsilon:
-        raise PrivacyError(f"the release would have epsilon {total:.6g}, and {tuning.epsilon:g} was asked for: report this as a fault")
+        raise PrivacyError(
+            f"the release would have epsilon {total:.6g}, above the target {tuning.epsilon:g}: please report this fault of ldpfl"
+        )
     covering = [{row.trust_model: row for row in statement.rows if _covers_whole_run(row, statement)} for statement in statements]
     # Any candidate's trials may have run. So a row stands for all of them: it needs a row of each, and takes the weakest status.
     status: Status = "proved" if all(statement.status == "proved" for statement in statements) else AUTHORS_CLAIM

@@ -91,7 +91,9 @@ class Lattice:
             )
         length = clients * parts + _MAX_STDS * sqrt(clients) * noise_multiplier  # largest coordinate of a sum, in units of C
         if length * STEPS + clients / 2 >= 2.0**63:
-            raise ConfigError(f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: use fewer, or less noise")
+            raise ConfigError(
+                f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: sum over fewer clients, or use less noise"
+            )
         max_steps = (2.0**31 - clients / 2) / length
         steps = min(STEPS, 2 ** int(log2(max_steps))) if max_steps > 1 else 0
         exact = steps * length + clients / 2 < 2.0**31
@@ -121,8 +123,8 @@ class LatticeMechanism(VectorMechanism):
         std = self.clip.steps * float(self.noise_multiplier)
         if std < _MIN_STD:
             raise ConfigError(
-                f"one client's noise has a standard deviation of {std:g} lattice points, but it is rounded to them, which is harmless only "
-                f"from {_MIN_STD:g} points on: use more steps"
+                f"one client's noise has a standard deviation of {std:g} lattice points, expected {_MIN_STD:g} or more, so that rounding "
+                "to points is harmless: use more steps (points for each clipping norm)"
             )
         if self.bits not in (32, 64):
             raise ConfigError(f"bits, the size of a lattice point, must be 32 or 64, got {self.bits!r}")

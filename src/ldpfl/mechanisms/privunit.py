@@ -71,7 +71,10 @@ class PrivUnitG(VectorMechanism):
             raise ConfigError(f"epsilon must lie between {_SMALLEST_EPSILON:g} and {_LARGEST_EPSILON:g}, got {self.epsilon!r}")
         parts = (self._direction_epsilon, *((self.length_epsilon,) if self.magnitude_share else ()))
         if min(parts) < _SMALLEST_EPSILON:
-            raise ConfigError(f"magnitude_share {self.magnitude_share} makes a part of epsilon {self.epsilon} below {_SMALLEST_EPSILON:g}")
+            raise ConfigError(
+                f"magnitude_share {self.magnitude_share} leaves the direction or the length less than {_SMALLEST_EPSILON:g} of epsilon "
+                f"{self.epsilon}: change magnitude_share, or set a larger epsilon"
+            )
 
     @property
     def law(self) -> DirectionLaw:

@@ -51,8 +51,8 @@ def settings_of(name: str) -> type[MechanismSettings]:
     import_paths = _import_paths()
     if name not in import_paths:
         raise ConfigError(
-            f"unknown mechanism {name!r} ({did_you_mean(name, import_paths)}): if another package has it, install that package here; a "
-            "certificate that was made where it is installed can be verified without it"
+            f"unknown mechanism {name!r} ({did_you_mean(name, import_paths)}): if another package has it, install that package here. "
+            "ldpfl verify does not need the package to check a certificate"
         )
     path = import_paths[name]
     module, _, attribute = path.partition(":")
@@ -141,7 +141,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
     for setting in sorted(parameters.keys() - fields):
         raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, fields - _RUN_SETTINGS - {'name'})}")
     for setting in sorted(_RUN_SETTINGS & parameters.keys()):
-        raise ConfigError(f"mechanism {name!r}: {setting} works only in a run's config; leave it out, and epsilon counts for each unit")
+        raise ConfigError(f"mechanism {name!r}: {setting} works only in a run's config: leave it out; epsilon then counts for each unit")
     if "epsilon" in fields and "epsilon" not in parameters:
         raise ConfigError(f"mechanism {name!r} needs epsilon, which has no default: set it")
     try:

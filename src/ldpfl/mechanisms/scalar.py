@@ -92,7 +92,9 @@ class ScalarMechanism(Mechanism):
         value_epsilon = _epsilon_per_value(self.epsilon, max(1, count) if count is not None else None)
         if value_epsilon <= self.law.epsilon_limit:
             return ()
-        return (f"epsilon {value_epsilon:g} a value is more than {self.law.epsilon_limit:.1f}, above which less is spent than counted",)
+        return (
+            f"epsilon {value_epsilon:g} a value is above {self.law.epsilon_limit:.1f}, from where on reports reveal less than is counted",
+        )
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports | SampledReports:
         """Randomise all weights of ``values``, or sample some of each client's and randomise these."""

@@ -88,7 +88,7 @@ def create(
             return _with_fixed_sizes(module, name, shape, tokens=vocabulary is not None)
         if shape is None and name in names():
             raise ConfigError(
-                f"model {name!r} takes samples of one tensor, but these have several: give a module with an argument for each"
+                f"model {name!r} takes samples of one tensor, but these samples have several: give a module with an argument for each"
             )
         if name in _TEXT_MODELS:
             if vocabulary is None:
@@ -98,7 +98,7 @@ def create(
             raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, names())}, or give an import path package.module:Class")
         if vocabulary is not None or shape is None:
             remedy = f"set model.name (--model) to one of {', '.join(_TEXT_MODELS)}"
-            raise ConfigError(f"model {name!r} takes no texts, and no whole numbers, which count as tokens: {remedy}")
+            raise ConfigError(f"model {name!r} takes neither texts nor whole numbers, which count as tokens: {remedy}")
         return _built_in_model(name, _REGISTRY[name], arguments, shape, outputs)
 
 

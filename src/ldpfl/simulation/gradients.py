@@ -163,7 +163,10 @@ class RecordGradientTrainer:
             if bool(usable.all()):  # no single record causes the error
                 raise
         if self.left_out is None:
-            _LOG.warning("some records add nothing to training, because the model or its loss raises %s for them", kind)
+            _LOG.warning(
+                "some records add nothing to training, because the model or its loss raises %s for them: make both accept every record",
+                kind,
+            )
         if not bool(usable.any()):
             return torch.zeros(len(rows), weights.numel()), usable
         # A usable record replaces each failing one, so that the others keep their lanes, on which their rounding depends.
@@ -220,7 +223,7 @@ def _ordered_by_lane(mask: Tensor, lane_of: Tensor, lanes: int) -> tuple[Tensor,
 def _only_step(schedule: BatchSchedule) -> tuple[Tensor, Tensor]:
     """Return the samples (K, B) of the schedule's only step, and a mask (K, B) of those that count."""
     if schedule.steps != 1:
-        raise ValueError(f"a gradient needs a schedule of one step, got {schedule.steps} steps")
+        raise ValueError(f"a gradient is taken in one step, but the schedule of batches has {schedule.steps}: give a schedule of one step")
     return schedule.index[:, 0], schedule.mask[:, 0]
 
 

@@ -221,8 +221,8 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], reme
                 target, mean = scaling.target_scale_from_histogram(last, kind, column.bounds, remedy)
                 if last is not None and column.bounds is None and scaling.reaches_largest_value(last):
                     dataset = dataset.with_notes(
-                        f"values of {column.name} reach {scaling.LARGEST:.2g}, and larger ones are measured and trained on as if they were "
-                        "that: divide the column by a publicly known number, or give data.bounds"
+                        f"values of {column.name} reach {scaling.LARGEST:.2g}, and larger values count as this number in measuring and "
+                        "training: divide the column by a publicly known number, or give data.bounds"
                     )
                 elif last is not None and (ends := scaling.bin_with_nearly_all_rows(last)) is not None:
                     dataset = dataset.with_notes(_note_on_one_value(column.name, *ends))

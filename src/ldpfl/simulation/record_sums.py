@@ -182,7 +182,10 @@ class OneByOne:
                 error_kinds.add(type(error).__name__)
         if error_kinds:
             kinds = ", ".join(sorted(error_kinds))
-            _LOG.warning("some records add nothing to the sum, because the model or its loss raises %s for them", kinds)
+            _LOG.warning(
+                "some records add nothing to the sum, because the model or its loss raises %s for them: make both accept every record",
+                kinds,
+            )
         return values
 
 

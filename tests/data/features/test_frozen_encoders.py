@@ -75,7 +75,7 @@ def test_an_image_s_features_are_the_mean_of_its_patches_states(looker: Path) ->
     torch.testing.assert_close(chosen(pictures), mean / mean.norm(dim=1, keepdim=True), atol=1e-5, rtol=1e-4)
     assert chosen.shape((1, 28, 28)) == (32,)
     assert feature_map(f"hf:{shutil.copytree(looker, looker.parent / 'again')}", {}).digest == chosen.digest  # its pooler is drawn anew
-    with pytest.raises(ConfigError, match=r"need images of 1 channels, got samples that are \(3, 28, 28\)"):
+    with pytest.raises(ConfigError, match=r"need images of 1 channels, got samples of shape \(3, 28, 28\)"):
         chosen.shape((3, 28, 28))
 
 
@@ -86,7 +86,7 @@ def test_features_are_kept_under_the_digest_of_their_weights(looker: Path, tmp_p
     assert "small-vit" in first.notes[-1]
     (kept,) = (cache / "features").iterdir()
     other = feature_map(f"hf:{looker}", {}).digest
-    with pytest.raises(ConfigError, match=f"the SHA-256 {other[:16]}, but the run's terms expect 0123"):
+    with pytest.raises(ConfigError, match=f"the SHA-256 {other[:16]}, but this run uses weights with 0123"):
         extracted(dataset(), f"hf:{looker}", {}, silent, digest="0123")
     assert extracted(dataset(), f"hf:{looker}", {}, silent, digest=other).fingerprint == first.fingerprint
     assert kept.name.startswith("made-up-hf-")
@@ -162,7 +162,7 @@ def test_features_that_are_not_there_are_named_before_data_are_read(base: Path, 
     for features, model, why in (
         ("hf:nobody/nothing", "linear", "nor a model in the hub's cache on this machine: download it with `hf download nobody/nothing`"),
         ("hf:/no/such/folder", "linear", "there is no folder /no/such/folder"),
-        (f"hf:{base}", f"hf:{base}", "or train a head on them, model.name = 'linear'"),
+        (f"hf:{base}", f"hf:{base}", "or train a head on the vectors, with model.name = 'linear'"),
     ):
         with pytest.raises(ConfigError, match=why):
             ldpfl.run(data=texts(40), target="label", features=features, model=model, settings={"model.licence": "own"}, **SMALL)
@@ -178,7 +178,7 @@ def test_an_encoder_of_images_says_how_it_is_shown_them(looker: Path, tmp_path: 
 def test_images_are_no_texts(base: Path, looker: Path) -> None:
     with pytest.raises(ConfigError, match="are made from texts, but these samples are not"):
         extracted(dataset(), f"hf:{base}", {}, silent)
-    with pytest.raises(ConfigError, match=r"need images of bytes .* and these samples are not"):
+    with pytest.raises(ConfigError, match=r"need images, bytes of the shape .* but these samples are not"):
         ldpfl.run(data=texts(40), target="label", text="text", features=f"hf:{looker}", model="linear", **SMALL)
 
 
@@ -254,5 +254,5 @@ def test_weights_of_another_network_and_other_channels_are_refused(network: tupl
     weights = {"weights": str(network[1] / "model.safetensors")}
     with pytest.raises(ConfigError, match="features timm:resnet18 cannot be loaded"):
         feature_map("timm:resnet18", weights).load()
-    with pytest.raises(ConfigError, match=r"need images of 3 or 1 channels, got samples that are \(4, 32, 32\)"):
+    with pytest.raises(ConfigError, match=r"need images of 3 or 1 channels, got samples of shape \(4, 32, 32\)"):
         feature_map("timm:test_efficientnet", weights).shape((4, 32, 32))

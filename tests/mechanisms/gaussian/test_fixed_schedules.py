@@ -241,9 +241,9 @@ def test_dpa_is_the_best_share_of_its_budget() -> None:
 
 def test_a_round_beyond_the_plan_is_refused() -> None:
     schedule = TimeVarying(2.0, 1e-5, CLIPPED, rounds=3)
-    with pytest.raises(ConfigError, match="round 4 was not planned"):
+    with pytest.raises(ConfigError, match="round 4 is beyond the 3 rounds"):
         schedule.public_sigma(public_state(4))
-    with pytest.raises(ConfigError, match="round 4 was not planned"):
+    with pytest.raises(ConfigError, match="round 4 is beyond the 3 rounds"):
         schedule.mu(public_state(4))
 
 

@@ -84,7 +84,7 @@ class DrawnFeatures(FeatureMap):
         """Return the shape of one sample's features, (directions,), or raise if a sample of the shape ``inputs`` does not fit."""
         if inputs != self.picture_shape:
             size = " x ".join(map(str, self.picture_shape[1:]))
-            raise ConfigError(f"features {self.name!r} need {self.kind_of_pictures} of {size} pixels, got samples that are {inputs}")
+            raise ConfigError(f"features {self.name!r} need {self.kind_of_pictures} of {size} pixels, got samples of shape {inputs}")
         if not 1 <= self.directions <= self.max_directions:
             raise ConfigError(f"directions of the features {self.name!r} is {self.directions}, expected 1 to {self.max_directions}")
         return (self.directions,)

@@ -60,7 +60,7 @@ class EfficientNetLite0(FeatureMap):
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one image's features, (1280,), or raise if an image of the shape ``inputs`` does not fit."""
         if len(inputs) != 3 or inputs[0] not in (1, 3):
-            raise ConfigError(f"efficientnet-lite{self.version} needs images of one or three channels, got samples that are {inputs}")
+            raise ConfigError(f"efficientnet-lite{self.version} needs images of one or three channels, got samples of shape {inputs}")
         if not 32 <= self.size <= 600:
             raise ConfigError(f"data.feature_options.size of efficientnet-lite{self.version} is {self.size}, expected 32 to 600 pixels")
         return (CHANNELS,)

@@ -65,8 +65,8 @@ def extracted(
     features = feature_map(name, options)
     if digest and features.digest != digest:
         raise ConfigError(
-            f"the weights of features {name!r} here have the SHA-256 {features.digest[:16]}, but the run's terms expect {digest[:16]}: "
-            "get the weights that the server uses"
+            f"the weights of features {name!r} here have the SHA-256 {features.digest[:16]}, but this run uses weights with {digest[:16]} "
+            "(data.features_digest): get those weights"
         )
     dataset = features.prepared(dataset)
     features.shape(dataset.shape)  # raises if they do not fit

@@ -90,7 +90,8 @@ class FrozenEncoder(FeatureMap):
         inputs = tensors_by_name(dataset.train.inputs).get("")
         if inputs is None or inputs.dtype != torch.uint8 or inputs.dim() != 4:
             raise ConfigError(
-                f"features {self.name!r} need images of bytes with the shape (N, channels, height, width), and these samples are not"
+                f"features {self.name!r} need images, bytes of the shape (N, channels, height, width), but these samples are not: give "
+                "images"
             )
         return dataset
 
@@ -102,7 +103,7 @@ class FrozenEncoder(FeatureMap):
             sample = torch.zeros(1, *inputs, dtype=torch.uint8)
         else:
             or_grey = " or 1" if self._channels != 1 else ""
-            raise ConfigError(f"features {self.name!r} need images of {self._channels}{or_grey} channels, got samples that are {inputs}")
+            raise ConfigError(f"features {self.name!r} need images of {self._channels}{or_grey} channels, got samples of shape {inputs}")
         return tuple(self(sample).shape[1:])
 
     def __call__(self, inputs: Tensor) -> Tensor:

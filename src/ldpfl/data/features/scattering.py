@@ -55,7 +55,9 @@ class ScatteringFeatures(FeatureMap):
         """Return the shape (F,) of one image's features, or raise if ``pooled`` does not divide the sides of its maps."""
         maps, height, width = Scattering().shape(inputs)
         if self.pooled < 1 or height % self.pooled or width % self.pooled:
-            raise ConfigError(f"pooled is {self.pooled}, but scattering makes maps of {height} x {width}: set it to a divisor of both")
+            raise ConfigError(
+                f"pooled is {self.pooled}, but scattering makes maps of {height} x {width}: set pooled to a divisor of both sides"
+            )
         return (maps * height * width // self.pooled**2,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ class Scattering(FeatureMap):
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of one image's maps, (81 C, H / 4, W / 4), or raise if an image of the shape ``inputs`` does not fit."""
         if len(inputs) != 3 or inputs[1] % _STRIDE or inputs[2] % _STRIDE or min(inputs[1:]) < 2 * _STRIDE:
-            raise ConfigError(f"scattering needs images whose sides are multiples of 4 and at least 8, got samples that are {inputs}")
+            raise ConfigError(f"scattering needs images whose sides are multiples of 4 and at least 8, got samples of shape {inputs}")
         channels, height, width = inputs
         return channels * MAPS, height // _STRIDE, width // _STRIDE
 

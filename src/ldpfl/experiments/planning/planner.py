@@ -120,7 +120,7 @@ class Setting:
         if min(self.clients, self.weights, self.rounds) < 1:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
-            raise ConfigError(f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds")
+            raise ConfigError(f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds: plan for fewer")
         check_delta(self.delta)
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(
@@ -339,8 +339,8 @@ def solve_missing_argument(target: float, *, epsilon: float | None, clients: int
     if epsilon is None:
         if solution.epsilon is None:
             raise ConfigError(
-                f"no local epsilon large enough to learn from gives a central epsilon of {target:g} with {setting.clients} clients: raise "
-                "the target or clients"
+                f"a central epsilon of {target:g} with {setting.clients} clients needs a local epsilon below 1e-6, too small to learn "
+                "from: set a larger target, or more clients"
             )
         setting = replace(setting, epsilon=solution.epsilon)
     return setting, solution
@@ -350,22 +350,22 @@ def check_central_is_solvable(setting: Setting) -> None:
     """Raise a :class:`ConfigError` unless the setting's epsilon behind an ideal shuffler can be solved for and plotted."""
     if setting.channel != "ideal-shuffler" or (setting.self_sampling and setting.participation < 1):
         raise ConfigError(
-            "a central epsilon can be solved for or drawn only with channel ideal-shuffler, and without self-sampling: change these "
-            "settings"
+            "a target central epsilon, or a plot, needs the channel ideal-shuffler, and no self-sampling: change these settings, or leave "
+            "the target and the plot out"
         )
     release = setting.release
     restriction = ""
     if type(release) is not BinaryRelease:  # a subclass may have other properties
-        restriction = f"for one-bit reports, which {setting.mechanism} does not send"
+        restriction = f"one-bit reports, which {setting.mechanism} does not send"
     elif release.sampled > 1:
-        restriction = f"for bits about known coordinates, but {setting.mechanism} draws them at random"
+        restriction = f"bits about known coordinates, but {setting.mechanism} draws coordinates at random"
     if restriction:
-        raise ConfigError(f"a central epsilon can be solved for or drawn only {restriction}: {_ADVICE_WITHOUT_TARGET}")
+        raise ConfigError(f"a target central epsilon, or a plot, needs {restriction}: {_ADVICE_WITHOUT_TARGET}")
 
 
 _ADVICE_WITHOUT_TARGET = (
-    "leave the target and the plot out, and ldpfl plan prints the guarantee for an epsilon and a number of clients; or let a run compute "
-    "its noise, by privacy.target_epsilon"
+    "leave the target and the plot out, and ldpfl plan prints the guarantee for an epsilon and a number of clients; or set "
+    "privacy.target_epsilon in a run, which then computes its noise"
 )
 
 

@@ -250,7 +250,9 @@ class GeometricSchedule(UniformSchedule):
         Else it is sigma_t = (D / mu) length decay^(t - T) of the class, where the length is sqrt(sum_{j < k} decay^(2 j)).
         """
         if round_number > self.rounds:
-            raise ConfigError(f"round {round_number} was not planned: {self.name} shares its noise over {self.rounds} rounds")
+            raise ConfigError(
+                f"round {round_number} is beyond the {self.rounds} rounds that the noise of {self.name} is planned for: set more rounds"
+            )
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
         series_length = _series_length(self.decay, self.participations or self.rounds)

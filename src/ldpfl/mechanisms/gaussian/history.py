@@ -210,7 +210,9 @@ class AdapLDP(NoiseSchedule):
         sensitivities = 2 * self._learning_rates(clients) * self.steps.clip_norm / clients.samples
         sigma = constants * sensitivities / self.epsilon
         if not usable_sigma(float(sigma.min())) or not usable_sigma(float(sigma.max())):
-            raise PrivacyError("AdapLDP's learning rate has decayed until its noise is too small; nothing was sent (raise decay)")
+            raise PrivacyError(
+                "AdapLDP's learning rate has decayed until its noise is too small; nothing was sent (set the decay closer to 1)"
+            )
         return sigma[:, None].repeat(1, len(public.sizes))
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
