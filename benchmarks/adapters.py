@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ldpfl import ParameterLayout
 from ldpfl.data import Samples
-from ldpfl.data.inputs import tensors_by_name
+from ldpfl.data.samples import tensors_by_name
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, RecordGradientTrainer
 from ldpfl.simulation.local_steps import LocalOptimiser

@@ -21,12 +21,11 @@ from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.noise import Noise, QuadraticNoise, TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.scalar import Laplace
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
-from ldpfl.util.randomness import RandomSource, as_source, draw
+from ldpfl.util.randomness import COORDINATE_BLOCK, RandomSource, as_source, draw
 
 
 class OwnEncoder(Duchi):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ldpfl.data.division import Division
+from ldpfl.data.samples import Division
 
 Parts = st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=7), min_size=1, max_size=6)
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from ldpfl import ConfigError, DataError
-from ldpfl.data.samples import Dataset
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.user_data import load_user_data

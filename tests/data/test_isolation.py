@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from ldpfl.data import CURIOUS_CLIENT, Isolation, partition
-from ldpfl.data.division import Division
 from ldpfl.data.partition import Scheme
+from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)

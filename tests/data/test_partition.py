@@ -10,8 +10,8 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from ldpfl.data import partition
-from ldpfl.data.division import Division
 from ldpfl.data.partition import Scheme
+from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)

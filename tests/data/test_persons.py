@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ldpfl.data import held_out_by_person
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.holding_out import split_off_validation, with_tenth_as_test
 from ldpfl.data.partition import partition_by_code, partition_by_name
 from ldpfl.data.persons import Persons, number_names, uniform_by_name
-from ldpfl.data.samples import Dataset
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_from_frame
 from ldpfl.errors import ConfigError, DataError

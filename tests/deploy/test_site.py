@@ -27,7 +27,7 @@ from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.new_app import write_app
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import create
-from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.base import in_round
 from ldpfl.privacy.accountants.adaptive import epsilon_needed
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.budget_file import read_books

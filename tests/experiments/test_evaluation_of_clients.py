@@ -14,7 +14,7 @@ import torch
 from test_record_sum_runs import dataset, exact
 
 import ldpfl
-from ldpfl.data.division import Division
+from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import resolve_settings

@@ -15,11 +15,10 @@ from torch import Tensor
 from ldpfl import ConfigError, LayerRanges, PrivacyError, mechanisms
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, guarantee_of, payload_bits, privatize, read_valid
 from ldpfl.mechanisms.privunit import PrivUnitG
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, packed_size
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.rotated_sign import RotatedSign
-from ldpfl.util.randomness import SeededStreams
+from ldpfl.util.randomness import COORDINATE_BLOCK, SeededStreams
 
 CASES: dict[str, Mechanism] = {
     **{name: mechanisms.with_defaults(name, 2.0) for name in mechanisms.names(alone=True)},

@@ -21,8 +21,8 @@ from grids import each
 from ldpfl import ConfigError, LayerRanges, LdpflError, SecureSource, SeededStreams
 from ldpfl.mechanisms import BitReports, Mechanism, guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import BinaryRelease
+from ldpfl.util.randomness import COORDINATE_BLOCK
 
 WORDS = 1 << BITS
 LOWEST, HIGHEST = -(WORDS // 2), WORDS // 2 - 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ldpfl import LayerRanges, SeededStreams
 from ldpfl.mechanisms import Duchi
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
+from ldpfl.util.randomness import COORDINATE_BLOCK
 
 SIZES = {
     "one weight": (1,),

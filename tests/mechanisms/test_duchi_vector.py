@@ -23,8 +23,8 @@ from ldpfl.errors import ProtocolError
 from ldpfl.mechanisms import guarantee_of
 from ldpfl.mechanisms.duchi import Duchi, thresholds
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports, central_binomial
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import PureRelease
+from ldpfl.util.randomness import COORDINATE_BLOCK
 
 Floats = NDArray[np.float64]
 

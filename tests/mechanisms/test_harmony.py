@@ -19,8 +19,8 @@ from ldpfl.mechanisms import BitReports, guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
+from ldpfl.util.randomness import COORDINATE_BLOCK
 
 WORDS = 1 << BITS
 LOWEST = -(WORDS // 2)

@@ -16,7 +16,7 @@ import torch
 from conftest import CommandLine
 from ldpfl import ConfigError, LayerRanges, audit, mechanisms, plan
 from ldpfl.mechanisms import PublicState
-from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.base import in_round
 from ldpfl.mechanisms.new_package import package_files, write_package
 from ldpfl.mechanisms.registry import GROUP
 from ldpfl.privacy import PureRelease

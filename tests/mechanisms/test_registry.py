@@ -15,8 +15,8 @@ from ldpfl import ConfigError, LayerRanges, mechanisms
 from ldpfl.data import load
 from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
+from ldpfl.mechanisms.base import record_rate_of
 from ldpfl.mechanisms.dp_sgd import DpSgd
-from ldpfl.mechanisms.hooks import record_rate_of
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.registry import built
 from ldpfl.mechanisms.settings import Facts, MechanismSettings

@@ -22,13 +22,13 @@ from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SecureS
 from ldpfl.auditing import audit_mechanism
 from ldpfl.mechanisms import guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.base import read_valid
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports
 from ldpfl.mechanisms.scalar import Coordinates, Hybrid, Laplace, Piecewise, ScalarMechanism
 from ldpfl.mechanisms.scalar_noise import HYBRID_THRESHOLD, HybridLaw, ScalarLaw
 from ldpfl.privacy import PureRelease
 from ldpfl.privacy.guarantee import Unit
+from ldpfl.util.randomness import COORDINATE_BLOCK
 
 KINDS = (Laplace, Piecewise, Hybrid)
 DRAWS = 200_000

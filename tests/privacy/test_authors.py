@@ -26,9 +26,9 @@ from ldpfl import LayerRanges, mechanisms
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import Declined
 from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi, guarantee_of
+from ldpfl.mechanisms.base import in_round, record_clip_of, record_rate_of, terms_of
 from ldpfl.mechanisms.dp_sgd import DpSgd, on_users_code
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
-from ldpfl.mechanisms.hooks import in_round, record_clip_of, record_rate_of, terms_of
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.privacy import GaussianRelease, Ledger, PureRelease, RoundEvent

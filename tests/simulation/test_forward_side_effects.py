@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ldpfl import ConfigError, PrivacyError, api, tasks
 from ldpfl.api.results import RunResult
 from ldpfl.data import Samples
-from ldpfl.data.division import Division
+from ldpfl.data.samples import Division
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import CallerObjects, load_dataset

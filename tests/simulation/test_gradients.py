@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from ldpfl import ConfigError, ParameterLayout, models, tasks
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.partition import LABEL_BLIND, Scheme, partition
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Samples
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip

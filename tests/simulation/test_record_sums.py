@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
-from ldpfl.data.samples import Samples
+from ldpfl.data.samples import Division, Samples
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.models.dense import LogisticRegression

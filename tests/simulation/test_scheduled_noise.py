@@ -17,7 +17,7 @@ from torch import Tensor
 from ldpfl.data import Dataset
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Gaussian, guarantee_of
-from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.mechanisms.gaussian import (
     AdapLDP,
     ClientState,
@@ -33,7 +33,6 @@ from ldpfl.mechanisms.gaussian import (
     Sensitivity,
     TimeVarying,
 )
-from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import Fixed
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu

@@ -25,7 +25,7 @@ from ldpfl.experiments.build import with_torch_defaults
 from ldpfl.experiments.dataset import load_dataset
 from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.mechanisms import Mechanism, guarantee_of
-from ldpfl.mechanisms.hooks import in_round, record_clip_of, record_rate_of
+from ldpfl.mechanisms.base import in_round, record_clip_of, record_rate_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.guarantee import Guarantee
 from ldpfl.server import ServerState

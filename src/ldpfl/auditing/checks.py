@@ -36,9 +36,8 @@ from ldpfl.auditing.report_bits import PAIRS as BIT_PAIRS, BitBench, epsilon_of_
 from ldpfl.auditing.reports import FAR
 from ldpfl.errors import ConfigError
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.privacy import GaussianRelease
-from ldpfl.util.randomness import Purpose, RandomSource, SecureSource, SeededStreams
+from ldpfl.util.randomness import COORDINATE_BLOCK, Purpose, RandomSource, SecureSource, SeededStreams
 
 PAIRS = ((1.0, -1.0), (10.0, -10.0), (FAR, -1.0), (0.0, 1.0))
 """Pairs of inputs that an observer tries to distinguish, as distances from the center in radii."""

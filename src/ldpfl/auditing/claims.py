@@ -30,7 +30,7 @@ from ldpfl.auditing.bounds import (
 )
 from ldpfl.auditing.reports import ROWS_AT_ONCE, Outcomes, WholeReports, random_source
 from ldpfl.mechanisms import Mechanism, guarantee_of, payload_bits
-from ldpfl.mechanisms.hooks import record_rate_of
+from ldpfl.mechanisms.base import record_rate_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
 from ldpfl.util.randomness import RandomSource, SecureSource
 

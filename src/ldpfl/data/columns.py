@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ldpfl.data.cells import Kind, are_codes
 from ldpfl.data.identifiers import identifier_kind, identifier_note, note_on_possible_sites
-from ldpfl.data.inputs import Inputs
 from ldpfl.data.persons import normalise_names
+from ldpfl.data.samples import Inputs
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, cell_text
 from ldpfl.data.tokens import check_vocabulary, tokenize

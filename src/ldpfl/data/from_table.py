@@ -21,11 +21,11 @@ from ldpfl.data.columns import (
     resolve_column_kinds,
     resolve_text_column,
 )
+from ldpfl.data.dataset import Dataset, Owners, number_clients
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
-from ldpfl.data.inputs import MASK, TOKENS, Inputs
 from ldpfl.data.persons import Names
-from ldpfl.data.samples import Dataset, Owners, Samples, number_clients
+from ldpfl.data.samples import MASK, TOKENS, Inputs, Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
 from ldpfl.data.targets import read_targets

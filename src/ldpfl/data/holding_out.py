@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.division import Division
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.persons import Names, uniform_by_name
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Division, Samples
 from ldpfl.data.tables import cell_text
 from ldpfl.errors import ConfigError
 from ldpfl.util.randomness import Purpose, stream

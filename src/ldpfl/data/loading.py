@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.holding_out import held_out
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Samples
 from ldpfl.errors import NO_ROOM, ConfigError, DataError, WriteError, first_line
 from ldpfl.util.files import write_error
 from ldpfl.util.suggestions import did_you_mean

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ldpfl.data.columns import column_words, read_features, read_texts
 from ldpfl.data.encoder import Encoder
-from ldpfl.data.inputs import TOKENS, Inputs
+from ldpfl.data.samples import TOKENS, Inputs
 from ldpfl.data.tables import Table, read_table, table_from_frame
 from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.models.layout import answers_of

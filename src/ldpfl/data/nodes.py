@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from ldpfl.data.columns import canonical_word, column_words, person_names
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.from_table import dataset_from_table
-from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Column, Table, read_table

@@ -12,8 +12,8 @@ from typing import Any, Literal, assert_never, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ldpfl.data.division import Division
 from ldpfl.data.persons import Names, uniform_by_name
+from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError
 from ldpfl.util.user_code import call_user_code
 

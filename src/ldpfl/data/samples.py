@@ -1,23 +1,50 @@
-"""Samples with their targets, as tensors."""
+"""A model's inputs, samples with their targets, and which client holds which samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.inputs import Inputs, map_tensors, tensors_by_name
-from ldpfl.data.persons import Names
-from ldpfl.data.unscaled import Unscaled
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ldpfl.data.encoder import Encoder
+TOKENS, MASK = "input_ids", "attention_mask"
+"""Input names of the models of ``transformers``: tokens (N, T) int64, and a mask (N, T) that is 1 for a token and 0 for padding."""
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""A model's inputs: one tensor, or several by the names of the arguments of its ``forward``."""
+
+
+def map_tensors(transform: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """Apply ``transform`` to each tensor of ``inputs``."""
+    return transform(inputs) if isinstance(inputs, Tensor) else {name: transform(part) for name, part in inputs.items()}
+
+
+def tensors_by_name(inputs: Inputs) -> Mapping[str, Tensor]:
+    """Return the tensors of ``inputs`` by name. A single tensor has the name ""."""
+    return {"": inputs} if isinstance(inputs, Tensor) else inputs
+
+
+def one_by_one(inputs: Inputs) -> Iterator[Inputs]:
+    """Yield each sample of ``inputs`` as a batch of one."""
+    for place in range(len(next(iter(tensors_by_name(inputs).values())))):
+        yield map_tensors(lambda part: part[place : place + 1], inputs)  # noqa: B023  # called at once
+
+
+def density_problem(part: Tensor) -> str:
+    """Return why ``part`` is not a dense tensor, and how to make it dense. The text follows "inputs are" in a message. "" if dense."""
+    if part.is_nested:
+        return "a nested tensor, whose samples differ in shape: give them one shape, as torch.nested.to_padded_tensor does"
+    if part.is_quantized:
+        return f"quantised ({part.dtype}): give .dequantize()"
+    if part.layout != torch.strided:
+        return f"a tensor of the layout {str(part.layout).removeprefix('torch.')}, expected a dense one: give .to_dense()"
+    return "a tensor without values (on the device meta): give one on the CPU" if part.is_meta else ""
 
 
 @dataclass(frozen=True)
@@ -80,103 +107,6 @@ class Samples:
         )
 
 
-class Owners(NamedTuple):
-    """The client and the person of each train and test sample. :class:`Dataset` describes the fields."""
-
-    clients: NDArray[np.int64] | None = None
-    test_clients: NDArray[np.int64] | None = None
-    client_names: tuple[str, ...] = ()
-    persons: Names | None = None
-    test_persons: Names | None = None
-
-
-def number_clients(train: Sequence[str], test: Sequence[str] | None) -> Owners:
-    """Number the clients of train and test samples.
-
-    Clients are numbered in the order of their names, those that have only test samples after all others.
-
-    Args:
-        train: name of each train sample's client.
-        test: name of each test sample's client; None if the test samples have no clients.
-    """
-    clients = sorted(set(train))
-    clients += sorted(set(test or ()).difference(clients))
-    number_of = {name: number for number, name in enumerate(clients)}  # an array of texts would use the longest name's memory for each
-    train_numbers = np.array([number_of[name] for name in train], dtype=np.int64)
-    test_numbers = None if test is None else np.array([number_of[name] for name in test], dtype=np.int64)
-    return Owners(train_numbers, test_numbers, tuple(clients))
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Train and test samples, and what is public about them.
-
-    Attributes:
-        outputs: number of outputs of a model for a sample: the number of classes, or 1 for a number; 0 if only the model's loss knows.
-        mean, std: per channel of images, on the scale where pixels lie in [0, 1]; fixed constants of the field, not computed
-            from the clients' data at run time. Samples that are not pixels are not normalised.
-        fingerprint: hash that identifies the content.
-        clients: client of each train sample, from 0; None if the data name no clients, and a partition divides the samples.
-        test_clients: client of each test sample, with the same numbers; None if the data do not say. Clients that have test samples
-            alone come last.
-        client_names: name of each of these clients.
-        persons: name of each train sample's person; None if the data name no persons.
-        test_persons: name of each test sample's person; None if the data do not say.
-        identities: (N,) number of each train sample that depends only on its file's name. Samples that are files are divided by it,
-            since a file's position depends on the other files.
-        vocabulary: number of tokens if the samples are texts; by input name if they are several tensors. None for other samples.
-        unscaled: columns to measure before training, see :mod:`ldpfl.data.scaling`.
-        shares: measured share of each class, or of each label, among the train samples.
-        classes: names of the classes, if they have names and the data set has no encoder, as with images, or with features of a table.
-        unit: size of one unit of the scaled targets, in the targets' original unit.
-        unclipped: scaled numeric targets of the train samples without clipping, for rows that are held back; None for other targets.
-        notes: assumptions about the data that the guarantee relies on.
-        leaks: columns of a user's own table that give the target away, see :func:`ldpfl.data.leaks.find_leaks`.
-        encoder: encodes new rows, if the samples are rows of a table.
-    """
-
-    name: str
-    train: Samples
-    test: Samples
-    outputs: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    fingerprint: str
-    clients: NDArray[np.int64] | None = None
-    test_clients: NDArray[np.int64] | None = None
-    client_names: tuple[str, ...] = ()
-    persons: Names | None = None
-    test_persons: Names | None = None
-    identities: NDArray[np.uint64] | None = None
-    vocabulary: int | Mapping[str, int] | None = None
-    unscaled: tuple[Unscaled, ...] = ()
-    shares: tuple[float, ...] = ()
-    classes: tuple[str, ...] = ()
-    unit: float = 1.0
-    unclipped: Tensor | None = None
-    notes: tuple[str, ...] = ()
-    leaks: Mapping[str, bool] = field(default_factory=dict)
-    encoder: Encoder | None = None
-
-    def tokens(self, name: str = "") -> int | None:
-        """Return the vocabulary size of the input tensor ``name``, or of the only one; None if it does not hold tokens."""
-        return self.vocabulary.get(name) if isinstance(self.vocabulary, Mapping) else self.vocabulary
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether no column is left to be measured before training."""
-        return not self.unscaled
-
-    def with_notes(self, *notes: str) -> Dataset:
-        """Return a copy with further ``notes``."""
-        return replace(self, notes=(*self.notes, *map(printable, notes)))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one sample that is a single tensor. For an image: channels, height, width."""
-        return tuple(self.train.tensor.shape[1:])
-
-
 def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Turn uint8 pixels (..., C, H, W) into float32 with the given channel ``mean`` and ``std``; other ``inputs`` stay as they are."""
     if inputs.dtype != torch.uint8:
@@ -184,3 +114,81 @@ def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     scale = torch.tensor([1 / (255 * s) for s in std], device=inputs.device).view(-1, 1, 1)
     shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)], device=inputs.device).view(-1, 1, 1)
     return inputs.float().mul_(scale).sub_(shift)
+
+
+Places = NDArray[np.int64]
+"""Indices of samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Division(Sequence[Places]):
+    """The sample indices of each client. It takes 8 bytes for each sample and 16 for each client.
+
+    Attributes:
+        places: (N,) sample indices of all clients.
+        starts, sizes: (K,) where each client's indices begin in ``places``, and how many it has.
+    """
+
+    places: Places
+    starts: Places
+    sizes: Places
+
+    @classmethod
+    def of(cls, parts: Sequence[Places]) -> Division:
+        """Return the division that gives client i the indices ``parts[i]``."""
+        if isinstance(parts, Division):
+            return parts
+        sizes = np.array([part.size for part in parts], dtype=np.int64)
+        return cls(np.concatenate([np.empty(0, dtype=np.int64), *parts]), np.cumsum(sizes) - sizes, sizes)
+
+    @classmethod
+    def equal(cls, places: Places, clients: int) -> Division:
+        """Return ``places`` cut into equal parts. The remainder of the division is left out."""
+        size = len(places) // clients
+        return cls(places[: size * clients], np.arange(clients) * size, np.full(clients, size))
+
+    @classmethod
+    def by_owner(cls, owners: Places, clients: int) -> Division:
+        """Return the division in which sample i belongs to client ``owners[i]``, or to no client if that is -1."""
+        sizes = np.bincount(owners[owners >= 0], minlength=clients)
+        without_owner = len(owners) - int(sizes.sum())  # their owner is -1, so they come first in the order
+        return cls(owners.argsort(kind="stable"), without_owner + np.cumsum(sizes) - sizes, sizes)
+
+    @classmethod
+    def shared(cls, places: Places, clients: int) -> Division:
+        """Return the division that gives all ``places`` to every client."""
+        return cls(places, np.zeros(clients, dtype=np.int64), np.full(clients, len(places)))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, client: int) -> Places: ...
+    @overload
+    def __getitem__(self, client: slice) -> Division: ...
+    def __getitem__(self, client: int | slice) -> Places | Division:
+        if isinstance(client, slice):
+            return Division(self.places, self.starts[client], self.sizes[client])
+        client = range(len(self))[client]  # counts a negative number from the end, and raises an IndexError beyond it
+        return self.places[self.starts[client] : self.starts[client] + self.sizes[client]]
+
+    def __iter__(self) -> Iterator[Places]:
+        return (self[client] for client in range(len(self)))
+
+    def take(self, clients: Places) -> Division:
+        """Return the division that contains only ``clients`` (k,), in their order."""
+        table, is_real = self._table(clients)
+        sizes = self.sizes[clients]
+        return Division(table[is_real], np.cumsum(sizes) - sizes, sizes)
+
+    def table(self) -> tuple[Places, NDArray[np.bool_]]:
+        """Return the indices as a table (K, largest size), padded with each client's first index, and a mask of the real entries."""
+        return self._table(np.arange(len(self)))
+
+    def _table(self, clients: Places) -> tuple[Places, NDArray[np.bool_]]:
+        """Return the rows of :meth:`table` for ``clients`` (k,) alone, padded only to the largest size of these clients."""
+        sizes = self.sizes[clients, None]
+        columns = np.arange(int(sizes.max(initial=0)))
+        is_real = columns < sizes
+        columns = np.where(is_real, columns, 0)  # 0 repeats the client's first index
+        return self.places[self.starts[clients, None] + columns], is_real

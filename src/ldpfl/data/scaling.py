@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.encoder import Encoder, Knots, scale_columns
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Samples
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.errors import DataError
 from ldpfl.tasks import Targets, absent_targets

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ldpfl.data.inputs import MASK, TOKENS, Inputs
+from ldpfl.data.samples import MASK, TOKENS, Inputs
 from ldpfl.errors import ConfigError, DataError, first_line
 from ldpfl.tasks import NO_TOKEN
 from ldpfl.util.user_code import PRETRAINED, import_library

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ldpfl.data.dataset import Dataset, Owners, number_clients
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_file_name
-from ldpfl.data.inputs import TOKENS, Inputs, density_problem, map_tensors, tensors_by_name
 from ldpfl.data.leaks import find_leaks, notes_on_cells
-from ldpfl.data.samples import Dataset, Owners, Samples, number_clients
+from ldpfl.data.samples import TOKENS, Inputs, Samples, density_problem, map_tensors, tensors_by_name
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_from_frame
 from ldpfl.data.targets import MOST_CLASSES

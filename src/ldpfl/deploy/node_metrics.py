@@ -15,6 +15,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import Books, Charged, read_books, read_charges
 from ldpfl.privacy.policy import read_policy
+from ldpfl.relay.telemetry import metric_lines
 
 OUTCOMES = {
     "sent": "left, in a reply or over the relay",
@@ -52,10 +53,10 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
     books = read_books(budget, budget_with_policy.policy.protects if budget_with_policy else "client")
     limit, charges = books.limit, read_charges(budget)
     lines = [
-        *_metric("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", limit.epsilon),
-        *_metric("ldpfl_node_spent_epsilon", "gauge", "Epsilon spent of the lifetime budget.", books.spent(limit.delta)),
-        *_metric("ldpfl_node_reports_charged_total", "counter", "Reports charged to the budget.", books.charges),
-        *_metric("ldpfl_node_refusals_total", "counter", "Requests refused.", books.refusals.times if books.refusals else 0),
+        *metric_lines("ldpfl_node_budget_epsilon", "gauge", "Lifetime budget.", {"": limit.epsilon}),
+        *metric_lines("ldpfl_node_spent_epsilon", "gauge", "Epsilon spent of the lifetime budget.", {"": books.spent(limit.delta)}),
+        *metric_lines("ldpfl_node_reports_charged_total", "counter", "Reports charged to the budget.", {"": books.charges}),
+        *metric_lines("ldpfl_node_refusals_total", "counter", "Requests refused.", {"": books.refusals.times if books.refusals else 0}),
         *_rounds_left_lines(books, charges, budget_with_policy),
         *([] if budget_with_policy is None else _policy_lines(budget_with_policy)),
     ]
@@ -65,13 +66,10 @@ def metrics_text(budget: Path, log: Path | None = None, policy: Path | None = No
                 counts = count_outcomes(opened)
         except OSError as error:
             raise ConfigError(f"the SuperNode's log {log} cannot be read: {error.strerror}") from None
-        lines += ["# HELP ldpfl_node_outcomes_total By the log: what became of reports.", "# TYPE ldpfl_node_outcomes_total counter"]
-        lines += [f'ldpfl_node_outcomes_total{{outcome="{name}"}} {counts[name]}' for name in OUTCOMES]
-        lines += [
-            "# HELP ldpfl_node_questions_total By the log: whether the node would take part.",
-            "# TYPE ldpfl_node_questions_total counter",
-        ]
-        lines += [f'ldpfl_node_questions_total{{answer="{answer}"}} {counts[name]}' for name, answer in QUESTIONS.items()]
+        outcomes = {f'{{outcome="{name}"}}': counts[name] for name in OUTCOMES}
+        answers = {f'{{answer="{answer}"}}': counts[name] for name, answer in QUESTIONS.items()}
+        lines += metric_lines("ldpfl_node_outcomes_total", "counter", "By the log: what became of reports.", outcomes)
+        lines += metric_lines("ldpfl_node_questions_total", "counter", "By the log: whether the node would take part.", answers)
     return "\n".join(lines) + "\n"
 
 
@@ -90,24 +88,15 @@ def _rounds_left_lines(books: Books, charges: tuple[Charged, ...], budget_with_p
         left, limited_by = books.rounds_left(charges[-1].release), "the budget; the policy may allow fewer"
     else:
         left, limited_by = budget_with_policy.rounds_left(charges[-1]), "the budget and the policy"
-    return _metric("ldpfl_node_rounds_left", "gauge", f"Rounds like the last that still fit {limited_by}.", left)
+    return metric_lines("ldpfl_node_rounds_left", "gauge", f"Rounds like the last that still fit {limited_by}.", {"": left})
 
 
 def _policy_lines(budget: Budget) -> list[str]:
     """Return the metrics of the policy's lifetime bounds, and of what was spent of them."""
     spends = budget.spent_of_policy()
-    allowed = [f'ldpfl_node_policy_epsilon{{setting="{spend.setting}"}} {spend.allowed:.10g}' for spend in spends]
-    spent = [f'ldpfl_node_policy_spent_epsilon{{setting="{spend.setting}"}} {spend.epsilon:.10g}' for spend in spends]
+    allowed = {f'{{setting="{spend.setting}"}}': spend.allowed for spend in spends}
+    spent = {f'{{setting="{spend.setting}"}}': spend.epsilon for spend in spends}
     return [
-        "# HELP ldpfl_node_policy_epsilon Lifetime bounds of the policy.",
-        "# TYPE ldpfl_node_policy_epsilon gauge",
-        *allowed,
-        "# HELP ldpfl_node_policy_spent_epsilon Epsilon spent of the lifetime bounds.",
-        "# TYPE ldpfl_node_policy_spent_epsilon gauge",
-        *spent,
+        *metric_lines("ldpfl_node_policy_epsilon", "gauge", "Lifetime bounds of the policy.", allowed),
+        *metric_lines("ldpfl_node_policy_spent_epsilon", "gauge", "Epsilon spent of the lifetime bounds.", spent),
     ]
-
-
-def _metric(name: str, kind: str, help_text: str, value: float) -> list[str]:
-    """Return a metric with one value in Prometheus' text format."""
-    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", f"{name} {value:.10g}"]

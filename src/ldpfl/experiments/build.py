@@ -18,13 +18,12 @@ from torch import Tensor, nn
 
 from ldpfl import models, tasks
 from ldpfl.data import Dataset, Samples, partition
-from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import TEST_SHARE, split_off_validation, with_tenth_as_test
-from ldpfl.data.inputs import TOKENS, tensors_by_name
 from ldpfl.data.leaks import leak_note
 from ldpfl.data.partition import LABEL_BLIND, partition_by_code, partition_by_name
 from ldpfl.data.persons import Names, Persons
+from ldpfl.data.samples import TOKENS, Division, tensors_by_name
 from ldpfl.data.scaling import STAGES, scaled_by_bounds, scaled_like_run
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tokens import padding_token_number
@@ -45,9 +44,9 @@ from ldpfl.experiments.start_warnings import start_warnings
 from ldpfl.experiments.table_rules import choose_automatic_settings
 from ldpfl.experiments.trainers import RunSize, compiled_if_worthwhile, identifying_text, is_compiled, trainer_after_trial
 from ldpfl.mechanisms import Facts, Mechanism, Training, built, payload_bits
+from ldpfl.mechanisms.base import record_clip_of, record_rate_of
 from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings, on_users_code, require_dp_sgd
-from ldpfl.mechanisms.hooks import record_clip_of, record_rate_of
 from ldpfl.mechanisms.ranges import LayerRanges, NormQuantile, RangeRule, range_rule
 from ldpfl.mechanisms.settings import Part
 from ldpfl.models import adapters, pretrained

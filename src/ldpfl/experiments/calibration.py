@@ -14,8 +14,7 @@ from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, describe
 from ldpfl.experiments.planned_ledger import initial_weights_and_ranges, planned_ledger
 from ldpfl.experiments.planning.search import MAX_STRENGTH, MIN_STRENGTH, STRENGTH_TOLERANCE, reachable_range, smallest_argument
 from ldpfl.experiments.table_rules import clip_norm_for
-from ldpfl.mechanisms.base import PublicState
-from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.authors import released

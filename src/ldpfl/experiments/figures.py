@@ -22,7 +22,7 @@ from ldpfl.experiments.quality import Reference, quality_entries
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.experiments.trainers import is_compiled
 from ldpfl.mechanisms import payload_bits
-from ldpfl.mechanisms.hooks import record_clip_of
+from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
 from ldpfl.privacy.events import USERS_CODE

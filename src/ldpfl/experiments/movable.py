@@ -7,7 +7,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from ldpfl.data.inputs import Inputs
+from ldpfl.data.samples import Inputs
 from ldpfl.simulation import LocalTask
 
 _MAX_STEPS = 4

@@ -12,7 +12,7 @@ from math import inf, sqrt
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.inputs import Inputs, map_tensors, one_by_one
+from ldpfl.data.samples import Inputs, map_tensors, one_by_one
 from ldpfl.models.layout import called_with
 
 _DRAWS, _ROWS = 4, 16

@@ -15,8 +15,7 @@ from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, check_pe
 from ldpfl.experiments.personal import split_layers, weights_of_layers
 from ldpfl.experiments.record_sums import config_for_evaluation, evaluation_vector_layout, least_squares_solver, rounds_evaluated_at_clients
 from ldpfl.mechanisms import payload_bits
-from ldpfl.mechanisms.base import PublicState
-from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Ledger, Release
 from ldpfl.privacy.authors import released

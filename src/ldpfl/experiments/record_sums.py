@@ -7,9 +7,9 @@ from math import prod
 
 from ldpfl import models, tasks
 from ldpfl.data import Dataset
-from ldpfl.data.division import Division
 from ldpfl.data.holding_out import split_off_share, split_off_share_by_name
 from ldpfl.data.persons import Persons
+from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import ClippingConfig, RunConfig
 from ldpfl.experiments.dataset import Description

@@ -10,9 +10,9 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.inputs import map_tensors
+from ldpfl.data.samples import map_tensors
 from ldpfl.simulation import LocalTask
-from ldpfl.util.outside_state import OutsideState
+from ldpfl.util.side_effects import OutsideState
 
 MADE_UP = 5
 """Number of samples in the largest batch that is compared. The trial must have as many samples."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ldpfl.data import Dataset
-from ldpfl.data.division import Division
 from ldpfl.data.holding_out import TEST_SHARE
+from ldpfl.data.samples import Division
 from ldpfl.experiments.config import ClientsConfig, RunConfig
 from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
 from ldpfl.experiments.quality import MIN_SITE_ROWS

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from ldpfl import models
 from ldpfl.data.columns import draw_synthetic_inputs
 from ldpfl.data.features.registry import NONE
-from ldpfl.data.inputs import MASK, TOKENS, Inputs, one_by_one
+from ldpfl.data.samples import MASK, TOKENS, Inputs, one_by_one
 from ldpfl.data.tokens import vocabulary_size
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import RunConfig
@@ -50,8 +50,8 @@ from ldpfl.experiments.dataset import Description, target_kind_of
 from ldpfl.experiments.emphasis import weighted_shares
 from ldpfl.experiments.noise_walk import longest_total_step
 from ldpfl.mechanisms import Mechanism
+from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
-from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.adapters import is_of_transformers
 from ldpfl.models.layout import ParameterLayout, answers_of

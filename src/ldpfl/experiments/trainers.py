@@ -17,23 +17,23 @@ from torch import Tensor, nn
 
 from ldpfl import models
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.inputs import MASK, Inputs
 from ldpfl.data.persons import Persons
+from ldpfl.data.samples import MASK, Inputs
 from ldpfl.errors import ConfigError, LdpflError, PrivacyError, first_line
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.movable import untrainable_parameters
 from ldpfl.experiments.sample_independence import MADE_UP, mixes_samples
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.hooks import record_clip_of
+from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.models import CenteredLinear
 from ldpfl.simulation import BatchSchedule, GradientTrainer, LocalTask, LoopTrainer, RecordGradientTrainer, Trainer, VectorizedTrainer
 from ldpfl.simulation.compiled_records import CompiledSums
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import Work, has_compiler, is_worth_compiling
-from ldpfl.simulation.forward_side_effects import PARTS, VIEWS
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.local_training import evaluated
 from ldpfl.tasks import Task
+from ldpfl.util.side_effects import PARTS, VIEWS
 from ldpfl.util.user_cache import Warn
 from ldpfl.util.user_code import GIVEN
 
@@ -87,7 +87,7 @@ def trainer_after_trial(
       record would affect the gradients of others. Where persons are protected, the rows of one person may be mixed, with a warning.
 
     The trial cannot detect a forward that deliberately behaves differently on other samples. Training also checks that the model's state
-    is unchanged, see :mod:`ldpfl.simulation.forward_side_effects`. Beyond that, the guarantee assumes that the model is a function of one
+    is unchanged, see :mod:`ldpfl.util.side_effects`. Beyond that, the guarantee assumes that the model is a function of one
     sample.
 
     Args:

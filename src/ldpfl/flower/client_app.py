@@ -27,9 +27,8 @@ from ldpfl.flower.records import RecordGradients, Records, check_values_asked, i
 from ldpfl.flower.round_request import Ask, Node, RoundRequest, read_request
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_name_in, require_adding_up
 from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
-from ldpfl.mechanisms.base import is_finite
+from ldpfl.mechanisms.base import is_finite, record_clip_of
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
-from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.server import client_values
 from ldpfl.util.randomness import RandomSource, SecureSource

@@ -12,8 +12,8 @@ from flwr.app import Context
 from ldpfl.data import Dataset
 from ldpfl.data.features import feature_map
 from ldpfl.data.features.registry import NONE
-from ldpfl.data.inputs import TOKENS, tensors_by_name
 from ldpfl.data.loading import DATA_DIR_VARIABLE, is_bundled
+from ldpfl.data.samples import TOKENS, tensors_by_name
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tokens import vocabulary_digest
 from ldpfl.errors import ConfigError

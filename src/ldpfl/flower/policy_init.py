@@ -28,9 +28,8 @@ from ldpfl.flower.named_by_server import check_nothing_opened_or_run, code_names
 from ldpfl.flower.round_kinds import Kind, config_for_kind, last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_settings import RunSettings
 from ldpfl.flower.terms import deployable_mechanism
-from ldpfl.mechanisms.base import PublicState
+from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
-from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.pretrained import licence_of
 from ldpfl.privacy.accountants.adaptive import epsilon_needed, in_sum

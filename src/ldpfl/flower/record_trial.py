@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from torch import Tensor
 
-from ldpfl.data.inputs import Inputs
+from ldpfl.data.samples import Inputs
 from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import initial_ranges, mechanism_of, with_torch_defaults
@@ -20,7 +20,7 @@ from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.confined_process import public_type_name
 from ldpfl.flower.records import Records, RecordTask, device_of_node, import_named, trainer_of_records
 from ldpfl.flower.terms import ARRAYS
-from ldpfl.mechanisms.hooks import record_clip_of
+from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation import RecordGradientTrainer
 from ldpfl.simulation.gradients import confined

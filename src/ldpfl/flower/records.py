@@ -18,8 +18,8 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from ldpfl.data import Dataset, Samples
-from ldpfl.data.inputs import Inputs, density_problem, map_tensors
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, normalise_names
+from ldpfl.data.samples import Inputs, density_problem, map_tensors
 from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, NamesNoPersons, PrivacyError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device, mechanism_of, with_torch_defaults
@@ -30,7 +30,7 @@ from ldpfl.flower.arrays import layout_of, only_arrays, to_arrays, to_vector
 from ldpfl.flower.operator_node import operator_setting
 from ldpfl.flower.terms import RECORD, RoundTerms
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.hooks import record_clip_of
+from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation import LocalTask, Trainer

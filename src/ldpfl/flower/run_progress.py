@@ -17,7 +17,7 @@ from ldpfl.flower.sent_vectors import summed_vectors
 from ldpfl.flower.statistics import stages_from_memory
 from ldpfl.flower.terms import Answer, deployable_mechanism
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.base import in_round
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.server import Checkpoint, ServerRules
 from ldpfl.simulation.measuring import ColumnStages

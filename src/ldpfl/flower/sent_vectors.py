@@ -15,8 +15,7 @@ from ldpfl.flower.round_kinds import Kind
 from ldpfl.flower.statistics import read_edges
 from ldpfl.flower.terms import RoundTerms
 from ldpfl.mechanisms import Mechanism, payload_bits
-from ldpfl.mechanisms.base import PublicState
-from ldpfl.mechanisms.hooks import in_round
+from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation.evaluating import RecordScores

@@ -7,7 +7,10 @@ from ldpfl.util import lazy_imports
 if TYPE_CHECKING:
     from ldpfl.mechanisms.base import (
         Mechanism as Mechanism,
+        PerRecord as PerRecord,
+        PerRound as PerRound,
         PublicState as PublicState,
+        Reports as Reports,
         guarantee_of as guarantee_of,
         payload_bits as payload_bits,
         privatize as privatize,
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
     from ldpfl.mechanisms.duchi_vector import DuchiVector as DuchiVector
     from ldpfl.mechanisms.gaussian import Gaussian as Gaussian
     from ldpfl.mechanisms.harmony import Harmony as Harmony
-    from ldpfl.mechanisms.hooks import PerRecord as PerRecord, PerRound as PerRound
     from ldpfl.mechanisms.identity import Identity as Identity
     from ldpfl.mechanisms.noise import ConstantNoise as ConstantNoise, Noise as Noise, QuadraticNoise as QuadraticNoise
     from ldpfl.mechanisms.privunit import PrivUnitG as PrivUnitG
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
         version_of as version_of,
         with_defaults as with_defaults,
     )
-    from ldpfl.mechanisms.reports.base import Reports as Reports
     from ldpfl.mechanisms.reports.bits import BitReports as BitReports, count_ones as count_ones
     from ldpfl.mechanisms.reports.dense import DenseReports as DenseReports
     from ldpfl.mechanisms.reports.sampled import SampledReports as SampledReports
@@ -55,7 +56,10 @@ __getattr__, __dir__ = lazy_imports.exports(
     {
         "ldpfl.mechanisms.base": (
             "Mechanism",
+            "PerRecord",
+            "PerRound",
             "PublicState",
+            "Reports",
             "guarantee_of",
             "payload_bits",
             "privatize",
@@ -67,13 +71,11 @@ __getattr__, __dir__ = lazy_imports.exports(
         "ldpfl.mechanisms.duchi_vector": ("DuchiVector",),
         "ldpfl.mechanisms.gaussian": ("Gaussian",),
         "ldpfl.mechanisms.harmony": ("Harmony",),
-        "ldpfl.mechanisms.hooks": ("PerRecord", "PerRound"),
         "ldpfl.mechanisms.identity": ("Identity",),
         "ldpfl.mechanisms.noise": ("ConstantNoise", "Noise", "QuadraticNoise"),
         "ldpfl.mechanisms.privunit": ("PrivUnitG",),
         "ldpfl.mechanisms.properties": ("Properties",),
         "ldpfl.mechanisms.registry": ("built", "create", "names", "read_settings", "settings_of", "version_of", "with_defaults"),
-        "ldpfl.mechanisms.reports.base": ("Reports",),
         "ldpfl.mechanisms.reports.bits": ("BitReports", "count_ones"),
         "ldpfl.mechanisms.reports.dense": ("DenseReports",),
         "ldpfl.mechanisms.reports.sampled": ("SampledReports",),

@@ -1,18 +1,25 @@
-"""The interface of all mechanisms, and the input checks that they share."""
+"""The interfaces of mechanisms and of their reports, and the input checks that mechanisms share.
+
+Beside :class:`Mechanism` there are two optional interfaces: :class:`PerRound`, for noise that changes from round to round, and
+:class:`PerRecord`, for clipping of single records. A mechanism inherits from them in addition. Only its class decides, never an attribute
+of an instance, because the author of a mechanism is derived from classes (:mod:`ldpfl.privacy.authors`).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
 
 from ldpfl.errors import PrivacyError, ProtocolError
 from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import Reports
+from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
 from ldpfl.privacy import REPLACE_ONE, REPLACE_PERSON, REPLACE_RECORD, Guarantee, Release
 from ldpfl.privacy.accountants.registry import unit_epsilon
@@ -54,6 +61,38 @@ class PublicState:
                 raise PrivacyError(f"broadcast weights have shape {tuple(vector.shape)}, expected ({dimension},); nothing was sent")
             if vector is not None and not is_finite(vector):
                 raise PrivacyError("broadcast weights contain NaN or infinity; nothing was sent")
+
+
+class Reports(Protocol):
+    """The reports of ``clients`` clients about ``dimension`` weights; each form is a file in ``reports``.
+
+    ``bytes_per_client`` is the length of one client's report on the wire. ``payload_bits`` of a mechanism gives it without reports.
+    """
+
+    @property
+    def clients(self) -> int: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def bytes_per_client(self) -> int: ...
+
+    def payloads(self) -> Iterable[bytes]: ...
+
+    @classmethod
+    def mix(cls, batches: Sequence[Any], generator: np.random.Generator) -> Reports:
+        """Return all reports of ``batches`` in a uniformly random order, which says nothing about clients.
+
+        Called by :func:`ldpfl.transport.shuffling.mix`, which checks that there are reports, all of one class and dimension.
+
+        A unit is a part of a report that has a guarantee of its own, such as one weight. A unit stays together. Different units of a report
+        are reordered independently.
+
+        Raises:
+            PrivacyError: reports that differ in another way.
+        """
+        ...
 
 
 _ADJACENCY: Mapping[str, str] = {
@@ -121,6 +160,53 @@ class Mechanism(ABC):
     def properties(self) -> Properties:
         """Facts that hold in every round; by default the defaults of :class:`Properties`."""
         return Properties()
+
+
+class PerRound(ABC):
+    """A mechanism that differs from round to round: its noise follows a schedule, or each round has its own rotation."""
+
+    @abstractmethod
+    def in_round(self, public: PublicState) -> Mechanism:
+        """Return the mechanism of the round that ``public`` describes."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> object:
+        """Parameters that client and server must agree on, apart from the ranges and the round: a dataclass of plain values."""
+
+
+class PerRecord(ABC):
+    """A mechanism that protects single records, or single persons, and therefore clips the gradient of each."""
+
+    @property
+    @abstractmethod
+    def record_clip(self) -> RecordClip:
+        """Clipping of each record's gradient before a client adds the gradients up."""
+
+    @property
+    @abstractmethod
+    def record_rate(self) -> float:
+        """Probability that a record takes part in a round, independently of the others (Poisson sampling)."""
+
+
+def in_round(mechanism: Mechanism, public: PublicState) -> Mechanism:
+    """Return the mechanism of the round that ``public`` describes: ``mechanism`` itself, unless it is :class:`PerRound`."""
+    return mechanism.in_round(public) if isinstance(mechanism, PerRound) else mechanism
+
+
+def terms_of(mechanism: Mechanism) -> object:
+    """Return the parameters of ``mechanism`` that client and server must agree on: a dataclass of plain values."""
+    return mechanism.terms if isinstance(mechanism, PerRound) else mechanism
+
+
+def record_clip_of(mechanism: Mechanism) -> RecordClip | None:
+    """Return how ``mechanism`` clips each record's gradient, or None if it does not clip records."""
+    return mechanism.record_clip if isinstance(mechanism, PerRecord) else None
+
+
+def record_rate_of(mechanism: Mechanism) -> float:
+    """Return the probability that a record takes part in a round: 1, unless ``mechanism`` is :class:`PerRecord`."""
+    return mechanism.record_rate if isinstance(mechanism, PerRecord) else 1.0
 
 
 def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:

@@ -10,11 +10,11 @@ from ldpfl.mechanisms.lattice import LEAST_NOISE, ROUNDED_UP, Lattice, LatticeMe
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import RecordClip
-from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.quantities import Positive
+from ldpfl.util.randomness import client_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

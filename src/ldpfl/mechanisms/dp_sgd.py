@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.base import Mechanism, require_shape_of_any_dtype
-from ldpfl.mechanisms.hooks import PerRecord
+from ldpfl.mechanisms.base import Mechanism, PerRecord, require_shape_of_any_dtype
 from ldpfl.mechanisms.lattice import LEAST_NOISE, MOST_NOISE, ROUNDED_UP, Lattice, LatticeMechanism
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges

@@ -20,13 +20,12 @@ from ldpfl.mechanisms.comparing import ByComparison, Comparison
 from ldpfl.mechanisms.noise import TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
 from ldpfl.util.lazy_imports import torch
-from ldpfl.util.randomness import RandomSource, as_source
+from ldpfl.util.randomness import COORDINATE_BLOCK, RandomSource, as_source
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,13 +17,12 @@ from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.noise import TwoValueNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts, BitReports, Encoder, count_ones
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.util.lazy_imports import torch
-from ldpfl.util.randomness import RandomSource, as_source, draw_block, draw_each
+from ldpfl.util.randomness import COORDINATE_BLOCK, RandomSource, as_source, client_blocks, draw_block, draw_each
 
 if TYPE_CHECKING:
     from torch import Tensor

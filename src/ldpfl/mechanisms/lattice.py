@@ -17,13 +17,12 @@ from ldpfl.mechanisms.noise import ConstantNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.mechanisms.reports.units import MixedCoordinates, Units
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.util.lazy_imports import torch
-from ldpfl.util.randomness import RandomSource, as_source
+from ldpfl.util.randomness import COORDINATE_BLOCK, RandomSource, as_source, blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,14 +19,13 @@ from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.privunit_law import DirectionLaw, direction_law, randomised_directions
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.mechanisms.scalar_noise import refuse_values_above
 from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.quantities import Positive
-from ldpfl.util.randomness import RandomSource, as_source, draw_block
+from ldpfl.util.randomness import RandomSource, as_source, client_blocks, draw_block
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,6 @@ from typing import Any
 import mpmath
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import log_expit, log_ndtr, ndtri, ndtri_exp
 
 from ldpfl.mechanisms.coins import toss_coins
@@ -30,6 +29,7 @@ from ldpfl.mechanisms.exact_noise import (
     make_bit_drawer,
     sizes_and_errors,
 )
+from ldpfl.util.lazy_imports import optimize
 from ldpfl.util.randomness import RandomSource
 
 STEPS = 1 << 10
@@ -113,7 +113,7 @@ def direction_law(epsilon: float) -> DirectionLaw:
     the first term is spent on the choice of the side of gamma, and the second on the position of gamma. The derivative of m by the first
     term has the sign of gamma - m, so the maximum is where m = gamma.
     """
-    logit = brentq(lambda value: _scale_at(epsilon, value) - _gamma_at(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
+    logit = optimize.brentq(lambda value: _scale_at(epsilon, value) - _gamma_at(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
     gamma = _gamma_at(epsilon, logit)
 
     def odds(context: Any) -> Any:

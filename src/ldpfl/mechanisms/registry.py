@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ldpfl.errors import ConfigError, first_line, shown
-from ldpfl.mechanisms.base import Mechanism
-from ldpfl.mechanisms.hooks import record_rate_of
+from ldpfl.mechanisms.base import Mechanism, record_rate_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import GaussianRelease

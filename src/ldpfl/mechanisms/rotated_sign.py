@@ -20,15 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError
-from ldpfl.mechanisms.base import Mechanism, PublicState, require_finite
+from ldpfl.mechanisms.base import Mechanism, PerRound, PublicState, require_finite
 from ldpfl.mechanisms.coins import FIRST_BITS, Places, compare_random_words
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
-from ldpfl.mechanisms.hooks import PerRound
 from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitReports, Encoder
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.mechanisms.reports.units import MixedCoordinates, Units
@@ -38,7 +36,7 @@ from ldpfl.mechanisms.settings import EpsilonSettings
 from ldpfl.privacy import BinaryRelease
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.quantities import Count, NotNegative
-from ldpfl.util.randomness import RandomSource, as_source
+from ldpfl.util.randomness import RandomSource, as_source, client_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.mechanisms.base import total_clients
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
-from ldpfl.util.randomness import RandomSource, draw_block
+from ldpfl.util.randomness import COORDINATE_BLOCK, RandomSource, blocks, draw_block
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from ldpfl.mechanisms.base import Mechanism, require_finite, require_finite_samp
 from ldpfl.mechanisms.noise import QuadraticNoise, scale_to_unit_range
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks, client_blocks
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
@@ -24,7 +23,7 @@ from ldpfl.mechanisms.settings import EpsilonSettings, none_if_word
 from ldpfl.privacy import PureRelease, usable_blanket
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.quantities import Count
-from ldpfl.util.randomness import RandomSource, as_source, uniform
+from ldpfl.util.randomness import COORDINATE_BLOCK, RandomSource, as_source, blocks, client_blocks, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""The relay's log and counters, for its operator."""
+"""The relay's log and counters, for its operator, and the text format of metrics, which a node uses as well."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 LOGGER = "ldpfl.relay"
@@ -41,6 +42,12 @@ def log_listening(host: str, port: int, *, tls: bool) -> None:
     _log.info(json.dumps({"event": "listening", "host": host, "port": port, "tls": tls}))
 
 
+def metric_lines(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> list[str]:
+    """Return a metric in Prometheus' text format. ``values`` has its values by their labels in braces, or by "" for no label."""
+    numbers = (f"{name}{labels} {value if isinstance(value, int) else f'{value:.10g}'}" for labels, value in values.items())
+    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", *numbers]
+
+
 class Metrics:
     """Counters since the process started. Used by the event loop only, so without locks."""
 
@@ -63,19 +70,12 @@ class Metrics:
 
     def text(self) -> str:
         """Return all counters in Prometheus' text format."""
-        requests = [
-            f'ldpfl_relay_requests_total{{method="{method}",status="{status}"}} {count}'
-            for (method, status), count in sorted(self._requests.items())
-        ]
+        requests = {f'{{method="{method}",status="{status}"}}': count for (method, status), count in sorted(self._requests.items())}
         lines = [
-            "# HELP ldpfl_relay_requests_total Requests by method and status.",
-            "# TYPE ldpfl_relay_requests_total counter",
-            *requests,
-            "# HELP ldpfl_relay_received_bytes_total Bytes of uploads that were stored.",
-            "# TYPE ldpfl_relay_received_bytes_total counter",
-            f"ldpfl_relay_received_bytes_total {self._received}",
-            "# HELP ldpfl_relay_handed_out_bytes_total Bytes of mixed records sent to aggregators.",
-            "# TYPE ldpfl_relay_handed_out_bytes_total counter",
-            f"ldpfl_relay_handed_out_bytes_total {self._handed_out}",
+            *metric_lines("ldpfl_relay_requests_total", "counter", "Requests by method and status.", requests),
+            *metric_lines("ldpfl_relay_received_bytes_total", "counter", "Bytes of uploads that were stored.", {"": self._received}),
+            *metric_lines(
+                "ldpfl_relay_handed_out_bytes_total", "counter", "Bytes of mixed records sent to aggregators.", {"": self._handed_out}
+            ),
         ]
         return "\n".join(lines) + "\n"

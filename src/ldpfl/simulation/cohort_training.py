@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.division import Division
+from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.mechanisms.hooks import record_rate_of
+from ldpfl.mechanisms.base import record_rate_of
 from ldpfl.server import ServerState, client_values
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.federation import Federation

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ldpfl.data.inputs import Inputs
+from ldpfl.data.samples import Inputs
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.simulation.compiling import Compiled, Work, measured_work
-from ldpfl.simulation.forward_side_effects import refuse_tensor_writes
 from ldpfl.simulation.local_training import LocalTask
+from ldpfl.util.side_effects import refuse_tensor_writes
 
 
 class BlockSum(NamedTuple):

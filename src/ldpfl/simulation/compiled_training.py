@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ldpfl.data.inputs import Inputs
+from ldpfl.data.samples import Inputs
 from ldpfl.simulation.compiling import Compiled, Work, compiled, measured_work
-from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import BatchSchedule, Descent
 from ldpfl.simulation.local_training import LocalTask, clipped
+from ldpfl.util.side_effects import refuse_state_changes, refuse_tensor_writes
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from ldpfl.server import ServerState
 from ldpfl.simulation.cohort_training import schedule_of
 from ldpfl.simulation.compiled_training import BitSums, CompiledTrainer, Counter
 from ldpfl.simulation.federation import Federation
-from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import BatchSchedule
 from ldpfl.util.randomness import RandomSource, draw_block
+from ldpfl.util.side_effects import refuse_state_changes, refuse_tensor_writes
 
 Ends = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Lowest and highest value (d,) of the clipping range of each weight."""

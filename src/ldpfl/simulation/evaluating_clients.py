@@ -24,7 +24,7 @@ import torch
 from scipy.linalg import hadamard
 from torch import Tensor
 
-from ldpfl.data.division import Division
+from ldpfl.data.samples import Division
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.simulation.evaluating import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured

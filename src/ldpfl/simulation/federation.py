@@ -12,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.division import Division
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.persons import Persons
-from ldpfl.data.samples import Samples
+from ldpfl.data.samples import Division, Samples
 from ldpfl.mechanisms import Mechanism, Perturbed, Reports
+from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.mechanisms.gaussian.mechanism import Gaussian
-from ldpfl.mechanisms.hooks import record_clip_of
 from ldpfl.mechanisms.ranges import NormQuantile, RangeRule
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy.events import Channel, Release, resting_on_users_code

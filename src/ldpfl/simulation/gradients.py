@@ -20,9 +20,9 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.models import CenteredLinear
 from ldpfl.models.adapters import is_of_transformers
 from ldpfl.simulation.compiled_records import CompiledSums
-from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule, for_many_clients_at_once
 from ldpfl.simulation.local_training import LocalTask, ManyAtOnce, Trainer
+from ldpfl.util.side_effects import refuse_state_changes, refuse_tensor_writes
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vmap
 
-from ldpfl.data.division import Division, Places
+from ldpfl.data.samples import Division, Places
 from ldpfl.server.round_aggregation import Schedule, scheduled_rate
 from ldpfl.util.randomness import BlockSource
 

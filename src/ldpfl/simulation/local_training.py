@@ -14,12 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ldpfl.data.inputs import Inputs, map_tensors
-from ldpfl.data.samples import Samples, normalise
+from ldpfl.data.samples import Inputs, Samples, map_tensors, normalise
 from ldpfl.errors import ConfigError
 from ldpfl.models.layout import ParameterLayout, called_with
 from ldpfl.models.mending import copied
-from ldpfl.simulation.forward_side_effects import refuse_state_changes, refuse_tensor_writes
 from ldpfl.simulation.local_steps import (
     ADAM_BETA_1,
     ADAM_BETA_2,
@@ -31,7 +29,7 @@ from ldpfl.simulation.local_steps import (
     for_many_clients_at_once,
 )
 from ldpfl.tasks import CLASSIFICATION, Task
-from ldpfl.util.outside_state import OutsideState
+from ldpfl.util.side_effects import OutsideState, refuse_state_changes, refuse_tensor_writes
 
 Precision = Literal["float32", "bf16"]
 
@@ -147,7 +145,7 @@ class Trainer(Protocol):
         """Return (K, d) trained weights, where every client starts from ``weights`` (d,). The learning rate may depend on the round.
 
         Raises:
-            PrivacyError: the model changes its own state while it runs, see :mod:`ldpfl.simulation.forward_side_effects`.
+            PrivacyError: the model changes its own state while it runs, see :mod:`ldpfl.util.side_effects`.
         """
 
 

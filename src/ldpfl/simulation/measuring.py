@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.data import scaling
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.encoder import Knots
-from ldpfl.data.samples import Dataset
 from ldpfl.data.scaling import Floats, Histogram
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms.dp_sgd import DpSgd

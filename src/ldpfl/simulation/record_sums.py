@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.division import Division
 from ldpfl.data.persons import Persons
+from ldpfl.data.samples import Division
 from ldpfl.mechanisms.base import Mechanism
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import LatticeMechanism

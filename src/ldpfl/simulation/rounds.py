@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.mechanisms import Gaussian, payload_bits
+from ldpfl.mechanisms.base import in_round
 from ldpfl.mechanisms.dp_sgd import require_dp_sgd
-from ldpfl.mechanisms.hooks import in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.authors import released

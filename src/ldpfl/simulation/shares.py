@@ -16,7 +16,6 @@ from ldpfl.errors import PrivacyError
 from ldpfl.mechanisms import BitReports, Gaussian, Mechanism, Reports
 from ldpfl.mechanisms.gaussian import NoisyReports, SensitivitySchedule
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import client_blocks
 from ldpfl.mechanisms.reports.bits import BitCounts
 from ldpfl.mechanisms.reports.vectors import VectorReports, VectorTotal
 from ldpfl.server import ServerState, client_values
@@ -27,6 +26,7 @@ from ldpfl.simulation.federation import Evaluation, Federation
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import ALIGNED, MOST_CLIENTS, split_evenly
 from ldpfl.simulation.personal_layers import KeptLayers
+from ldpfl.util.randomness import client_blocks
 
 _MAX_SHARES = 64
 """Maximum number of shares of a cohort."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch as torch
+    from scipy import optimize as optimize
 
 
 def exports(package: str, names: Mapping[str, Collection[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -60,3 +61,5 @@ class _LateModule:
 if not TYPE_CHECKING:
     torch = _LateModule("torch")
     """PyTorch, for modules that are also used without it, to state a mechanism's cost: such programs start two seconds earlier."""
+    optimize = _LateModule("scipy.optimize")
+    """Roots of functions. Its import takes a tenth of the time of a plan, and not every plan needs a root."""

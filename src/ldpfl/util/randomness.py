@@ -7,7 +7,7 @@ processed together. A deployed client draws from :class:`SecureSource`, never fr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from itertools import repeat
 from operator import index
@@ -346,3 +346,28 @@ def uniform(source: RandomSource, rows: range, count: int) -> NDArray[np.float64
     words = draw_block(source, rows, 2 * count).view(np.uint32) >> 6  # 26 bits each
     high, low = words[:, 0::2].astype(np.float64), words[:, 1::2]
     return np.asarray((high * 2.0**26 + low + 0.5) * 2.0**-UNIFORM_BITS)
+
+
+COORDINATE_BLOCK = 1 << 15
+"""Coordinates handled at once: their working set stays inside a core's cache. Clients draw random bits in the order of these blocks."""
+
+
+def coordinate_blocks(dimension: int) -> Iterator[slice]:
+    """Cut ``dimension`` coordinates into blocks of ``COORDINATE_BLOCK``."""
+    return (slice(start, min(start + COORDINATE_BLOCK, dimension)) for start in range(0, dimension, COORDINATE_BLOCK))
+
+
+def blocks(clients: int, dimension: int, values: int = 4 * COORDINATE_BLOCK) -> Iterator[tuple[range, slice]]:
+    """Cut ``clients`` rows of ``dimension`` coordinates into blocks (rows, columns) of about ``values`` values; rows vary faster."""
+    for columns in coordinate_blocks(dimension):
+        yield from ((rows, columns) for rows in client_blocks(clients, columns.stop - columns.start, values=values))
+
+
+def client_blocks(clients: int, width: int, most: int = 1 << 30, values: int = 4 * COORDINATE_BLOCK) -> Iterator[range]:
+    """Cut ``clients`` rows of ``width`` values into blocks of rows.
+
+    A block has as many rows as hold about ``values`` values, at least one and at most ``most``. Every block covers the same coordinates, so
+    the bits that a client draws do not depend on the other clients.
+    """
+    rows_per_block = min(most, max(1, values // max(1, width)))
+    return (range(row, min(row + rows_per_block, clients)) for row in range(0, clients, rows_per_block))

@@ -14,13 +14,14 @@ from torch import nn
 
 from drawn_leaves import draw_pictures
 from ldpfl import ConfigError, PrivacyError
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.features import extracted, feature_map, names
 from ldpfl.data.features.base import FeatureMap
 from ldpfl.data.features.efficientnet import EfficientNetLite0
 from ldpfl.data.features.leaves import LeafFeatures
 from ldpfl.data.features.scattering import MAPS, Scattering
 from ldpfl.data.features.strokes import DIRECTIONS, StrokeFeatures, load_learnt
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Samples
 from scribbles import draw_copies
 
 

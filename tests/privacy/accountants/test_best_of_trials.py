@@ -8,6 +8,7 @@ from math import exp, inf, log, sqrt
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from ldpfl.errors import ConfigError
@@ -19,7 +20,6 @@ from ldpfl.privacy.accountants.best_of_trials import (
     trial_mu,
 )
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
-from ldpfl.privacy.accountants.roots import brentq
 from ldpfl.util.randomness import Purpose, stream_key
 
 Probabilities = NDArray[np.float64]

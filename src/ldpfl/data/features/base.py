@@ -10,7 +10,7 @@ from torch import Tensor
 from ldpfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ldpfl.data.samples import Dataset
+    from ldpfl.data.dataset import Dataset
 
 
 TAKEN_FOR_PUBLIC = "the data that it was trained on count as public, and no guarantee here covers them"

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.features.base import FeatureMap
 from ldpfl.data.features.registry import NONE, feature_map, is_cacheable, names
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import Samples
 from ldpfl.errors import ConfigError, PrivacyError
-from ldpfl.util.outside_state import OutsideState
+from ldpfl.util.side_effects import OutsideState
 from ldpfl.util.user_cache import Warn, cache_dir, read_cached, write_cached
 
 Progress = Callable[[str, int, int], None]

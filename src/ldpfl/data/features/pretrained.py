@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ldpfl.data.dataset import Dataset
 from ldpfl.data.features.base import TAKEN_FOR_PUBLIC, FeatureMap, unit_length
-from ldpfl.data.inputs import MASK, TOKENS, tensors_by_name
-from ldpfl.data.samples import Dataset, Samples
+from ldpfl.data.samples import MASK, TOKENS, Samples, tensors_by_name
 from ldpfl.data.tokens import padding_token_number
 from ldpfl.errors import ConfigError, error_without_data, first_line
 from ldpfl.models.adapters import digest_of, quietly, raising_config_error

@@ -9,7 +9,7 @@ from itertools import count
 from math import ceil, exp, inf, log, log10
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.accountants.roots import brentq
+from ldpfl.util.lazy_imports import optimize
 from ldpfl.util.number_format import number
 
 Decreasing = Callable[[float], float]
@@ -79,7 +79,7 @@ def smallest_argument(function: Decreasing, guess: float, target: float, low: fl
                 return None
             left, right, step = right, min(right + step, log(high)), 2 * step
     # Brent's method may end slightly left of the solution. Its error of a quarter of the tolerance leaves room for steps to the right.
-    position = float(brentq(excess, left, right, xtol=tolerance / 4, rtol=1e-12))
+    position = float(optimize.brentq(excess, left, right, xtol=tolerance / 4, rtol=1e-12))
     while excess(position) > 0:
         position += tolerance / 4
     return exp(position)

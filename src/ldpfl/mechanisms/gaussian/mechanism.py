@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import PublicState, require_finite
+from ldpfl.mechanisms.base import PerRound, PublicState, require_finite
 from ldpfl.mechanisms.exact_noise import NORMAL, draw_rounded_noise
 from ldpfl.mechanisms.gaussian.schedule import ClientState, NoiseSchedule
-from ldpfl.mechanisms.hooks import PerRound
 from ldpfl.mechanisms.noise import Noise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, blocks
 from ldpfl.mechanisms.reports.vectors import VectorMechanism, VectorReports
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
-from ldpfl.util.randomness import RandomSource, as_source
+from ldpfl.util.randomness import COORDINATE_BLOCK, RandomSource, as_source, blocks
 
 _ROUNDED_UP = 1 + 2.0**-48
 """Factor on mu = sensitivity / sigma, so that it is an upper bound in spite of rounding."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK, client_blocks, coordinate_blocks
 from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import COORDINATE_BLOCK, client_blocks, coordinate_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ProtocolError
-from ldpfl.mechanisms.reports.base import COORDINATE_BLOCK
 from ldpfl.util.lazy_imports import torch
+from ldpfl.util.randomness import COORDINATE_BLOCK
 
 if TYPE_CHECKING:
     from torch import Tensor

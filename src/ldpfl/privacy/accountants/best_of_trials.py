@@ -39,7 +39,7 @@ from scipy.special import gammaln, ndtr, ndtri
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import ROUNDED, gaussian_epsilon, gaussian_mu
-from ldpfl.privacy.accountants.roots import brentq
+from ldpfl.util.lazy_imports import optimize
 
 Law = Literal["geometric", "logarithmic", "poisson"]
 """Law of the number of trials: truncated negative binomial with eta = 1 or eta = 0 (Papernot and Steinke), or Poisson without 0."""
@@ -116,7 +116,7 @@ class TrialCount:
 
         if self.mean == 1:
             return (1,)
-        parameter = brentq(lambda value: float(probabilities(value) @ numbers) - self.mean, -50.0, 50.0)
+        parameter = optimize.brentq(lambda value: float(probabilities(value) @ numbers) - self.mean, -50.0, 50.0)
         return tuple(int(share * 2.0**_WEIGHT_BITS) for share in probabilities(parameter))
 
     @property

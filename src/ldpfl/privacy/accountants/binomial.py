@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import bdtr, expit, log_expit, logsumexp
 
-from ldpfl.privacy.accountants.roots import brentq
+from ldpfl.util.lazy_imports import optimize
 
 Array = NDArray[np.floating[Any]]
 
@@ -167,7 +167,7 @@ def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
         """Return the tilted mean of the sum, less ``target``."""
         return sum(part.tilted(theta).mean for part in parts) - target
 
-    theta = float(brentq(excess, -100.0, 100.0, xtol=1e-12))
+    theta = float(optimize.brentq(excess, -100.0, 100.0, xtol=1e-12))
     return [part.tilted(theta) for part in parts]
 
 

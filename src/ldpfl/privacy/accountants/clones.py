@@ -17,7 +17,7 @@ import numpy as np
 from ldpfl.privacy.accountants.binomial import Array, Binomial, binomial_quantile, log_sigmoid, sigmoid
 from ldpfl.privacy.accountants.losses import from_curve
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
-from ldpfl.privacy.accountants.roots import brentq
+from ldpfl.util.lazy_imports import optimize
 
 _POINTS = 2048
 """Number of steps of the grid of epsilons on which the rounds are convolved."""
@@ -109,7 +109,7 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, clone_share: floa
     at_zero = excess(0.0)
     if at_zero <= -_ROUNDED:
         return 0.0
-    epsilon_found = float(brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
+    epsilon_found = float(optimize.brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
     return min(epsilon0, epsilon_found + 2e-12 * epsilon0 + _ROUNDED)
 
 

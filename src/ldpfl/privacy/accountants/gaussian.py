@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from ldpfl.errors import ConfigError
-from ldpfl.privacy.accountants.roots import brentq
+from ldpfl.util.lazy_imports import optimize
 
 _LARGE_MU = 1e4
 """Above this mu the first term of the curve alone gives epsilon: at most 1e-7 of it too large if delta is at most 0.5. A root of the curve
@@ -57,7 +57,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     high = mu * mu / 2 + mu * float(-ndtri(delta)) if delta < 0.5 else mu * mu / 2 + 1
     if mu > _LARGE_MU:
         return high * (1 + 1e-15)  # more than the rounding of its two terms
-    return float(brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))
+    return float(optimize.brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-14 * high, rtol=1e-14))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
@@ -71,7 +71,9 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
     # The delta of mu-GDP is below mu, so mu exceeds the lower end. ``xtol`` is tiny so that a tiny mu is precise, too.
-    return float(brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, min(1e-12, delta), high, xtol=1e-300, rtol=1e-14, maxiter=_STEPS))
+    return float(
+        optimize.brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, min(1e-12, delta), high, xtol=1e-300, rtol=1e-14, maxiter=_STEPS)
+    )
 
 
 def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:

@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 
 from ldpfl.privacy.accountants.binomial import Array, convolved
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
-from ldpfl.privacy.accountants.roots import brentq
+from ldpfl.util.lazy_imports import optimize
 
 MAX_SIZE = 1 << 22
 """Largest number of losses that a convolution may produce: about a second, and 300 MB, on one core."""
@@ -203,7 +203,7 @@ def _epsilon_at_delta(curve: PrivacyCurve, delta: float, precision: float) -> fl
         high = min(curve.limit, 4 * high)
     if curve.at(high) > delta:
         return high
-    return float(brentq(lambda epsilon: curve.at(epsilon) - delta, 0.0, high, xtol=precision * high, rtol=precision))
+    return float(optimize.brentq(lambda epsilon: curve.at(epsilon) - delta, 0.0, high, xtol=precision * high, rtol=precision))
 
 
 def largest_with_mass(losses: Array, rows: Array) -> float:

@@ -35,8 +35,8 @@ from scipy.special import ndtr
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import gaussian_delta
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
-from ldpfl.privacy.accountants.roots import brentq
 from ldpfl.privacy.accountants.shuffled import rounded_down, rounded_up
+from ldpfl.util.lazy_imports import optimize
 
 _SPENT = 0.01
 """Part of delta that is spent on replacing the reports' laws (the total variation g b(g))."""
@@ -138,7 +138,7 @@ def common_share(mu: float, variation: float) -> float | None:
         return None
     if excess_variation(0.0) <= 0:
         return 1.0
-    return exp(-float(brentq(excess_variation, 0.0, _HIDES_NOTHING, xtol=1e-9)) - 1e-8)  # rounded down
+    return exp(-float(optimize.brentq(excess_variation, 0.0, _HIDES_NOTHING, xtol=1e-9)) - 1e-8)  # rounded down
 
 
 def vector_delta(mu: float, clients: int, share: float, epsilon: float) -> float:

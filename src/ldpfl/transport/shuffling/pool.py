@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ldpfl.errors import PrivacyError
-from ldpfl.mechanisms.base import Mechanism
+from ldpfl.mechanisms.base import Mechanism, Reports
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.mechanisms.reports.base import Reports
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ldpfl.errors import ConfigError, PrivacyError, ProtocolError
 from ldpfl.mechanisms import Mechanism
-from ldpfl.mechanisms.hooks import terms_of
+from ldpfl.mechanisms.base import terms_of
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.units import Units
 from ldpfl.transport.shuffling.fixed_records import FixedRecords
