@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ldpfl.attacks import extractor as extractors
 from ldpfl.attacks.extractor import ClassifierConfig, Extractor, inception, trained_classifier
-from ldpfl.attacks.frechet import Distance, frechet_distance, require_one_extractor
+from ldpfl.attacks.frechet import frechet_distance
 from ldpfl.data import Dataset
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import DataError
 
 pytestmark = pytest.mark.xdist_group("frechet")  # torchmetrics and scipy are loaded once a process, and take seconds
 
@@ -76,15 +76,6 @@ def test_a_set_of_one_image_and_features_that_are_not_finite_are_refused() -> No
 
     with pytest.raises(DataError, match=r"features of .* contain NaN or infinity"):
         frechet_distance(Extractor("sick", Sick(), 6), images, images)
-
-
-def test_distances_of_two_extractors_never_stand_in_one_table() -> None:
-    one, other = Distance(1.0, "a", 6, 10, 10), Distance(1.0, "b", 6, 10, 10)
-    assert require_one_extractor([one, one]) == "a"
-    with pytest.raises(ConfigError, match="a; b"):
-        require_one_extractor([one, other])
-    with pytest.raises(ConfigError, match="no distance"):
-        require_one_extractor([])
 
 
 def files(cache: Path) -> list[Path]:

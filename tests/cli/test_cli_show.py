@@ -38,7 +38,6 @@ rounds = 2
 epsilon = 2.0
 perturbed = "update"
 """
-READY_ORIGIN = "mnist 0123456789abcdef on cpu on Flower"
 
 
 def own_config(*overrides: str) -> RunConfig:
@@ -53,12 +52,12 @@ def after_a_round(origin: str, accuracy: float = nan) -> Checkpoint:
     return replace(start, state=replace(start.state, round=1), history=(metrics,))
 
 
-def flower_folder(path: Path, kind: Kind | None, origin: str = " on Flower", *, score: float = nan) -> RunFolder:
-    """A run of one round as the strategy leaves it; without ``kind``, as it did before kinds were recorded."""
+def flower_folder(path: Path, kind: Kind, *, score: float = nan) -> RunFolder:
+    """A run of one round as the strategy leaves it."""
     folder = RunFolder(path)
     folder.open(own_config(), resume=True, kind=kind)
     (path / "participation.json").write_text("{}", encoding="utf-8")
-    folder.save_round(after_a_round(origin, score))
+    folder.save_round(after_a_round(" on Flower", score))
     return folder
 
 
@@ -68,9 +67,8 @@ def hint(output: str) -> list[str]:
     return shlex.split(line.partition("with: ldpfl ")[2])
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of before"])
-def test_an_own_app_on_flower_is_shown_as_one(recorded: bool, ldpfl: CommandLine, tmp_path: Path) -> None:
-    folder = flower_folder(tmp_path / "own", Kind.OWN_APP if recorded else None)
+def test_an_own_app_on_flower_is_shown_as_one(ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "own", Kind.OWN_APP)
     assert folder.kind() is Kind.OWN_APP
     outcome = ldpfl("show", folder.path)
     assert outcome.code == 0
@@ -107,15 +105,15 @@ def test_the_config_of_an_own_app_names_no_data_and_model_but_its_own(tmp_path: 
     assert "evaluate_on" not in text
 
 
-@pytest.mark.parametrize("kind", [Kind.OWN_APP, Kind.READY_APP, None])
-def test_a_run_on_flower_goes_on_there_and_not_in_the_simulator(kind: Kind | None, ldpfl: CommandLine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Kind.OWN_APP, Kind.READY_APP])
+def test_a_run_on_flower_goes_on_there_and_not_in_the_simulator(kind: Kind, ldpfl: CommandLine, tmp_path: Path) -> None:
     folder = flower_folder(tmp_path / "run", kind)
     before = content(folder.path)
     with pytest.raises(ConfigError, match="simulation cannot resume it"):
         folder.open(own_config(), resume=True, kind=Kind.SIMULATION)
     folder.open(own_config(), resume=True)  # by a strategy that does not say what it is
     assert content(folder.path) == before
-    folder.open(own_config(), resume=True, kind=kind or Kind.OWN_APP)
+    folder.open(own_config(), resume=True, kind=kind)
     with pytest.raises(ConfigError, match=r"training\.rounds: 2 -> 9"):
         folder.open(own_config("training.rounds=9"), resume=True, kind=kind)
     assert (folder.path / "config.toml").read_bytes() == before["config.toml"]
@@ -146,18 +144,13 @@ def test_what_an_own_app_measures_is_a_score_and_may_be_anything(ldpfl: CommandL
     assert figures_so_far(folder, folder.config())["metric"] == "score"
 
 
-@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of before"])
-def test_the_ready_app_is_gone_on_with_by_flower(recorded: bool, ldpfl: CommandLine, tmp_path: Path) -> None:
-    folder = flower_folder(tmp_path / "ready", Kind.READY_APP if recorded else None, READY_ORIGIN, score=0.25)
+def test_the_ready_app_is_gone_on_with_by_flower(ldpfl: CommandLine, tmp_path: Path) -> None:
+    folder = flower_folder(tmp_path / "ready", Kind.READY_APP, score=0.25)
     out = ldpfl("show", folder.path).out
     assert "not finished (ready app on Flower), 1 of 2 rounds done, accuracy 25.00%" in out
     assert "flwr run" in out
     assert "ldpfl run" not in out
     assert 'name = "mnist"' in folder.config_path.read_text(encoding="utf-8")
-
-
-def test_a_kind_of_an_own_app_whose_origin_is_the_user_s_is_not_taken_for_the_ready_one(tmp_path: Path) -> None:
-    assert flower_folder(tmp_path / "own", None, "hospital data on Flower").kind() is Kind.OWN_APP
 
 
 def test_killed_before_its_config_a_folder_may_be_used_for_either(tmp_path: Path) -> None:
@@ -173,6 +166,8 @@ def test_a_damaged_kind_is_refused_by_name(ldpfl: CommandLine, tmp_path: Path) -
     folder = flower_folder(tmp_path / "run", Kind.READY_APP)
     (folder.path / "kind.txt").write_bytes(b"\xff\x00")
     assert "kind.txt is damaged" in ldpfl.refused("show", folder.path)
+    (folder.path / "kind.txt").unlink()
+    assert "kind.txt is damaged or missing" in ldpfl.refused("show", folder.path)
 
 
 def test_metrics_are_json_for_every_reader(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ldpfl.attacks.extractor import Extractor
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import DataError
 
 FEWEST_IMAGES = 2
 _BATCH = 250
@@ -57,18 +56,6 @@ def frechet_distance(extractor: Extractor, real: Tensor, other: Tensor) -> Dista
         value = float(metric.compute())
     # Rounding leaves a little below zero for equal sets.
     return Distance(max(value, 0.0), extractor.name, extractor.features, len(real), len(other))
-
-
-def require_one_extractor(distances: Iterable[Distance]) -> str:
-    """Return the name of the extractor of all ``distances``, which must be the same for all, so that they can be compared.
-
-    Raises:
-        ConfigError: the distances have different extractors, or there is no distance.
-    """
-    names = sorted({distance.extractor for distance in distances})
-    if len(names) != 1:
-        raise ConfigError(f"all distances in a table must have the same extractor, got {len(names)}: {'; '.join(names) or 'no distance'}")
-    return names[0]
 
 
 class _ForTorchmetrics(torch.nn.Module):

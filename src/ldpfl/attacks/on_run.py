@@ -274,7 +274,7 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
     Raises:
         ConfigError: there is no run, or it is not finished.
     """
-    config = config_of(folder)
+    config = folder.config()
     if folder.kind() is run_folder.Kind.OWN_APP:
         raise ConfigError(f"{folder.path} was run by a custom app on Flower, whose data only the app knows: attack a simulation instead")
     last, result = folder.checkpoint_needed(), folder.result()
@@ -287,24 +287,13 @@ def finished_run(folder: RunFolder) -> tuple[RunConfig, Tensor, float]:
     return config, last.state.model, float(result["score"])
 
 
-def config_of(folder: RunFolder) -> RunConfig:
-    """Return the config of the run in ``folder``.
-
-    Raises:
-        ConfigError: there is no run; a sweep's folder holds several.
-    """
-    if (folder.path / "sweep.json").exists():
-        raise ConfigError(f"{folder.path} is the folder of a sweep, expected a run: give its runs, {folder.path / 'runs'}/*")
-    return folder.config()
-
-
 def attack_folder(folder: RunFolder, label: int | None) -> Path:
     """Return the default output folder of an attack on the run in ``folder``: ``attacks/gan-LABEL`` in it.
 
     Raises:
         ConfigError: there is no run.
     """
-    return folder.path / "attacks" / f"gan-{config_of(folder).data.private_label if label is None else label}"
+    return folder.path / "attacks" / f"gan-{folder.config().data.private_label if label is None else label}"
 
 
 def label_of(plan: AttackPlan, config: RunConfig) -> int:

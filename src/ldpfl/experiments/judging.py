@@ -15,7 +15,7 @@ from torch import Tensor
 from ldpfl.simulation import Federation
 from ldpfl.simulation.local_training import measured
 from ldpfl.tasks import unusable, weighted_metrics
-from ldpfl.tasks.outcomes import MIN_COUNT, appended_times, expected_count, median_class, survival_probabilities
+from ldpfl.tasks.outcomes import appended_times, median_class, positive_count, survival_probabilities
 from ldpfl.tasks.weighted_metrics import Figures, Floats
 
 
@@ -176,8 +176,8 @@ def _input_for_times(outputs: Tensor, targets: Tensor, federation: Federation) -
 def _input_for_counts(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
     """Return the metrics function for counts, with its arguments: expected and observed counts, in the unit of the data."""
     unit = 1.0 if federation.encoder is None else federation.encoder.target_spread
-    expected = expected_count(outputs.reshape(len(targets)).double()).clamp_min(MIN_COUNT)
-    return weighted_metrics.count_figures, expected.numpy() * unit, targets.double().numpy() * unit
+    expected = positive_count(outputs.reshape(len(targets)).double()).numpy()
+    return weighted_metrics.count_figures, expected * unit, targets.double().numpy() * unit
 
 
 def _input_for_ordered_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:

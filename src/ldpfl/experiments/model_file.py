@@ -33,8 +33,6 @@ _MAX_ENTRIES = 1 << 21
 _ADAPTER_SETTINGS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_modules", "adapter_tokens")
 """Settings that are needed to build a pretrained model with its adapter again."""
 
-_SCALAR_ADAPTER_SETTINGS = tuple(name for name in _ADAPTER_SETTINGS if name != "adapter_modules")
-
 _Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
@@ -185,7 +183,7 @@ class ModelFile(BaseModel):
         Raises:
             ConfigError: the model is code, was passed from Python, or has a base that is not here, and the caller does not name it.
         """
-        adapter_settings = {"adapter_modules": list(self.adapter_modules), **{key: getattr(self, key) for key in _SCALAR_ADAPTER_SETTINGS}}
+        adapter_settings = self.model_dump(include=set(_ADAPTER_SETTINGS)) | {"adapter_modules": list(self.adapter_modules)}
         if isinstance(caller_model, nn.Module):
             return ModelConfig(name=GIVEN, mend=self.mend, **adapter_settings)
         if self.name == GIVEN and caller_model is None:

@@ -1,4 +1,10 @@
-"""Read a config's settings of sums over records: least squares, and evaluation at clients on records that they hold back."""
+"""Read a config's settings of sums over records: least squares, and evaluation at clients on records that they hold back.
+
+In runs that protect everything of a client, a client computes a vector of figures about the model on its held-back records. Behind a
+shuffler, or a sum of bits, it sends a bit about each entry of its vector, and hides among all clients. If nobody is trusted, it secretly
+draws one entry and sends a single bit, which has pure epsilon. In a sum of vectors (``dp-fedavg``), it sends its vector with its share of
+the noise.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +19,14 @@ from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import ClippingConfig, RunConfig
 from ldpfl.experiments.dataset import Description
-from ldpfl.experiments.evaluation_of_clients import check_evaluation_fits, evaluation_mechanism_settings, figures_layout
-from ldpfl.experiments.planning.evaluation_noise import noise_multiplier_for_sum
+from ldpfl.experiments.planning.evaluation_noise import epsilon_of_bit, noise_multiplier_for_sum, server_sees_senders
+from ldpfl.mechanisms.dp_fedavg import DpFedAvgSettings
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
+from ldpfl.mechanisms.duchi import DuchiSettings
+from ldpfl.mechanisms.harmony import HarmonySettings
+from ldpfl.mechanisms.settings import MechanismSettings
 from ldpfl.simulation.evaluating import RecordScores, is_due
+from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores
 from ldpfl.simulation.least_squares import LeastSquares
 
 LINEAR, WITH_BIAS = "linear", "logistic-regression"
@@ -97,7 +107,7 @@ def is_evaluated(config: RunConfig) -> bool:
     if isinstance(config.mechanism, DpSgdSettings):
         _require_records(config, "evaluation.epsilon")
     else:
-        check_evaluation_fits(config)
+        _check_evaluation_fits(config)
     target = config.privacy.target_epsilon
     if target != "off" and config.evaluation.epsilon >= target:
         raise ConfigError(
@@ -105,6 +115,33 @@ def is_evaluated(config: RunConfig) -> bool:
             "evaluation.epsilon below it"
         )
     return True
+
+
+def _check_evaluation_fits(config: RunConfig) -> None:
+    """Raise unless the accountants can add the evaluations at clients to the guarantee of training.
+
+    Raises:
+        ConfigError: the mechanism, the channel or the participation does not allow it.
+    """
+    mechanism, channel = config.mechanism, config.shuffling.channel
+    if not mechanism.protects:
+        raise ConfigError(
+            f"evaluation.epsilon is {config.evaluation.epsilon}, but mechanism {mechanism.name!r} adds no noise that would protect the "
+            "measurement: choose another mechanism, or leave evaluation.epsilon out"
+        )
+    if config.clients.self_sampling != "off" or config.clients.once:
+        raise ConfigError("evaluation.epsilon needs all clients in every round: leave clients.self_sampling and clients.once out")
+    if not (server_sees_senders(channel) or mechanism.sends_bits or _evaluates_by_sums(config)):
+        raise ConfigError(
+            f"evaluation.epsilon has clients send bits, which shuffling.channel = {channel!r} can hide only among other bits, but "
+            f"mechanism {mechanism.name!r} sends none: set mechanism.name to 'rotated-sign', 'duchi' or 'harmony', or to 'dp-sgd' for "
+            "records; or set shuffling.channel to 'direct'"
+        )
+
+
+def _evaluates_by_sums(config: RunConfig) -> bool:
+    """Return whether clients evaluate by noisy vectors, of which the server sees only the sum. Otherwise they send bits."""
+    return isinstance(config.mechanism, DpFedAvgSettings) and config.shuffling.channel == "secure-sum"
 
 
 def rounds_evaluated_at_clients(config: RunConfig) -> list[int]:
@@ -119,22 +156,35 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
     Args:
         records: mean number of records that a client holds back; 0 uses that of the simulated clients. Bits do not depend on it.
     """
-    if not isinstance(config.mechanism, DpSgdSettings):
-        return config.model_copy(
-            update={
-                "mechanism": evaluation_mechanism_settings(config, len(rounds_evaluated_at_clients(config))),
-                "clipping": ClippingConfig(),
-            }
-        )
-    epsilon, shuffling = config.evaluation.epsilon, config.shuffling
+    epsilon, evaluations = config.evaluation.epsilon, len(rounds_evaluated_at_clients(config))
     if epsilon == "off":
         raise ConfigError("evaluation.epsilon is 'off', so nothing is measured at clients: set it to a number")
-    # In a secure sum, the noise of all honest clients adds up. Otherwise a client's own noise has to be enough.
-    honest = config.clients.count - shuffling.colluding if shuffling.channel == "secure-sum" else 1
-    noise = noise_multiplier_for_sum(epsilon, config.privacy.delta, honest, len(rounds_evaluated_at_clients(config)))
-    settings = _require_records(config, "evaluation.epsilon")
-    changed = settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
-    return config.model_copy(update={"mechanism": changed, "clipping": ClippingConfig()})
+    mechanism = _mechanism_for_evaluation(config, epsilon, evaluations, records)
+    return config.model_copy(update={"mechanism": mechanism, "clipping": ClippingConfig()})
+
+
+def _mechanism_for_evaluation(config: RunConfig, epsilon: float, evaluations: int, records: int) -> MechanismSettings:
+    """Return the settings of the mechanism for one evaluation, if all ``evaluations`` together have ``epsilon``."""
+    delta, channel, honest = config.privacy.delta, config.shuffling.channel, config.clients.count - config.shuffling.colluding
+    if isinstance(config.mechanism, DpSgdSettings):
+        # In a secure sum, the noise of all honest clients adds up. Otherwise a client's own noise has to be enough.
+        noise = noise_multiplier_for_sum(epsilon, delta, honest if channel == "secure-sum" else 1, evaluations)
+        settings = _require_records(config, "evaluation.epsilon")
+        return settings.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0, "records": records})
+    if _evaluates_by_sums(config):
+        noise = noise_multiplier_for_sum(epsilon, delta, honest, evaluations)
+        return config.mechanism.model_copy(update={"noise_multiplier": noise, "clip_norm": 1.0})
+    entries = _figures_layout(config, outputs=2).ranges.dimension  # the same for any number of outputs
+    bit_epsilon = epsilon_of_bit(epsilon, delta, channel, honest, entries, evaluations)
+    if server_sees_senders(channel):
+        return HarmonySettings(epsilon=bit_epsilon)  # one bit about one entry
+    return DuchiSettings(epsilon=bit_epsilon)  # a bit about each entry
+
+
+def _figures_layout(config: RunConfig, outputs: int) -> ClientScores:
+    """Return the layout of the vector of figures that each client sends. ``outputs`` is the model's number of outputs."""
+    kind = MeanScores if _evaluates_by_sums(config) else BitScores
+    return kind(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
 
 
 def evaluation_vector_layout(config: RunConfig, outputs: int) -> RecordScores:
@@ -145,7 +195,7 @@ def evaluation_vector_layout(config: RunConfig, outputs: int) -> RecordScores:
     if isinstance(config.mechanism, DpSgdSettings):
         layout = RecordScores(tasks.create(config.task.name, outputs).targets, outputs, config.evaluation.loss_bound)
     else:
-        layout = figures_layout(config, outputs)
+        layout = _figures_layout(config, outputs)
     # A user's own model or task might mix the records of a batch, so it sees them one by one.
     return replace(layout, one_by_one=config.model.name not in models.names() or config.task.name not in tasks.names())
 

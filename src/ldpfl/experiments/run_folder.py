@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -296,34 +295,19 @@ class RunFolder:
             raise ConfigError(description)
 
     def kind(self) -> Kind:
-        """Return the kind of the run.
-
-        A folder without ``kind.txt`` was made by the simulator, or on Flower by a version that did not record the kind. Any run on Flower
-        has ``participation.json``. A run of the ready app has a result too, or a checkpoint with an origin that only this app writes.
+        """Return the kind of the run. A run on Flower records its kind in ``kind.txt`` before anything else.
 
         Raises:
-            DataError: ``kind.txt`` or the checkpoint is damaged.
+            DataError: ``kind.txt`` is damaged, or missing beside ``participation.json``, which only runs on Flower write.
         """
-        recorded = self._recorded_kind()
-        if recorded is not None:
-            return recorded
-        if not self.participation_path.exists():
-            return Kind.SIMULATION
-        if self.result_path.exists():
-            return Kind.READY_APP
-        checkpoint = self.checkpoint()
-        return Kind.READY_APP if checkpoint and _READY_ORIGIN.fullmatch(checkpoint.origin) else Kind.OWN_APP
-
-    def _recorded_kind(self) -> Kind | None:
-        """Return the kind in ``kind.txt``; None if there is no such file."""
         try:
             return Kind(read_text(self._kind_path).strip())
-        except FileNotFoundError:
-            return None
         except (OSError, ValueError) as error:
+            if isinstance(error, FileNotFoundError) and not self.participation_path.exists():
+                return Kind.SIMULATION
             raise DataError(
-                f"{self._kind_path} is damaged, and so does not say what made the run: restore it, or write one of these lines into it: "
-                f"{', '.join(Kind)}"
+                f"{self._kind_path} is damaged or missing, and so does not say what made the run: restore it, or write one of these lines "
+                f"into it: {', '.join(Kind)}"
             ) from error
 
     def checkpoint(self) -> Checkpoint | None:
@@ -676,8 +660,6 @@ TRIAL = (
     "'release'"
 )
 """Warning beside the guarantee of a trial."""
-_READY_ORIGIN = re.compile(r".+ [0-9a-f]{16} on \w+ on Flower")
-"""Origin that the ready app writes into checkpoints: data, their fingerprint, and device."""
 _UNUSED_ON_FLOWER: dict[str, tuple[str, ...]] = {
     "data": (),
     "model": (),

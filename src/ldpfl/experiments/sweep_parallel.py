@@ -8,10 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.sweep_config import Cell
 from ldpfl.util import supervisor
 from ldpfl.util.files import make_folder, write_text, writing
@@ -36,12 +34,6 @@ def rounds_done(cell: Cell, out: Path) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Task:
-    cell: Cell
-    folder: RunFolder
-
-
 def run_in_parallel(cells: Sequence[Cell], out: Path, data_dir: Path | None, jobs: int, on_rounds: OnRounds) -> None:
     """Run the unfinished runs of ``cells`` in the sweep's folder ``out``, ``jobs`` at once. Errors of a run are not raised here.
 
@@ -49,8 +41,8 @@ def run_in_parallel(cells: Sequence[Cell], out: Path, data_dir: Path | None, job
     interrupted, it ends its processes, and finished rounds are kept.
     """
     # Cells with equal configs share a folder, so their run is made once.
-    tasks = list({cell.folder_name: _Task(cell, cell.folder(out)) for cell in cells}.values())
-    waiting = [task for task in tasks if not task.folder.is_over]
+    runs = list({cell.folder_name: cell for cell in cells}.values())
+    waiting = [cell for cell in runs if not cell.folder(out).is_over]
     running: list[subprocess.Popen[bytes]] = []
     try:
         while waiting or running:
@@ -58,25 +50,25 @@ def run_in_parallel(cells: Sequence[Cell], out: Path, data_dir: Path | None, job
                 running.append(_start_process(waiting.pop(0), out, data_dir))
             running = [process for process in running if not _has_ended(process)]
             on_rounds(
-                sum(rounds_done(task.cell, out) for task in tasks),
-                sum(task.cell.config.training.rounds for task in tasks),
-                sum(t.folder.is_over for t in tasks),
-                len(tasks),
+                sum(rounds_done(cell, out) for cell in runs),
+                sum(cell.config.training.rounds for cell in runs),
+                sum(cell.folder(out).is_over for cell in runs),
+                len(runs),
             )
             time.sleep(_POLL_INTERVAL_S)
     finally:
         _stop_all(running)
 
 
-def _start_process(task: _Task, out: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
-    """Start ``ldpfl run`` for the run ``task`` of the sweep in ``out``, or resume it, under a supervisor that ends it with this process."""
+def _start_process(cell: Cell, out: Path, data_dir: Path | None) -> subprocess.Popen[bytes]:
+    """Start ``ldpfl run`` for the run ``cell`` of the sweep in ``out``, or resume it, under a supervisor that ends it with this process."""
     make_folder(out / "configs", 0o700)
-    config = out / "configs" / f"{task.cell.folder_name}.toml"
-    write_text(config, task.cell.config.to_toml())
-    has_started = task.folder.config_path.exists()
+    config = out / "configs" / f"{cell.folder_name}.toml"
+    write_text(config, cell.config.to_toml())
+    has_started = cell.folder(out).config_path.exists()
     source = ["--resume"] if has_started else [str(config)]
     # -P, as in the console script: modules in the current folder are not imported.
-    command = [sys.executable, "-P", "-m", "ldpfl", "run", *source, "--out", str(task.folder.path)]
+    command = [sys.executable, "-P", "-m", "ldpfl", "run", *source, "--out", str(cell.folder(out).path)]
     command += ["--no-baseline", "--no-report", "--json", "--device", "cpu"]
     data = [] if data_dir is None else ["--data-dir", str(data_dir)]
     log_file = config.with_suffix(".log")

@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.attacks.compare import ComparedRuns, Comparison
-from ldpfl.attacks.frechet import require_one_extractor
 from ldpfl.attacks.on_run import AttackRow, RunAttack
 
 _KINDS = {
@@ -20,12 +19,7 @@ _HOW_TO_READ = "a larger distance is a worse reconstruction; compare it with the
 
 
 def attack_table(result: RunAttack) -> Table:
-    """Return the table of an attack on a run: distances to real images of the class, and how many are recognised.
-
-    Raises:
-        ConfigError: the distances come from different extractors.
-    """
-    extractor = require_one_extractor(distance for row in result.rows for distance in row.distances)
+    """Return the table of an attack on a run: distances to real images of the class, and how many are recognised."""
     seeds = len(result.plan.seeds)
     title = f"{result.name}: reconstruction of label {result.label}, {seeds} seed{'s' * (seeds > 1)}"
     table = Table(title=Text(title), title_justify="left")
@@ -35,7 +29,7 @@ def attack_table(result: RunAttack) -> Table:
     for row in result.rows:
         recognised = f"{sum(row.shares) / len(row.shares):.1%}"
         table.add_row(Text(_row_name(row, result)), _image_counts(row), _mean_and_deviation(row), recognised)
-    table.caption = Text("\n".join(_notes(result.rows, extractor, result.features, result.classifier_accuracy)))
+    table.caption = Text("\n".join(_notes(result.rows, result.extractor, result.features, result.classifier_accuracy)))
     table.caption_justify = "left"
     return table
 

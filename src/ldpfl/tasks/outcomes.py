@@ -1,10 +1,12 @@
-"""Losses, predictions and metrics for counts, ordered classes, and times to an event.
+"""Losses and predictions for counts, ordered classes, and times to an event.
 
 The gradient of each loss with respect to the outputs is bounded (by e^4 or the count, for a count), so that a clipping norm clips few
 records.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ldpfl.errors import ConfigError
-from ldpfl.tasks.survival import concordance
 
 LINEAR_FROM = 4.0
 """Output above which the expected count, in units of its spread, grows linearly instead of exponentially."""
@@ -29,6 +30,11 @@ def expected_count(outputs: Tensor) -> Tensor:
     """
     below = outputs.clamp(max=LINEAR_FROM)
     return below.exp() * (1 + outputs - below)
+
+
+def positive_count(outputs: Tensor) -> Tensor:
+    """Return the :func:`expected_count` of each output, at least :data:`MIN_COUNT`."""
+    return expected_count(outputs).clamp_min(MIN_COUNT)
 
 
 def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -129,10 +135,12 @@ def appended_times(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64]
     return targets[:, -2].double().numpy(), targets[:, -1].numpy() > 0
 
 
-class CollectingMetric:
-    """Collects outputs and targets, for metrics that need all of them together."""
+class MetricOfAllRows:
+    """A metric that needs all outputs and targets together, on the CPU and the outputs as float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[Tensor, Tensor], float]) -> None:
+        """``function`` returns the metric for the outputs and the targets of all rows."""
+        self._function = function
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
 
@@ -141,50 +149,6 @@ class CollectingMetric:
         self._outputs.append(outputs.detach().cpu().double())
         self._targets.append(targets.detach().cpu())
 
-    def collected(self) -> tuple[Tensor, Tensor]:
-        """Return the outputs and the targets of all batches."""
-        return torch.cat(self._outputs), torch.cat(self._targets)
-
-
-class DevianceExplained(CollectingMetric):
-    """Share of the Poisson deviance around the mean that a model explains (D2, as R2 is of squares)."""
-
     def compute(self) -> float:
-        """Return 1 less the deviance of the model over that of the mean count; NaN if all counts are equal."""
-        outputs, targets = self.collected()
-        counts = targets.double()
-        expected, mean = expected_count(outputs.reshape(counts.shape)).clamp_min(MIN_COUNT), counts.mean().clamp_min(MIN_COUNT)
-        # The terms that both deviances share: they depend on the counts alone.
-        count_terms = torch.special.xlogy(counts, counts.clamp_min(MIN_COUNT)) - counts
-        explained, around_mean = (count_terms - torch.special.xlogy(counts, prediction) + prediction for prediction in (expected, mean))
-        return 1 - float(explained.sum() / around_mean.sum()) if bool((counts != counts[0]).any()) else float("nan")
-
-
-class R2(CollectingMetric):
-    """Share of the squared distance from the mean that a model explains."""
-
-    def compute(self) -> float:
-        """Return 1 less the squared error of the model over that of the mean; NaN if all targets are equal."""
-        outputs, targets = self.collected()
-        numbers = targets.double()
-        errors, around_mean = numbers - outputs.reshape(numbers.shape), numbers - numbers.mean()
-        return 1 - float(errors.square().sum() / around_mean.square().sum()) if bool((numbers != numbers[0]).any()) else float("nan")
-
-
-class MeanClassError(CollectingMetric):
-    """Mean distance of the median class from the true one, in classes."""
-
-    def compute(self) -> float:
-        logits, classes = self.collected()
-        return float((median_class(logits) - classes).abs().double().mean())
-
-
-class Concordance(CollectingMetric):
-    """Harrell's C, on the times themselves: the share of comparable pairs in which the earlier event had the lower predicted survival."""
-
-    def compute(self) -> float:
-        """Return Harrell's C; NaN if no pair is comparable."""
-        logits, targets = self.collected()
-        times, events = appended_times(targets, logits.shape[1])
-        # The sum of the survival probabilities is the expected number of intervals without an event: a predicted time.
-        return concordance(times, events, survival_probabilities(logits).sum(dim=1).numpy())
+        """Return the metric over all batches."""
+        return self._function(torch.cat(self._outputs), torch.cat(self._targets))

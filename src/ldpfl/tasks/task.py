@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ldpfl.errors import ConfigError
-from ldpfl.tasks import outcomes
+from ldpfl.tasks import outcomes, weighted_metrics as metrics
+from ldpfl.tasks.outcomes import MetricOfAllRows
+from ldpfl.tasks.survival import concordance
+from ldpfl.tasks.weighted_metrics import ACCURACY as ACCURACY, Figures, Floats
 from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import call_user_code, is_code
 
@@ -36,9 +39,6 @@ ABSENT: Mapping[Targets, float] = {
     "survival": nan,
 }
 """Target of a sample that counts as a sample and contributes nothing: the loss of a built-in task is 0 for it, whatever the weights."""
-
-ACCURACY = "accuracy"
-"""Share of samples whose class is predicted right. It is the main metric of classifiers of three or more classes."""
 
 
 class Metric(Protocol):
@@ -92,14 +92,13 @@ class Task:
     def measured(self, batches: Iterator[tuple[Tensor, Tensor]], *, every: bool) -> dict[str, float]:
         """Return the main metric, or ``every`` metric, over ``batches`` of outputs and targets. A metric without a value is NaN.
 
-        A row whose outputs are :func:`unusable` counts as wrong in the accuracy. Other built-in metrics are NaN then, because torchmetrics
-        would treat such a row as one of the first class, or as a probability of one half.
+        A row whose outputs are :func:`unusable` counts as wrong in the accuracy. Other built-in metrics are NaN then.
         """
         chosen = {name: make() for name, make in self.metrics.items() if every or name == self.metric}
         undefined: set[str] = set()
         for outputs, targets in batches:
             if bool(unusable(outputs, self.targets).any()):  # these classes are the built-in metrics without the accuracy
-                undefined |= {name for name, metric in chosen.items() if isinstance(metric, _Transformed | outcomes.CollectingMetric)}
+                undefined |= {name for name, metric in chosen.items() if isinstance(metric, MetricOfAllRows | _Perplexity)}
             for name, metric in chosen.items():
                 if name not in undefined:
                     metric.update(outputs, targets)
@@ -213,53 +212,45 @@ class _Accuracy:
         return self._right / self._all
 
 
-class _Transformed:
-    """A metric of torchmetrics. ``convert`` brings outputs and targets into its form; the result is multiplied by ``factor``."""
+class _Perplexity:
+    """Exponential of the mean cross-entropy of a token; NaN without tokens."""
 
-    def __init__(self, metric: Any, convert: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], factor: float = 1.0) -> None:
-        self._metric, self._convert, self._factor = metric, convert, factor
+    def __init__(self) -> None:
+        self._loss, self._tokens = 0.0, 0
 
-    def raw_result(self) -> Any:
-        """Return the result before it is multiplied by the factor."""
-        return self._metric.compute()
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self._metric.update(*(part.detach().cpu() for part in self._convert(outputs, targets)))
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        self._loss += float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TOKEN, reduction="sum"))
+        self._tokens += int((targets != NO_TOKEN).sum())
 
     def compute(self) -> float:
-        with warnings.catch_warnings():  # torchmetrics warns of classes without samples, see _MeanOverPresentClasses
-            warnings.simplefilter("ignore")
-            return float(self.raw_result()) * self._factor
+        return float(torch.tensor(self._loss / self._tokens).exp()) if self._tokens else nan
 
 
-class _MeanOverPresentClasses(_Transformed):
-    """The mean of a metric over the classes, or labels, that some samples have and others lack; NaN if there is none.
+def _metric(function: Callable[[Tensor, Tensor], float]) -> Callable[[], Metric]:
+    """Return a function that creates the metric which ``function`` computes from the outputs and targets of all rows."""
+    return lambda: MetricOfAllRows(function)
 
-    torchmetrics would count the other classes, for which the metric is not defined, as 0.
+
+def _figure(
+    name: str, figures_of: Callable[[Floats, Any], Figures], predict: Callable[[Tensor, Tensor], Tensor], factor: float = 1.0
+) -> Callable[[], Metric]:
+    """Return a function that creates the metric ``name``: the figure of all rows of this name by ``figures_of``, times ``factor``.
+
+    ``predict`` turns outputs and targets (N,) into predictions (N,), which ``figures_of`` takes with the targets.
     """
 
-    def __init__(self, metric: Any, convert: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], classes: int) -> None:
-        super().__init__(metric, convert)
-        self._classes, self._class_counts, self._samples = classes, torch.zeros(classes), 0
+    def figure(outputs: Tensor, targets: Tensor) -> float:
+        figures = figures_of(predict(outputs, targets).double().numpy(), targets.double().numpy())
+        return metrics.figures_of_all_rows(figures, len(targets))[name] * factor
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch of ``outputs`` (B, ...), and of ``targets``: classes (B,) or labels (B, classes)."""
-        super().update(outputs, targets)
-        # (B, classes): 1 if a sample has the class or label, else 0.
-        is_multilabel = targets.dim() > 1
-        has_class = targets.detach().cpu() if is_multilabel else F.one_hot(targets.detach().cpu(), self._classes)
-        self._class_counts, self._samples = self._class_counts + has_class.sum(dim=0), self._samples + len(has_class)
-
-    def raw_result(self) -> Any:
-        """Return the mean over the classes that some samples have and others lack."""
-        return self._metric.compute()[(self._class_counts > 0) & (self._class_counts < self._samples)].mean()
+    return _metric(figure)
 
 
 def _value_or_nan(metric: Metric) -> float:
     """Return the result of ``metric``; NaN if it cannot be computed."""
     try:
         return float(metric.compute())
-    except ValueError:  # such as R2 of a single sample
+    except ValueError:  # as some metrics of torchmetrics raise for a single sample
         return float("nan")
 
 
@@ -273,55 +264,34 @@ def _zero_where_absent(losses: Tensor, targets: Tensor) -> Tensor:
     return torch.where(targets.isnan(), torch.zeros_like(losses), losses)
 
 
-def _to_unit_interval(logits: Tensor) -> Tensor:
-    """Map ``logits`` to (0, 1) without changing their order, and 0 to 1/2. A sigmoid would round large logits to 1 and create ties."""
-    exact = logits.double()
-    return (exact / (1 + exact.abs()) + 1) / 2
-
-
 def _classification(outputs: int, scale: float) -> Task:
     """Return the task of predicting one of ``outputs`` classes."""
+    identity = np.eye(outputs)
 
-    def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the classes' probabilities and the targets, in the form of torchmetrics."""
-        if outputs != 2:
-            return logits.double().softmax(dim=1), targets
-        # Not the probability of the second class, but on the same side of 1/2 and in the same order, which decide F1 and AUROC.
-        second = _to_unit_interval(logits[:, 1] - logits[:, 0])
-        return torch.stack([1 - second, second], dim=1), targets
+    def f1(logits: Tensor, targets: Tensor) -> float:
+        predicted, observed = identity[logits.argmax(dim=1).numpy()], identity[targets.numpy()]
+        return metrics.macro_f1(predicted, observed, (predicted + observed).any(axis=0))
 
-    def f1() -> Metric:
-        from torchmetrics.classification import MulticlassF1Score  # takes a second to import
+    def auroc(logits: Tensor, targets: Tensor) -> float:
+        if outputs == 2:  # probabilities would round large logits to 1 and create ties; minus infinity rules a class out
+            return metrics.mean_auroc((logits[:, 1:] - logits[:, :1]).nan_to_num().numpy(), identity[targets.numpy()][:, 1:])
+        return metrics.mean_auroc(logits.softmax(dim=1).numpy(), identity[targets.numpy()])
 
-        return _Transformed(MulticlassF1Score(num_classes=outputs, average="macro"), convert)
-
-    def auroc() -> Metric:
-        from torchmetrics.classification import MulticlassAUROC
-
-        return _MeanOverPresentClasses(MulticlassAUROC(num_classes=outputs, average=None), convert, outputs)
-
-    metrics: dict[str, Callable[[], Metric]] = {ACCURACY: _Accuracy, "macro F1": f1, "AUROC": auroc}
+    by_name: dict[str, Callable[[], Metric]] = {ACCURACY: _Accuracy, metrics.MACRO_F1: _metric(f1), metrics.AUROC: _metric(auroc)}
     if outputs == 2:  # for a rare outcome, a model that always predicts "no" has a high accuracy
-        metrics = {"AUROC": auroc, ACCURACY: _Accuracy, "macro F1": f1}
-    return Task("classification", "class", _cross_entropy, metrics)
+        by_name = {metrics.AUROC: by_name.pop(metrics.AUROC), **by_name}
+    return Task("classification", "class", _cross_entropy, by_name)
 
 
 def _multilabel(outputs: int, scale: float) -> Task:
     """Return the task of predicting each of ``outputs`` labels, which a sample has or has not."""
 
-    def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (B, L) in (0, 1) and labels (B, L), in the form of torchmetrics."""
-        return _to_unit_interval(logits), targets.long()
+    def f1(logits: Tensor, targets: Tensor) -> float:
+        observed = targets.numpy()
+        return metrics.macro_f1((logits > 0).numpy(), observed, metrics.columns_with_both_values(observed))
 
-    def f1() -> Metric:
-        from torchmetrics.classification import MultilabelF1Score
-
-        return _MeanOverPresentClasses(MultilabelF1Score(num_labels=outputs, average=None), convert, outputs)
-
-    def auroc() -> Metric:
-        from torchmetrics.classification import MultilabelAUROC
-
-        return _MeanOverPresentClasses(MultilabelAUROC(num_labels=outputs, average=None), convert, outputs)
+    def auroc(logits: Tensor, targets: Tensor) -> float:
+        return metrics.mean_auroc(logits.numpy(), targets.numpy())
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy (B,) over the labels, for ``logits`` (B, L) and ``targets`` (B, L) of 0, 1 or NaN (unknown)."""
@@ -331,28 +301,22 @@ def _multilabel(outputs: int, scale: float) -> Task:
     def exact_match() -> Metric:
         return _Accuracy(lambda logits, labels: ((logits > 0) == (labels > 0)).all(dim=1), "classes")
 
-    metrics = {"AUROC": auroc, "macro F1": f1, "exact match": exact_match}
-    return Task("multilabel", "classes", losses, metrics)
+    by_name = {metrics.AUROC: _metric(auroc), metrics.MACRO_F1: _metric(f1), metrics.EXACT_MATCH: exact_match}
+    return Task("multilabel", "classes", losses, by_name)
 
 
 def _regression(_outputs: int, scale: float) -> Task:
     """Return the task of predicting a number; ``scale`` converts errors to its original unit."""
 
-    def metric(kind: str, factor: float = 1.0) -> Callable[[], Metric]:
-        """Return a function that creates the metric called ``kind`` in torchmetrics, times ``factor``."""
-
-        def make() -> Metric:
-            import torchmetrics
-
-            return _Transformed(getattr(torchmetrics, kind)(), lambda numbers, targets: (numbers.reshape(targets.shape), targets), factor)
-
-        return make
+    def numbers(predictions: Tensor, targets: Tensor) -> Tensor:
+        return predictions.reshape(targets.shape)
 
     def losses(predictions: Tensor, targets: Tensor) -> Tensor:
         """Return the squared errors (B,) of ``predictions`` (B, 1) or (B,); 0 where ``targets`` (B,) are NaN."""
-        return _zero_where_absent(F.mse_loss(predictions.reshape(targets.shape), targets.nan_to_num(), reduction="none"), targets)
+        return _zero_where_absent(F.mse_loss(numbers(predictions, targets), targets.nan_to_num(), reduction="none"), targets)
 
-    return Task("regression", "number", losses, {"R2": outcomes.R2, "MAE": metric("MeanAbsoluteError", scale)})
+    r2, mae = _figure("R2", metrics.number_figures, numbers), _figure("MAE", metrics.number_figures, numbers, scale)
+    return Task("regression", "number", losses, {"R2": r2, "MAE": mae})
 
 
 def _language_model(outputs: int, scale: float) -> Task:
@@ -364,12 +328,7 @@ def _language_model(outputs: int, scale: float) -> Task:
         by_token = F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none", ignore_index=NO_TOKEN)
         return by_token.sum(dim=-1) / (targets != NO_TOKEN).sum(dim=-1).clamp_min(1)
 
-    def perplexity() -> Metric:
-        from torchmetrics.text import Perplexity
-
-        return _Transformed(Perplexity(ignore_index=NO_TOKEN), lambda logits, targets: (logits, targets))
-
-    return Task("language-model", "tokens", losses, {"perplexity": perplexity}, lower_is_better=("perplexity",))
+    return Task("language-model", "tokens", losses, {"perplexity": _Perplexity}, lower_is_better=("perplexity",))
 
 
 def _poisson(outputs: int, scale: float) -> Task:
@@ -379,16 +338,11 @@ def _poisson(outputs: int, scale: float) -> Task:
         """Return the losses (B,) of ``predictions`` (B, 1) or (B,), logarithms of expected counts; 0 where ``targets`` (B,) are NaN."""
         return _zero_where_absent(outcomes.count_losses(predictions.reshape(targets.shape), targets.nan_to_num()), targets)
 
-    def mae() -> Metric:
-        from torchmetrics import MeanAbsoluteError
+    def counts(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outcomes.positive_count(outputs.reshape(targets.shape))
 
-        def convert(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            """Return expected and observed counts (B,), in units of their spread."""
-            return outcomes.expected_count(predictions.reshape(targets.shape)), targets
-
-        return _Transformed(MeanAbsoluteError(), convert, scale)
-
-    return Task("poisson", "count", losses, {"deviance explained": outcomes.DevianceExplained, "MAE": mae})
+    deviance, mae = _figure(metrics.DEVIANCE, metrics.count_figures, counts), _figure("MAE", metrics.count_figures, counts, scale)
+    return Task("poisson", "count", losses, {metrics.DEVIANCE: deviance, "MAE": mae})
 
 
 def _ordinal(outputs: int, scale: float) -> Task:
@@ -399,24 +353,24 @@ def _ordinal(outputs: int, scale: float) -> Task:
         by_sample = outcomes.ordered_losses(logits, targets)
         return torch.where(targets == NO_TOKEN, torch.zeros_like(by_sample), by_sample)
 
-    def convert(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the predicted and the true class (B,) of each sample."""
-        return outcomes.median_class(logits), targets
-
-    def kappa() -> Metric:
-        from torchmetrics.classification import MulticlassCohenKappa
-
-        return _Transformed(MulticlassCohenKappa(num_classes=outputs + 1, weights="quadratic"), convert)
-
     def accuracy() -> Metric:
         return _Accuracy(lambda logits, classes: outcomes.median_class(logits) == classes, "ordered")
 
-    return Task("ordinal", "ordered", losses, {"quadratic kappa": kappa, ACCURACY: accuracy, "mean class error": outcomes.MeanClassError})
+    kappa, error = (
+        _figure(name, metrics.ordered_class_figures, lambda logits, classes: outcomes.median_class(logits))
+        for name in (metrics.KAPPA, metrics.CLASS_ERROR)
+    )
+    return Task("ordinal", "ordered", losses, {metrics.KAPPA: kappa, ACCURACY: accuracy, metrics.CLASS_ERROR: error})
 
 
 def _survival(outputs: int, scale: float) -> Task:
     """Return the task of predicting the time to an event, in ``outputs`` intervals."""
-    return Task("survival", "survival", outcomes.hazard_losses, {"concordance": outcomes.Concordance})
+
+    def harrells_c(logits: Tensor, targets: Tensor) -> float:
+        """Return Harrell's C. The sum of the survival probabilities, the expected number of intervals without an event, predicts a time."""
+        return concordance(*outcomes.appended_times(targets, logits.shape[1]), outcomes.survival_probabilities(logits).sum(dim=1).numpy())
+
+    return Task("survival", "survival", outcomes.hazard_losses, {metrics.CONCORDANCE: _metric(harrells_c)})
 
 
 _REGISTRY: Mapping[str, Callable[[int, float], Task]] = {

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax, xlogy
 
-from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.survival import brier_errors, count_comparable_pairs
 
 Floats = NDArray[np.float64]
@@ -40,6 +39,9 @@ class Figures:
     def __call__(self, counts: Floats) -> dict[str, Floats]:
         return self.of_counts(counts)
 
+
+ACCURACY = "accuracy"
+"""Share of samples whose class is predicted right. It is the main metric of classifiers of three or more classes."""
 
 AUROC, PRECISION, BRIER = "AUROC", "average precision", "Brier score"
 PREDICTED, OBSERVED, SLOPE = "mean predicted risk", "observed share", "calibration slope"
@@ -133,7 +135,7 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
     identity = np.eye(logits.shape[1])
     chances, predicted, observed = softmax(logits, axis=1), identity[logits.argmax(axis=1)], identity[classes]
     row_terms = np.concatenate([predicted * observed, predicted, observed, ((chances - observed) ** 2).sum(axis=1, keepdims=True)], axis=1)
-    auroc, commonest = _mean_auroc_figure(chances, observed), observed.sum(axis=0).argmax()
+    auroc, commonest = _auroc_with_interval(chances, observed), observed.sum(axis=0).argmax()
     # Classes that no row has and that are predicted for none have no F1, and do not count in the mean.
     counted_classes, slope = (predicted + observed).any(axis=0), _factor_figure(logits, observed)
 
@@ -157,7 +159,7 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> Figures:
     observed, predicted = labels.astype(np.float64), (logits > 0).astype(np.float64)
     exact = (predicted == observed).all(axis=1, keepdims=True)
     row_terms = np.concatenate([predicted * observed, predicted, observed, exact], axis=1)
-    auroc, counted_labels = _mean_auroc_figure(logits, observed), _columns_with_both_values(observed)
+    auroc, counted_labels = _auroc_with_interval(logits, observed), columns_with_both_values(observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
@@ -364,31 +366,42 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
     return figures
 
 
-def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], dict[str, Floats]]:
-    """Return a function from row counts (B, n) to the mean AUROC (B,) over columns, by its name; an empty dict for many columns.
+def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], Floats]:
+    """Return a function from row counts (B, n) to the mean AUROC (B,) over the columns that are positive in some rows and 0 in others.
 
-    Many columns would take long. ``scores`` (n, K) are ranked for each column, and ``has_class`` (n, K) is 1 for rows of its class, else 0.
+    ``scores`` (n, K) are ranked for each column, and ``has_class`` (n, K) is 1 for rows of its class, else 0.
     """
+    both = columns_with_both_values(has_class)
+    columns = [_ranking_figures(*scores_and_events) for scores_and_events in zip(scores.T[both], has_class.T[both], strict=True)]
+    return lambda counts: _mean_over_classes(np.array([column(counts)[0] for column in columns]).reshape(len(columns), len(counts)))
+
+
+def _auroc_with_interval(scores: Floats, has_class: Floats) -> Callable[[Floats], dict[str, Floats]]:
+    """Return a function from row counts (B, n) to the mean AUROC (B,) by its name; to an empty dict for many columns, which take long."""
     if scores.shape[1] > _MOST_RANKED:
         return lambda counts: {}
-    both = _columns_with_both_values(has_class)
-    columns = [_ranking_figures(*scores_and_events) for scores_and_events in zip(scores.T[both], has_class.T[both], strict=True)]
-
-    def figure(counts: Floats) -> dict[str, Floats]:
-        """Return the mean AUROC (B,) by its name, for row counts (B, n)."""
-        by_column = np.array([column(counts)[0] for column in columns]).reshape(len(columns), len(counts))
-        return {AUROC: _mean_over_classes(by_column)}
-
-    return figure
+    figure = _mean_auroc_figure(scores, has_class)
+    return lambda counts: {AUROC: figure(counts)}
 
 
-def _columns_with_both_values(has_class: Floats) -> NDArray[np.bool_]:
+def mean_auroc(scores: Floats, has_class: Floats) -> float:
+    """Return the mean AUROC over all rows and the columns of ``scores`` (n, K), see :func:`_mean_auroc_figure`."""
+    return float(_mean_auroc_figure(scores, has_class)(np.ones((1, len(scores))))[0])
+
+
+def macro_f1(predicted: NDArray[Any], observed: NDArray[Any], counted: NDArray[np.bool_]) -> float:
+    """Return the mean F1 of the ``counted`` (K,) columns: 1 in ``predicted`` and ``observed`` (n, K) for a class of a row, else 0."""
+    found, either = (predicted * observed)[:, counted].sum(axis=0), (predicted + observed)[:, counted].sum(axis=0)
+    return float(_mean_over_classes(2 * found / either))
+
+
+def columns_with_both_values(has_class: Floats) -> NDArray[np.bool_]:
     """Return a mask (K,) of the columns of ``has_class`` (n, K) that are positive in some rows and 0 in others."""
     return np.asarray((has_class > 0).any(axis=0) & (has_class == 0).any(axis=0))
 
 
 def _mean_over_classes(values: Floats) -> Floats:
-    """Return the mean (B,) of ``values`` (K, B) over the K classes; NaN for a resample in which a class has no value, or without classes.
+    """Return the mean (...) of ``values`` (K, ...) over the K classes; NaN for a resample where a class has no value, or without classes.
 
     If such a class were left out instead, the figure would be a mean over fewer classes in some resamples.
     """
