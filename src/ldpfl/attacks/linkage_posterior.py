@@ -104,14 +104,16 @@ def area_under_curve(alike: Array, unlike: Array) -> float:
 def max_linked_reports(scores: Array, hits: Array, sure: NDArray[np.bool_]) -> int:
     """Return the maximum number of reports that are linked to one window, each with a probability of ``CONFIDENCE`` or more.
 
+    A window is the time span in which one client sends its reports.
+
     Args:
         scores: (d, n) the best report's score for each parameter and window.
         hits: (d, n) probability that this report is from the window.
         sure: (d, n) whether the report's own arrival time alone links it to the window.
 
-    Scores are too low to be taken as probabilities. So a score counts as the share of guesses with this score that are right. An observer
-    would estimate that share in simulated rounds. Here it is estimated for each half of the parameters on the other half, which is
-    independent.
+    A score is lower than the probability that the guess is right, so it is calibrated: it counts as the share of right guesses among those
+    with this score. An observer would estimate that share in simulated rounds. Here it is estimated for each half of the parameters on the
+    other half, which is independent.
     """
     half = len(scores) // 2
     linked = sure.copy()

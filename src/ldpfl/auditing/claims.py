@@ -381,7 +381,10 @@ def _check_client_order(mixed: Floats, error: float) -> ClaimResult:
 
 
 def _check_unit_correlation(mixed: Floats, error: float) -> ClaimResult:
-    """Test whether the units of a client stay together in the pool. They would be correlated, since they were all at the same end."""
+    """Test whether the units of one client's report stay together when reports are mixed.
+
+    All values of a client lie at the same end of their range in this test, so units that stay together are correlated.
+    """
     clients, units = mixed.shape
     deviation = mixed.std(axis=0)
     standard = (mixed - mixed.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)

@@ -142,7 +142,8 @@ def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Ca
 def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: float) -> float:
     """Return a first guess of the strength at which the run's epsilon is ``target``, within the range of the search.
 
-    The guess assumes that mu, the parameter of Gaussian differential privacy, is proportional to the strength. It takes two steps.
+    A larger strength is less noise, so a larger mu, the parameter of Gaussian differential privacy. The guess takes mu to be proportional
+    to the strength. That is true only roughly, so the guess is corrected once.
     """
     strength = 0.1
     for _ in range(2):

@@ -280,9 +280,10 @@ def _log_exceptions_without_text() -> None:
 
 
 def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: float) -> NoReturn:
-    """Run the body of the guard: wait for SIGTERM, then stop all of the guard's descendants, and kill them at the time ``killed_at``.
+    """Run the body of the guard: wait for SIGTERM, then freeze all of the guard's descendants, and kill them at the time ``killed_at``.
 
-    SIGTERM also comes when the ``parent`` dies. Then the descendants are killed at once. The process that does ``work`` is the guard's
+    The time of the kill is fixed, so that others on the machine do not see by it how the work ended. SIGTERM also comes when the
+    ``parent`` dies. Then the descendants are killed at once. The process that does ``work`` is the guard's
     grandchild: whatever it does to its parent and its group does not reach the guard.
     """
     try:
@@ -296,10 +297,10 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: floa
         os.close(sending)  # otherwise the pipe would stay open when the worker has ended without a result
         signal.sigwait({signal.SIGTERM})  # blocked since before the fork, and so never missed
         if time.monotonic() < killed_at:
-            _stop_all(leader)
+            _freeze_all(leader)
         while time.monotonic() < killed_at and os.getppid() == parent:
             time.sleep(0.1)
-        _end_all(leader)
+        _kill_all(leader)
         _remove_folder(scratch)
     finally:
         os._exit(0)
@@ -350,8 +351,8 @@ def _leave_session(death_signal: signal.Signals) -> None:
     _set_process_option(_PR_SET_PDEATHSIG, death_signal)
 
 
-def _stop_all(leader: int) -> None:
-    """Stop all of the guard's descendants, repeatedly as in :func:`_end_all`. A stopped process starts no other.
+def _freeze_all(leader: int) -> None:
+    """Freeze (SIGSTOP) all of the guard's descendants, repeatedly as in :func:`_kill_all`. A frozen process starts no other.
 
     ``leader`` is the process group of the worker. If there are too many descendants, they are killed at once.
     """
@@ -367,10 +368,10 @@ def _stop_all(leader: int) -> None:
                 child.suspend()
         stopped |= descendants
     if len(stopped) > _MAX_STOPPED:
-        _end_all(leader)
+        _kill_all(leader)
 
 
-def _end_all(leader: int) -> None:
+def _kill_all(leader: int) -> None:
     """Kill all of the guard's descendants, repeatedly, because a process may have started another one just before it was killed.
 
     The group of ``leader`` is killed first, by one call. It may have so many processes that listing them takes too long. As long as they

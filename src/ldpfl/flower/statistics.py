@@ -93,8 +93,8 @@ def histogram_counts(dataset: Dataset, edges: tuple[Floats, ...], rows: NDArray[
 def memory_with_counts(memory: Mapping[str, Tensor], stage: int, counts: NoisySum, points_a_row: int) -> dict[str, Tensor]:
     """Return a checkpoint's ``memory`` with the histograms of one more ``stage``, as one vector.
 
-    The vector holds the standard deviation of the noise, followed by the counts. All are numbers of rows: ``counts`` is in lattice points,
-    of which a row adds ``points_a_row`` to its bin.
+    The vector holds the standard deviation of the noise, followed by the counts, both in rows. ``counts`` is in lattice points,
+    the integers in which sums are sent. Each row adds ``points_a_row`` of them to its bin, so both are divided by that.
     """
     return {**memory, f"{_MEMORY_KEY}.{stage}": torch.from_numpy(np.concatenate([[counts.noise], counts.points]) / points_a_row)}
 

@@ -285,7 +285,9 @@ def _private_path(path: Path) -> Path:
         raise Declined(f"budget file {path} cannot be read, so nothing leaves this client: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
         raise Declined(f"budget file {path} is not a regular file: nothing leaves this client")
-    if status.st_nlink > 1:  # SQLite's journal has one of the names: a charge that was interrupted under it would undo later ones
+    # SQLite names its journal after the name by which the file was opened. If a charge is interrupted, and the next ones use another name,
+    # the journal is rolled back when its name is used again, and those charges are lost.
+    if status.st_nlink > 1:
         raise Declined(f"budget file {path} has another name, a hard link: remove one of the names; until then nothing leaves this client")
     return require_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 

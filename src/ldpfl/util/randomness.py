@@ -366,8 +366,8 @@ def blocks(clients: int, dimension: int, values: int = 4 * COORDINATE_BLOCK) -> 
 def client_blocks(clients: int, width: int, most: int = 1 << 30, values: int = 4 * COORDINATE_BLOCK) -> Iterator[range]:
     """Cut ``clients`` rows of ``width`` values into blocks of rows.
 
-    A block has as many rows as hold about ``values`` values, at least one and at most ``most``. Every block covers the same coordinates, so
-    the bits that a client draws do not depend on the other clients.
+    A block has as many rows as hold about ``values`` values, at least one and at most ``most``. Rows are whole, so a client draws the same
+    bits whichever clients share its block.
     """
     rows_per_block = min(most, max(1, values // max(1, width)))
     return (range(row, min(row + rows_per_block, clients)) for row in range(0, clients, rows_per_block))

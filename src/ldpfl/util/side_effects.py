@@ -84,7 +84,8 @@ def refuse_tensor_writes(module: nn.Module, trained: Mapping[str, Tensor], *, by
 def _refuse_changes(module: nn.Module, changed_names: Callable[[], list[str]]) -> Iterator[None]:
     """Raise a :class:`PrivacyError` after the block if ``changed_names`` returns any name.
 
-    It replaces an error that the block raised, since the change may have caused that error.
+    It replaces an error that the block raised, since the change may have caused that error. An error of ldpfl passes unchanged: it
+    says what is wrong.
     """
     try:
         yield
