@@ -302,7 +302,7 @@ def test_a_ledger_of_later_rounds_than_the_checkpoint_is_not_overwritten(tmp_pat
             file.unlink()
         elif not kept and file.name != "ledger.json":
             shutil.copy(tmp_path / "backup" / file.name, file)
-    with pytest.raises(DataError, match=r"ledger\.json has 3 rounds, which are not the . of the checkpoint .* Put back the latest one"):
+    with pytest.raises(DataError, match=r"ledger\.json has 3 rounds and the checkpoint beside it [01], .* Put back the latest one"):
         run(InProcessGrid(app_of(node=node), CLIENTS), rounds=4, folder=folder)
     assert (folder.ledger_path.read_bytes(), node.steps) == (before, [])
 

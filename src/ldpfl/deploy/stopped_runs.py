@@ -53,7 +53,9 @@ def read_left_open(folder: RunFolder) -> LeftOpen:
     """
     config = folder.config()
     if not folder.participation_path.exists():
-        raise ConfigError(f"{folder.path} has no run on Flower that has asked a node, so nothing is left open")
+        raise ConfigError(
+            f"{folder.path} has no run on Flower in which a node was asked to take part, so nothing is left to be finished or cancelled"
+        )
     try:
         with folder.locked():  # raises while a ServerApp works in the folder
             participation, checkpoint = folder.participation(), folder.checkpoint()

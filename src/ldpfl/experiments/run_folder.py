@@ -391,8 +391,9 @@ class RunFolder:
         charged, done = Ledger.load(self.ledger_path).events, checkpoint.ledger.events
         if len(charged) > len(done) + 1 or charged[: len(done)][:-1] != done[: len(charged)][:-1]:
             raise DataError(
-                f"{self.ledger_path} has {counted(len(charged), 'round')}, which are not the {len(done)} of the checkpoint beside it and "
-                "one more: an older checkpoint was put back, or another run's. Put back the latest one, or begin a run in another folder"
+                f"{self.ledger_path} has {counted(len(charged), 'round')} and the checkpoint beside it {len(done)}, expected the "
+                "same rounds, and one more in the ledger at most: the checkpoint is an older one, or another run's. Put back the latest "
+                "one, or begin a run in another folder"
             )
 
     def has_released(self) -> bool:

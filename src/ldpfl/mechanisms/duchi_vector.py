@@ -215,4 +215,4 @@ def _draw_vectors(signs: PackedBits, dimension: int, disagree_share: int, source
         if not undecided.size:
             return drawn
         words = draw_each(source, np.repeat(undecided + rows.start, size)).reshape(-1, size)
-    raise PrivacyError("the random source repeats its output, so its bits are not random; nothing was sent")
+    raise PrivacyError("the random source repeats its output, so its bits are not random; nothing was sent: pass another source")

@@ -258,7 +258,7 @@ def bits_after_next_draw(bits: int) -> int:
         PrivacyError: ``bits`` has reached 512, which happens only if the random source is broken.
     """
     if bits >= _MAX_BITS:
-        raise PrivacyError("the random source repeats its output, so its bits are not random; nothing was sent")
+        raise PrivacyError("the random source repeats its output, so its bits are not random; nothing was sent: pass another source")
     return bits + WORD
 
 

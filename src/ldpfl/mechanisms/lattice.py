@@ -122,8 +122,8 @@ class LatticeMechanism(VectorMechanism):
         std = self.clip.steps * float(self.noise_multiplier)
         if std < _MIN_STD:
             raise ConfigError(
-                f"one client's noise has a standard deviation of {std:g} lattice points, expected {_MIN_STD:g} or more, so that rounding "
-                "to points is harmless: use more steps (points for each clipping norm)"
+                f"one client's noise has a standard deviation of {std:g} lattice points, expected {_MIN_STD:g} or more: "
+                "set more steps (lattice points for each clipping norm), so that rounding to points is harmless"
             )
         if self.bits not in (32, 64):
             raise ConfigError(f"bits, the size of a lattice point, must be 32 or 64, got {self.bits!r}")

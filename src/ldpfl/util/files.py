@@ -340,7 +340,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a field is given twice")
+        repeated = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        raise ValueError(f"the field {repeated[:40]!r} is given twice: keep one")
     return fields
 
 

@@ -96,5 +96,6 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object. A field that is given twice is refused, because some readers take its first value and some its last."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a field is given twice")
+        repeated = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        raise ValueError(f"the field {repeated[:40]!r} is given twice: keep one")
     return fields
