@@ -48,7 +48,7 @@ def epsilon_of(one: Probabilities, other: Probabilities, delta: float) -> float:
     found = 0.0
     for first, second in ((one, other), (other, one)):
         if delta_of(first, second, 0.0) > delta:
-            found = max(found, brentq(lambda epsilon, a=first, b=second: delta_of(a, b, epsilon) - delta, 0.0, 60.0))  # type: ignore[misc]
+            found = max(found, brentq(lambda epsilon, a=first, b=second: delta_of(a, b, epsilon) - delta, 0.0, 60.0))
     return found
 
 
