@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.shuffled import shuffled_losses
+from ldpfl.privacy.accountants.shuffled_bits import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, shuffled_gaussian_attained, shuffled_gaussian_epsilon
 from ldpfl.util.number_format import number

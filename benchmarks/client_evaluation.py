@@ -27,8 +27,8 @@ from ldpfl.models.layout import ParameterLayout
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.events import Channel
 from ldpfl.simulation import LocalTask
-from ldpfl.simulation.evaluating import LOSS, RANKED, RIGHT, ClientFigures, RecordScores
-from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores
+from ldpfl.simulation.evaluating_records import LOSS, RANKED, RIGHT, ClientFigures, RecordScores
+from ldpfl.simulation.evaluating_whole_clients import BitScores, ClientScores, MeanScores
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.record_sums import lattice_points, released_pool, released_sum
 from ldpfl.util.randomness import Purpose

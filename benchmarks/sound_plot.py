@@ -20,7 +20,7 @@ from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.mechanisms.rotated_sign import RotatedSignSettings
 from ldpfl.privacy.accountants.clones import clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
-from ldpfl.privacy.statement import DELTA
+from ldpfl.privacy.accounting import DELTA
 
 REGIMES = {
     "sum": "a sum over two servers",

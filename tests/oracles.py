@@ -15,7 +15,7 @@ from ldpfl.privacy.accountants.binomial import Array, sigmoid
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 from ldpfl.privacy.accountants.participation import cohort_sizes, unamplified_epsilon
 from ldpfl.privacy.accountants.randomized_response import log_moment
-from ldpfl.privacy.accountants.shuffled import single_delta
+from ldpfl.privacy.accountants.shuffled_bits import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 
 _ENUMERABLE = 64

@@ -29,7 +29,7 @@ from ldpfl.cli import app
 from ldpfl.experiments import load_recipe
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.shipped import recipe_names, sweep_names
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.report.privacy import guarantee_rows
 
 ROOT = Path(__file__).parents[1]

@@ -22,9 +22,9 @@ from torch import nn
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import OURS, USERS_CODE
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.privacy.statement import account
 from ldpfl.report.page import page
 from ldpfl.report.scores import format_score
 

@@ -31,9 +31,9 @@ from ldpfl.experiments.planning.planner import Setting, plan
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, Row
 from ldpfl.privacy import Ledger, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
-from ldpfl.privacy.statement import account
 from ldpfl.util.displays import Shown
 
 SMALL = {"model.name": "logistic-regression", "data.name": "mnist", "shuffling.channel": "direct"}

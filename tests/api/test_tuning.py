@@ -24,9 +24,9 @@ from ldpfl.experiments.sweep_config import sweep_of
 from ldpfl.experiments.tuning import Chosen, Tuning, candidates, guarantee_of
 from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussian_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.privacy.statement import run_epsilon
-from ldpfl.simulation.evaluating import LOSS
+from ldpfl.simulation.evaluating_records import LOSS
 
 draws = np.random.default_rng(0)
 AGES = draws.integers(20, 80, 300)

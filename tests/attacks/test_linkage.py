@@ -31,7 +31,7 @@ from ldpfl.attacks.linkage import (
 from ldpfl.attacks.linkage_posterior import CONFIDENCE, Array, arrival_density, matching_probabilities
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.shuffled import single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import single_epsilon
 from ldpfl.relay.uniform_order import scatter
 
 KNOWN = LinkageSetting(clients=2, parameters=4_000, jitter=0, uncertainty=0, watched=(1,))

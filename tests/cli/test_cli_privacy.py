@@ -22,9 +22,9 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Facts, read_settings
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.policy import Policy, Request
-from ldpfl.privacy.statement import account
 from ldpfl.simulation import simulate
 
 ONE_BIT = ("--weights", "1", "--rounds", "1")

@@ -18,7 +18,7 @@ from ldpfl.cli import main
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.report.terminal import print_anything
+from ldpfl.report.console import print_anything
 from ldpfl.util.user_cache import cache_dir
 
 EMOJI, ASTRAL, BROKEN = "\N{GRINNING FACE}", "\U00020bb7", "\udcff"

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from ldpfl.cli.demo_display import Display, print_outcome
 from ldpfl.data import load
 from ldpfl.deploy.demo import COMPLETED, run_demo
-from ldpfl.deploy.site import Site
-from ldpfl.deploy.trial import trial_of
+from ldpfl.deploy.demo_files import Site
+from ldpfl.deploy.demo_settings import trial_of
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.privacy.budget_file import read_charges
 

@@ -23,9 +23,9 @@ from pyarrow import parquet
 from conftest import CommandLine
 from ldpfl import LayerRanges, mechanisms
 from ldpfl.deploy.certificates import issue
+from ldpfl.deploy.demo_files import write_node_key
 from ldpfl.deploy.node_check import check_node
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing
-from ldpfl.deploy.site import write_node_key
 from ldpfl.flower.policy_init import offer_of, ranges_for, releases_of
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ldpfl.deploy.demo import RunEnd, Watch, check_server_app_starts, refusal_reasons
-from ldpfl.deploy.site import Site
+from ldpfl.deploy.demo_files import Site
 from ldpfl.errors import DeploymentError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.nodes_asked import Participation

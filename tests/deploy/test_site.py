@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ldpfl import ConfigError, LayerRanges, LdpflError
 from ldpfl.data import load
+from ldpfl.deploy.demo_files import VALID_FOR, Site, write_all_parties_files, write_node_key
+from ldpfl.deploy.demo_settings import LINKED, Trial, settings_of, trial_of
 from ldpfl.deploy.processes import Programs, export_commands, inherited_environment, shell_line
-from ldpfl.deploy.site import VALID_FOR, Site, write_all_parties_files, write_node_key
-from ldpfl.deploy.trial import LINKED, Trial, settings_of, trial_of
 from ldpfl.errors import Declined
 from ldpfl.experiments.build import build, choose_device
 from ldpfl.flower.new_app import write_app

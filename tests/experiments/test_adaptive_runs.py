@@ -21,7 +21,7 @@ from ldpfl.experiments.planned_ledger import initial_weights_and_ranges, planned
 from ldpfl.flower.ignored_settings import setting_notes
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import simulate
 from ldpfl.simulation.workers import Processes

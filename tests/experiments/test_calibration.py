@@ -14,7 +14,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.planned_ledger import planned_ledger
-from ldpfl.privacy.statement import account, run_epsilon
+from ldpfl.privacy.accounting import account, run_epsilon
 from ldpfl.server import once_cohort
 from ldpfl.simulation import simulate
 

@@ -32,12 +32,12 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.registry import settings_of
 from ldpfl.mechanisms.settings import Facts
 from ldpfl.privacy import BinaryRelease, Ledger
-from ldpfl.privacy.statement import run_epsilon
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.evaluating import BINS, LOSS, NUMBERS, RIGHT, ClientFigures, RecordScores
-from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores, WholeClientEvaluation
+from ldpfl.simulation.evaluating_records import BINS, LOSS, NUMBERS, RIGHT, ClientFigures, RecordScores
+from ldpfl.simulation.evaluating_whole_clients import BitScores, ClientScores, MeanScores, WholeClientEvaluation
 from ldpfl.simulation.record_sums import NoisySum
 from ldpfl.tasks.weighted_metrics import AUROC
 

@@ -13,7 +13,7 @@ from ldpfl.experiments.build import build, mechanism_of
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.mechanisms import DuchiVector, Harmony, Hybrid, Laplace, Mechanism, Piecewise, PrivUnitG, guarantee_of, payload_bits
 from ldpfl.privacy import BinaryRelease, PureRelease
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.simulation import simulate
 
 RANGES = LayerRanges(torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64), (80, 10))

@@ -33,7 +33,7 @@ from ldpfl.mechanisms.gaussian import (
     TimeVarying,
 )
 from ldpfl.privacy import UnprotectedRelease
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.simulation import simulate
 
 BASE = [

@@ -27,12 +27,12 @@ from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.statement import run_epsilon
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.report.client_figures import how_measured
 from ldpfl.report.page import page
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.evaluating import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, RecordScores
+from ldpfl.simulation.evaluating_records import GAP, LOSS, MAX_BINNING, RIGHT, ClientFigures, RecordScores
 from ldpfl.simulation.local_training import LocalTask, evaluated
 from ldpfl.simulation.record_sums import NoisySum, lattice_points, released_sum
 from ldpfl.simulation.workers import workers

@@ -29,8 +29,8 @@ from ldpfl.experiments import RunConfig, Runner, figures as figures_module, read
 from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.privacy import statement as statement_module
-from ldpfl.privacy.statement import account
+from ldpfl.privacy import accounting as statement_module
+from ldpfl.privacy.accounting import account
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.server import RoundMetrics
 from ldpfl.simulation import BatchSchedule, VectorizedTrainer

@@ -18,7 +18,7 @@ from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.lattice import LatticeMechanism
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.simulation import simulate
 
 SUMS = ["model.name=linear", "clients.count=12", "training.rounds=4", "shuffling.channel=secure-sum"]

@@ -27,7 +27,7 @@ from ldpfl.flower import LdpStrategy, apps
 from ldpfl.flower.arrays import to_arrays
 from ldpfl.flower.federation_setup import prepare
 from ldpfl.flower.terms import RoundTerms
-from ldpfl.simulation.evaluating import LOSS, RIGHT, RecordScores
+from ldpfl.simulation.evaluating_records import LOSS, RIGHT, RecordScores
 
 NEARLY_NO_NOISE: dict[str, Any] = {"evaluation__epsilon": 1e4, "mechanism__noise_multiplier": 0.01}
 

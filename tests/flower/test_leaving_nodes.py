@@ -22,8 +22,8 @@ from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import InProcessGrid, LdpClientApp, apps
 from ldpfl.flower.policy_init import fitting_policy, offer_of_settings, ranges_for
 from ldpfl.flower.run_settings import RunSettings
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.privacy.policy import Policy
-from ldpfl.privacy.statement import run_epsilon
 from ldpfl.transport.shuffling.sealing import public_text
 from ldpfl.util.number_format import number
 

@@ -11,8 +11,8 @@ from ldpfl import ConfigError
 from ldpfl.experiments import load_recipe
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.policy_init import config_for_transport, fitting_policy, offer_of, ranges_for
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.privacy.policy import Transport
-from ldpfl.privacy.statement import run_epsilon
 
 APP = """
 [tool.flwr.app]

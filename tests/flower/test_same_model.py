@@ -21,7 +21,7 @@ from ldpfl.experiments.config import parse_config
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import Ask, InProcessGrid, LdpClientApp
 from ldpfl.flower.apps import server_app, train
-from ldpfl.privacy.statement import run_epsilon
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import simulate
 from ldpfl.util.randomness import SeededStreams

@@ -25,7 +25,7 @@ from ldpfl.experiments.nodes_asked import MAX_BYTES, Participation
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, TooFewTakePart, Waiting
-from ldpfl.privacy.statement import run_epsilon
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.server import Checkpoint
 
 CLIENTS = 10

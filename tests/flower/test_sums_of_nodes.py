@@ -26,7 +26,7 @@ from ldpfl.flower import LdpStrategy, apps
 from ldpfl.flower.policy_init import Offer, fitting_policy, ranges_for
 from ldpfl.flower.statistics import read_edges
 from ldpfl.flower.terms import RoundTerms
-from ldpfl.simulation.evaluating import RIGHT
+from ldpfl.simulation.evaluating_records import RIGHT
 
 SQUARES: dict[str, Any] = {"training__method": "least-squares", "training__rounds": 1, "least_squares__feature_norm": 2.0}
 MEASURED: dict[str, Any] = {"data__scaling": "measured"}

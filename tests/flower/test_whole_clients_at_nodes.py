@@ -16,7 +16,7 @@ from ldpfl import api
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.policy_init import Offer, fitting_policy
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.simulation.evaluating import LOSS, RIGHT
+from ldpfl.simulation.evaluating_records import LOSS, RIGHT
 
 PLAIN: dict[str, Any] = {"mechanism__records": None, "mechanism__noise_multiplier": None, "mechanism__clip_norm": None}
 BITS: dict[str, Any] = {**PLAIN, "mechanism__name": "rotated-sign", "mechanism__epsilon": 2.0, "shuffling__channel": "direct"}

@@ -20,7 +20,7 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.registry import built
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.simulation import simulate
 
 SMALL = ["model.name=logistic-regression", "clients.count=5", "training.epochs=1", "training.rounds=1"]

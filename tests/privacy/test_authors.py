@@ -32,12 +32,12 @@ from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.privacy import GaussianRelease, Ledger, PureRelease, RoundEvent
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.authors import author_of, released
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_charges, set_limit
 from ldpfl.privacy.events import OURS, UNKNOWN, USERS_CODE
 from ldpfl.privacy.policy import Policy, Request
-from ldpfl.privacy.statement import account
 from ldpfl.report.privacy import guarantee_rows
 from ldpfl_verify import Certificate, verify
 

@@ -28,11 +28,11 @@ from ldpfl.errors import BudgetExhausted, ConfigError, Declined, Exhausted
 from ldpfl.mechanisms import Mechanism
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, Release, RoundEvent, budget_file
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, hidden_epsilon, summed_epsilon
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import charge_lost, read_books, read_charges, set_limit
 from ldpfl.privacy.policy import Limit, Policy, Request
-from ldpfl.privacy.statement import account
 
 RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))
 DUCHI, NOISE, NONE = mechanisms.create("duchi", epsilon=0.5), mechanisms.create("full-dp", epsilon=0.5), mechanisms.create("none")

@@ -6,11 +6,11 @@ from math import inf, nan
 
 import pytest
 
-from ldpfl.privacy import Ledger, RoundEvent, statement as statement_module
+from ldpfl.privacy import Ledger, RoundEvent, accounting as statement_module
 from ldpfl.privacy.accountants.behind_shuffler import Bounds, CountedBits
 from ldpfl.privacy.accountants.local import PureAccountant
+from ldpfl.privacy.accounting import account, run_epsilon
 from ldpfl.privacy.events import BinaryRelease, Channel
-from ldpfl.privacy.statement import account, run_epsilon
 
 
 def ledger(epsilon: float, channel: Channel = "ideal-shuffler") -> Ledger:

@@ -19,12 +19,12 @@ from ldpfl.mechanisms.record_clipping import RecordClip
 from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, summed_epsilon
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
+from ldpfl.privacy.accounting import account, account_together
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
 from ldpfl.privacy.events import OURS, for_one_record
 from ldpfl.privacy.guarantee import least_protected
 from ldpfl.privacy.policy import Policy, Request
-from ldpfl.privacy.statement import account, account_together
 from ldpfl_verify import Certificate
 
 PERSON = GaussianRelease("dp-sgd", 0.2, unit="person", author=OURS)

@@ -14,11 +14,11 @@ from ldpfl.errors import ConfigError, Declined, Exhausted
 from ldpfl.privacy import BinaryRelease, GaussianRelease, Ledger, PureRelease, RoundEvent
 from ldpfl.privacy.accountants.clones import clone_epsilon, clone_probability
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
+from ldpfl.privacy.accounting import account, account_together, run_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import set_limit
 from ldpfl.privacy.events import OURS, Sampling
 from ldpfl.privacy.policy import Policy, Request
-from ldpfl.privacy.statement import account, account_together, run_epsilon
 
 RECORD = GaussianRelease("dp-sgd", 0.2, unit="record", author=OURS)
 CLIENT = GaussianRelease("full-dp", 0.2, author=OURS)

@@ -26,11 +26,11 @@ from ldpfl.privacy.accountants.closed_forms import central_limit_epsilon
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.shuffled import single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds
+from ldpfl.privacy.accounting import account, account_together
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import Scope, Statement
-from ldpfl.privacy.statement import account, account_together
 
 DELTA = 1e-5
 CLAIM = "LDP-FL, section 4"

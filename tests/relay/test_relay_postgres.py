@@ -16,11 +16,11 @@ from relay_support import RUN, Clock, Postgres, blob, certificate, opened, postg
 from sqlalchemy import Connection, create_engine, text
 
 from ldpfl import ConfigError
-from ldpfl.relay import database as database_module, postgres as module, session
+from ldpfl.relay import database as database_module, postgres_connections as module, session
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import StoreUnavailable, UnfitStore
 from ldpfl.relay.protocol import BLOCK_BYTES
-from ldpfl.relay.schema_checks import check_schema
+from ldpfl.relay.schema_and_rights import check_schema
 from ldpfl.relay.store import Store
 from ldpfl.relay.tokens import Role, Tokens
 

@@ -12,9 +12,9 @@ from rich.table import Table
 
 from ldpfl.experiments.planning.planner import Setting, Solution, plan
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent, UnprotectedRelease
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import OURS
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
-from ldpfl.privacy.statement import account
 from ldpfl.report.privacy import guarantee_table, interval, plan_table, print_guarantees
 from ldpfl.util.number_format import number
 

@@ -10,8 +10,8 @@ import ldpfl
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.run_folder import Kind
 from ldpfl.privacy import Ledger, RoundEvent
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import OURS, GaussianRelease, Release, UnprotectedRelease
-from ldpfl.privacy.statement import account
 from ldpfl.report.methods import bibtex, citation, methods
 from ldpfl.util.number_format import number
 from ldpfl.version import YEAR

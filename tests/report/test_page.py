@@ -21,8 +21,8 @@ from conftest import CommandLine
 from ldpfl import ConfigError, api
 from ldpfl.experiments.public_figures import public_settings
 from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
-from ldpfl.privacy.statement import account
 from ldpfl.report import client_figures
 from ldpfl.report.page import page
 from ldpfl.report.result_tables import layer_table

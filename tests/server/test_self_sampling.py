@@ -16,7 +16,7 @@ from ldpfl.experiments.build import build
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.server import Checkpoint, round_event, self_sampled_cohort
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.federation import Participation

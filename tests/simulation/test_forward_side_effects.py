@@ -41,7 +41,7 @@ from ldpfl.simulation import (
 )
 from ldpfl.simulation.compiled_training import CompiledTrainer
 from ldpfl.simulation.compiling import has_compiler
-from ldpfl.simulation.evaluating import RecordScores
+from ldpfl.simulation.evaluating_records import RecordScores
 from ldpfl.simulation.local_steps import full_batch
 from ldpfl.simulation.record_sums import client_sums
 from ldpfl.tasks import Task

@@ -19,8 +19,8 @@ from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.mechanisms.lattice import Lattice
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.privacy.authors import released
-from ldpfl.privacy.statement import run_epsilon
 from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY, ColumnStages, Measuring
 from ldpfl.util.randomness import RandomSource
 

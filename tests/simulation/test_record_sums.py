@@ -17,7 +17,7 @@ from ldpfl.mechanisms.record_clipping import STEPS, RecordClip
 from ldpfl.models.dense import LogisticRegression
 from ldpfl.models.layout import ParameterLayout
 from ldpfl.simulation import LocalTask
-from ldpfl.simulation.evaluating import RecordScores
+from ldpfl.simulation.evaluating_records import RecordScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_steps import LocalOptimiser
 from ldpfl.simulation.record_sums import RecordVectors, client_sums, lattice_points, mean_vectors, released_sum

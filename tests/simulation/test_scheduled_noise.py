@@ -36,9 +36,9 @@ from ldpfl.mechanisms.gaussian import (
 from ldpfl.mechanisms.ranges import Fixed
 from ldpfl.privacy import GaussianRelease, UnprotectedRelease
 from ldpfl.privacy.accountants.gaussian import composed_mu, gaussian_epsilon, gaussian_mu
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import OURS, Channel
 from ldpfl.privacy.guarantee import Statement
-from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, round_cohort, sample_cohort
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.federation import Participation

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ldpfl.data.loading import DATA_DIR_VARIABLE as DATA_DIR_VARIABLE
     from ldpfl.experiments.shipped import DEFAULT as DEFAULT, OWN as OWN
     from ldpfl.experiments.sweep_config import MOST_SEEDS as MOST_SEEDS
-    from ldpfl.privacy.statement import DELTA as DELTA
+    from ldpfl.privacy.accounting import DELTA as DELTA
     from ldpfl.server import RoundMetrics as RoundMetrics
 
 __getattr__, __dir__ = lazy_imports.exports(
@@ -63,7 +63,7 @@ __getattr__, __dir__ = lazy_imports.exports(
         "ldpfl.data.loading": ("DATA_DIR_VARIABLE",),
         "ldpfl.experiments.shipped": ("DEFAULT", "OWN"),
         "ldpfl.experiments.sweep_config": ("MOST_SEEDS",),
-        "ldpfl.privacy.statement": ("DELTA",),
+        "ldpfl.privacy.accounting": ("DELTA",),
         "ldpfl.server": ("RoundMetrics",),
     },
 )

@@ -11,9 +11,9 @@ import ldpfl.report.privacy  # noqa: F401  # by which a plan and a statement sho
 from ldpfl.api.arguments import Settings, checked
 from ldpfl.errors import ConfigError
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.accounting import DELTA, account_together
 from ldpfl.privacy.guarantee import Statement
 from ldpfl.privacy.ledger import LEDGER_FILE
-from ldpfl.privacy.statement import DELTA, account_together
 
 if TYPE_CHECKING:
     from ldpfl.api.results import RunResult

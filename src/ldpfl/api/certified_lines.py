@@ -9,11 +9,11 @@ from math import isfinite
 
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
 from ldpfl.privacy.events import KIND_NAMES, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease
 from ldpfl.privacy.guarantee import HOLDS, Guarantee
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.privacy.statement import account
 from ldpfl_verify import certificate_file
 
 

@@ -21,7 +21,7 @@ from ldpfl.experiments.figures import assumption_caveats
 from ldpfl.experiments.public_figures import public_caveats
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.privacy import Ledger
-from ldpfl.privacy.statement import DELTA
+from ldpfl.privacy.accounting import DELTA
 from ldpfl.util.files import MAX_ROUNDS_BYTES, check_suffix, read_text, write_text
 from ldpfl.util.key_files import load_key, save_key
 from ldpfl_verify.certificate_file import Certificate, Signature, Statement

@@ -18,7 +18,7 @@ from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.other_folders import GUARANTEE
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.models.adapters import copy_adapter
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.report.methods import methods
 from ldpfl.report.model_card import model_card
 from ldpfl.util.files import make_folder, replace_atomically, to_json, write_text, writing

@@ -249,8 +249,8 @@ def demo(
     if sys.platform == "win32":
         raise ConfigError("the demo does not work on Windows: run it on Linux or macOS")
     from ldpfl.deploy.demo import run_demo
-    from ldpfl.deploy.site import Site
-    from ldpfl.deploy.trial import trial_of
+    from ldpfl.deploy.demo_files import Site
+    from ldpfl.deploy.demo_settings import trial_of
 
     trial = trial_of(clients, rounds, settings, data_dir, reply_s, "sum" if by_sum else "relay")
     site = Site.make(folder, trial.clients)

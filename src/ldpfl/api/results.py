@@ -28,8 +28,8 @@ from ldpfl.experiments.runner import Finished
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, frontier
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import Statement
-from ldpfl.privacy.statement import account
 from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantees as guarantees  # registers how a guarantee is shown

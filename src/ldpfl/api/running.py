@@ -25,9 +25,9 @@ from ldpfl.experiments.more_rounds import config_with_more_rounds
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.shipped import DEFAULT, OWN
+from ldpfl.report.console import terminal
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.terminal import terminal
 from ldpfl.simulation.workers import Count, checked_count, cores
 
 _COLUMN_SETTINGS = frozenset(f"{section}{key}" for section in ("", "data.") for key in ("target", "client", "person"))

@@ -16,7 +16,7 @@ from ldpfl.experiments.figures import as_released, metric_before_data
 from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.experiments.sweep_config import cells
 from ldpfl.experiments.sweep_run import stored_runs, stored_sweep
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.report.methods import methods
 from ldpfl.util.user_code import GIVEN
 

@@ -29,7 +29,7 @@ from ldpfl.report import client_figures
 from ldpfl.report.privacy import guarantee_table, notes_on
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.scores import format_score
-from ldpfl.simulation.evaluating import LOSS
+from ldpfl.simulation.evaluating_records import LOSS
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.displays import Shown
 from ldpfl.util.files import from_toml, read_text, to_json, write_text

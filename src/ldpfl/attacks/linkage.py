@@ -46,7 +46,7 @@ from ldpfl.attacks.linkage_posterior import (
 )
 from ldpfl.errors import ConfigError
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.shuffled import single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import single_epsilon
 
 LinkChannel = Literal["direct", "unaligned", "delayed", "relay"]
 

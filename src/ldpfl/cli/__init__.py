@@ -12,7 +12,7 @@ import typer
 from ldpfl.cli.commands import Commands
 from ldpfl.cli.interrupts import INTERRUPTED
 from ldpfl.errors import NO_ROOM, LdpflError, error_without_data
-from ldpfl.report.terminal import print_anything
+from ldpfl.report.console import print_anything
 from ldpfl.util.suggestions import quoting_hint
 
 # Typer's own tracebacks print local variables, and with them private data.

@@ -15,8 +15,8 @@ from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.linkage import linkage
 from ldpfl.cli.options import DataDirOption
 from ldpfl.report.attacks import attack_table, comparison_table
+from ldpfl.report.console import terminal
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.terminal import terminal
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Attack published models or sent reports, to measure how well they are protected.")
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from ldpfl import api
 from ldpfl.api import DATA_DIR_VARIABLE, ERROR_RATE
 from ldpfl.errors import ConfigError
+from ldpfl.report.console import print_json, terminal
 from ldpfl.report.privacy import audit_table, canary_table
-from ldpfl.report.terminal import print_json, terminal
 
 AUDIT_FAILED = 3
 """Exit code when an audit finds a fault."""

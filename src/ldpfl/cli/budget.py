@@ -31,7 +31,7 @@ from ldpfl.api.policies import (
 )
 from ldpfl.cli.commands import Group
 from ldpfl.errors import printable
-from ldpfl.report.terminal import print_json, terminal
+from ldpfl.report.console import print_json, terminal
 from ldpfl.util.number_format import counted, number
 
 _HOLDS = (

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from ldpfl import api
-from ldpfl.report.terminal import terminal
+from ldpfl.report.console import terminal
 
 
 def certify(

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ldpfl.deploy.demo import DemoOutcome
-from ldpfl.deploy.trial import LINKED
+from ldpfl.deploy.demo_settings import LINKED
 from ldpfl.flower.round_kinds import PlannedRound, planned_round
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.result_tables import at_clients_tables, result_table

@@ -22,7 +22,7 @@ from ldpfl.cli.interrupts import Interrupts
 from ldpfl.cli.new_folder import new_folder
 from ldpfl.cli.options import DataDirOption
 from ldpfl.errors import DeploymentError
-from ldpfl.report.terminal import terminal
+from ldpfl.report.console import terminal
 
 if TYPE_CHECKING:
     from ldpfl.cli.demo_display import Display

@@ -9,8 +9,8 @@ import typer
 from rich.text import Text
 
 from ldpfl import api
+from ldpfl.report.console import terminal
 from ldpfl.report.privacy import print_guarantees
-from ldpfl.report.terminal import terminal
 from ldpfl.util.number_format import counted
 
 

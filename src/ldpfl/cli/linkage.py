@@ -14,8 +14,8 @@ from rich.text import Text
 from ldpfl.api.attacking import FIGURES, PLOT, LinkagePlan, LinkageResult, LinkageSetting, attack_linkage
 from ldpfl.cli.interrupts import Interrupts
 from ldpfl.errors import ConfigError
+from ldpfl.report.console import terminal
 from ldpfl.report.linkage import linkage_table
-from ldpfl.report.terminal import terminal
 
 _Number = TypeVar("_Number", int, float)
 

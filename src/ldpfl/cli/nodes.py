@@ -15,7 +15,7 @@ from ldpfl.api import DATA_DIR_VARIABLE, operators
 from ldpfl.api.operators import NodeSetUp, Standing, Trial
 from ldpfl.cli.policy import shapes_of, sizes_of
 from ldpfl.errors import ConfigError
-from ldpfl.report.terminal import terminal
+from ldpfl.report.console import terminal
 
 NOT_READY = 3
 """Exit code when something has to be corrected before a node can take part."""

@@ -17,7 +17,7 @@ from ldpfl.api import DEFAULT, OWN, overrides_of
 from ldpfl.api.beginning import BegunApp
 from ldpfl.cli.options import DataDirOption
 from ldpfl.errors import ConfigError, printable
-from ldpfl.report.terminal import print_json, terminal
+from ldpfl.report.console import print_json, terminal
 from ldpfl.util.number_format import counted
 
 UNFIT = 3

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ldpfl import api
 from ldpfl.errors import ConfigError
+from ldpfl.report.console import terminal
 from ldpfl.report.privacy import lines_table, plan_table, print_guarantees, regime_table
-from ldpfl.report.terminal import terminal
 
 
 def plan(

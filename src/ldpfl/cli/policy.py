@@ -14,7 +14,7 @@ from rich.text import Text
 from ldpfl.api.policies import FittedPolicy, Policy, Rows, add_key, fit_policy, leaves_over_relay, read_budget, read_policy, remove_key
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
-from ldpfl.report.terminal import terminal
+from ldpfl.report.console import terminal
 from ldpfl.util.number_format import counted, number
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="A client's policy: the reports that its operator allows to leave.")

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from ldpfl import api
 from ldpfl.api.listing import Shipped
-from ldpfl.report.terminal import terminal
+from ldpfl.report.console import terminal
 
 
 def recipes() -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ldpfl.api import operators
 from ldpfl.cli.commands import Group
-from ldpfl.report.terminal import print_json
+from ldpfl.report.console import print_json
 from ldpfl.util.number_format import counted
 
 STORE_VARIABLE = "LDPFL_RELAY_STORE"

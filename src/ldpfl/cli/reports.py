@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ldpfl import api
 from ldpfl.errors import ConfigError
-from ldpfl.report.terminal import terminal
+from ldpfl.report.console import terminal
 
 _OWNERS_PAGE, _PUBLIC_PAGE = "report.html", "report-public.html"
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from ldpfl import api
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.options import DataDirOption
+from ldpfl.report.console import print_json, terminal
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.terminal import print_json, terminal
 
 
 def reproduce(

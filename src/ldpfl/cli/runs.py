@@ -23,11 +23,11 @@ from ldpfl.cli.own import AdapterOption, ClientOption, DataOption, PersonOption,
 from ldpfl.errors import ConfigError, LdpflError, WriteError, error_without_data, printable
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.run_folder import SWEEP, RunFolder
+from ldpfl.report.console import print_json, terminal
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.result_tables import layer_table, quality_tables, result_table
 from ldpfl.report.scores import format_score
-from ldpfl.report.terminal import print_json, terminal
 from ldpfl.util.number_format import counted
 
 

@@ -13,8 +13,8 @@ from ldpfl.api import DEFAULT, OWN, overrides_of
 from ldpfl.cli.interrupts import INTERRUPTED, Interrupts
 from ldpfl.cli.options import DataDirOption
 from ldpfl.cli.own import ClientOption, DataOption, PersonOption, TargetOption, TaskOption
+from ldpfl.report.console import print_json, terminal
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.terminal import print_json, terminal
 
 
 def tune(

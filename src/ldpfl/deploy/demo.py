@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import httpx
 
+from ldpfl.deploy.demo_files import NodeSite, Site, write_all_parties_files
+from ldpfl.deploy.demo_settings import Trial, settings_of
 from ldpfl.deploy.processes import (
     HOST,
     Processes,
@@ -27,8 +29,6 @@ from ldpfl.deploy.processes import (
     shell_line,
     without_colour,
 )
-from ldpfl.deploy.site import NodeSite, Site, write_all_parties_files
-from ldpfl.deploy.trial import Trial, settings_of
 from ldpfl.errors import DataError, DeploymentError
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.nodes_asked import Participation

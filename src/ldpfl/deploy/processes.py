@@ -19,7 +19,7 @@ from typing import Self
 import tomli_w
 
 from ldpfl.data.loading import DATA_DIR_VARIABLE
-from ldpfl.deploy.site import NodeSite, Site
+from ldpfl.deploy.demo_files import NodeSite, Site
 from ldpfl.errors import ConfigError, DeploymentError
 from ldpfl.util import supervisor
 from ldpfl.util.files import write_text

@@ -57,8 +57,8 @@ from ldpfl.privacy import Ledger
 from ldpfl.privacy.authors import released
 from ldpfl.server import Checkpoint, check_log_size, initial_checkpoint
 from ldpfl.simulation import Federation, LocalTask, Trainer
-from ldpfl.simulation.evaluating import ClientEvaluation
-from ldpfl.simulation.evaluating_clients import ClientScores, WholeClientEvaluation
+from ldpfl.simulation.evaluating_records import ClientEvaluation
+from ldpfl.simulation.evaluating_whole_clients import ClientScores, WholeClientEvaluation
 from ldpfl.simulation.federation import Evaluation, LocalWork, Participation, Stopping
 from ldpfl.simulation.measuring import Measuring, measuring_ledger
 from ldpfl.simulation.record_sums import ranges_of

@@ -17,8 +17,8 @@ from ldpfl.experiments.table_rules import clip_norm_for
 from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.privacy.authors import released
-from ldpfl.privacy.statement import run_epsilon
 from ldpfl.util.user_code import GIVEN
 
 _DIGITS = 4

@@ -8,8 +8,8 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.record_sums import rounds_evaluated_at_clients
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
-from ldpfl.simulation.evaluating import ClientFigures, RecordScores
-from ldpfl.simulation.evaluating_clients import ClientScores
+from ldpfl.simulation.evaluating_records import ClientFigures, RecordScores
+from ldpfl.simulation.evaluating_whole_clients import ClientScores
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS
 
 

@@ -25,9 +25,9 @@ from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import record_clip_of
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.registry import unit_epsilon
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import USERS_CODE
 from ldpfl.privacy.guarantee import Statement, json_number
-from ldpfl.privacy.statement import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation
 from ldpfl.simulation.measuring import NOT_SEEN_TO_VARY

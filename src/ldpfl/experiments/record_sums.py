@@ -25,8 +25,8 @@ from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 from ldpfl.mechanisms.duchi import DuchiSettings
 from ldpfl.mechanisms.harmony import HarmonySettings
 from ldpfl.mechanisms.settings import MechanismSettings
-from ldpfl.simulation.evaluating import RecordScores, is_due
-from ldpfl.simulation.evaluating_clients import BitScores, ClientScores, MeanScores
+from ldpfl.simulation.evaluating_records import RecordScores, is_due
+from ldpfl.simulation.evaluating_whole_clients import BitScores, ClientScores, MeanScores
 from ldpfl.simulation.least_squares import LeastSquares
 
 LINEAR, WITH_BIAS = "linear", "logistic-regression"

@@ -26,7 +26,7 @@ from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.models.adapters import base_digest
 from ldpfl.models.pretrained import licence_of
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.simulation import Federation, simulate
 from ldpfl.simulation.ray_workers import is_ray

@@ -20,7 +20,7 @@ from ldpfl.experiments.runner import Runner
 from ldpfl.experiments.secret_seed import shared_seed_warnings
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, check_cells, define_same_runs
 from ldpfl.experiments.sweep_rows import Curve, JointGuarantee, Row, curves, rows
-from ldpfl.privacy.statement import account, account_together
+from ldpfl.privacy.accounting import account, account_together
 from ldpfl.util.files import from_json, make_folder, read_text, to_json, write_text
 
 _OVERRIDES = "overrides"

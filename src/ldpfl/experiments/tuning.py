@@ -31,10 +31,10 @@ from ldpfl.experiments.sweep_run import Ahead, OnRun, run_cell
 from ldpfl.privacy import Ledger
 from ldpfl.privacy.accountants.best_of_trials import TrialCount, best_of_gaussian_epsilon, trial_mu
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon, gaussian_mu
+from ldpfl.privacy.accounting import account_together, run_epsilon
 from ldpfl.privacy.events import GaussianRelease
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, HOLDS, Guarantee, Statement, Status
-from ldpfl.privacy.statement import account_together, run_epsilon
-from ldpfl.simulation.evaluating import LOSS
+from ldpfl.simulation.evaluating_records import LOSS
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import AUROC
 from ldpfl.util.files import make_folder, read_text, to_json, write_text

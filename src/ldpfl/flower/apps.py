@@ -39,7 +39,7 @@ from ldpfl.flower.terms import ARRAYS, RECORD, RoundTerms
 from ldpfl.mechanisms.dp_sgd import DpSgd, DpSgdSettings, require_dp_sgd
 from ldpfl.server import ServerState
 from ldpfl.simulation import Federation, train_clients
-from ldpfl.simulation.evaluating_clients import WholeClientEvaluation
+from ldpfl.simulation.evaluating_whole_clients import WholeClientEvaluation
 from ldpfl.simulation.gradients import confined
 from ldpfl.simulation.measuring import count_offset, points_per_row
 from ldpfl.simulation.record_sums import RecordVectors, client_sums

@@ -15,8 +15,8 @@ from ldpfl.flower.statistics import memory_with_counts
 from ldpfl.mechanisms.dp_sgd import require_dp_sgd
 from ldpfl.privacy import RoundEvent
 from ldpfl.server import Checkpoint, NotFiniteError, Observed, close_round, close_with
-from ldpfl.simulation.evaluating import RecordScores, as_measured
-from ldpfl.simulation.evaluating_clients import ClientScores
+from ldpfl.simulation.evaluating_records import RecordScores, as_measured
+from ldpfl.simulation.evaluating_whole_clients import ClientScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.measuring import count_offset, points_per_row
 from ldpfl.simulation.record_sums import NoisySum, noisy_sum

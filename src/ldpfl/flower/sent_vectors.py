@@ -18,7 +18,7 @@ from ldpfl.mechanisms import Mechanism, payload_bits
 from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.models.layout import ParameterLayout
-from ldpfl.simulation.evaluating import RecordScores
+from ldpfl.simulation.evaluating_records import RecordScores
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.record_sums import ranges_of
 

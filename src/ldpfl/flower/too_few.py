@@ -11,7 +11,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.flower.invitation import Answers
 from ldpfl.flower.run_progress import RunProgress
-from ldpfl.privacy.statement import run_epsilon
+from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.util.number_format import counted, number
 
 MAX_NAMED = 20

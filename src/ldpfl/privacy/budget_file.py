@@ -22,10 +22,10 @@ from typing import Any
 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
+from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import KIND_NAMES, KINDS, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease, for_one_record
 from ldpfl.privacy.guarantee import Protected, least_protected
 from ldpfl.privacy.policy import Limit, Request
-from ldpfl.privacy.statement import DELTA
 from ldpfl.util.file_owners import require_own
 
 VERSION = 3
@@ -218,7 +218,7 @@ def read_charges(path: Path) -> tuple[Charged, ...]:
 def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
     """Set the budget in the file ``path``, and create the file if it is missing. Earlier budgets stay listed.
 
-    Without ``delta``, an existing file keeps its delta, and a new file gets :data:`~ldpfl.privacy.statement.DELTA`.
+    Without ``delta``, an existing file keeps its delta, and a new file gets :data:`~ldpfl.privacy.accounting.DELTA`.
 
     Raises:
         ConfigError: epsilon or delta is out of range, or the file cannot be created.

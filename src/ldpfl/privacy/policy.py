@@ -16,10 +16,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from ldpfl.errors import ConfigError, Declined, NotSetUp
 from ldpfl.privacy.accountants.adaptive import filter_order
 from ldpfl.privacy.accountants.registry import epsilon_of, unit_epsilon
+from ldpfl.privacy.accounting import DELTA, SMALLEST_DELTA
 from ldpfl.privacy.authors import Releasing, is_built_in, released
 from ldpfl.privacy.events import OURS, USERS_CODE, BinaryRelease, GaussianRelease, Release, RoundEvent
 from ldpfl.privacy.guarantee import Protected, Unit
-from ldpfl.privacy.statement import DELTA, SMALLEST_DELTA
 from ldpfl.util.file_owners import require_own
 from ldpfl.util.files import from_toml
 from ldpfl.util.quantities import NotNegative, Positive

@@ -18,7 +18,7 @@ from ldpfl.errors import ConfigError
 from ldpfl.relay.errors import Refusal, StoreFull, StoreUnavailable, UnfitStore
 from ldpfl.relay.files import create_private_file
 from ldpfl.relay.schema import READ_ONLY, SCHEMA, SQLITE, VERSION, is_sqlite, meta, metadata
-from ldpfl.relay.schema_checks import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_schema, check_schema_place
+from ldpfl.relay.schema_and_rights import INCOMPRESSIBLE, WITHOUT_SAMPLES, check_schema, check_schema_place
 from ldpfl.relay.telemetry import log_fault
 
 CONNECTIONS = 16
@@ -96,7 +96,7 @@ def _make_engine(store: str) -> tuple[Engine, str]:
     # Parameters of statements are reports and hashes of tokens: no error text may repeat them.
     options: dict[str, Any] = {"hide_parameters": True, "max_overflow": 0, "pool_timeout": BUSY_S}
     if store.startswith(_POSTGRES):
-        from ldpfl.relay.postgres import make_engine
+        from ldpfl.relay.postgres_connections import make_engine
 
         return make_engine(store, pool_size=CONNECTIONS, **options)
     url = _sqlite_url(store)

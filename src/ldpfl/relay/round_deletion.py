@@ -161,7 +161,7 @@ class GoneRounds:
                 connection.cursor().execute(f"PRAGMA temp_store_directory = '{folder}'")
                 connection.cursor().execute("VACUUM")
             return
-        from ldpfl.relay.postgres import vacuum
+        from ldpfl.relay.postgres_connections import vacuum
 
         vacuum(self._engine, (blocks, uploads, parts))
 

@@ -279,7 +279,7 @@ class Store:
         """End the database connections of hung relay processes, which would keep their rounds locked for ever. SQLite has no such locks."""
         if is_sqlite(self.engine):
             return
-        from ldpfl.relay.postgres import end_hung_connections
+        from ldpfl.relay.postgres_connections import end_hung_connections
 
         try:
             with store_errors():

@@ -17,9 +17,9 @@ from ldpfl.experiments.figures import as_released
 from ldpfl.experiments.public_figures import scores_are_public, without_private_figures
 from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
 from ldpfl.privacy import Ledger
+from ldpfl.privacy.accounting import account, run_epsilon
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement, worth_of
-from ldpfl.privacy.statement import account, run_epsilon
 from ldpfl.report import client_figures
 from ldpfl.report.methods import bibtex, methods
 from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent

@@ -22,7 +22,7 @@ from ldpfl.mechanisms.ranges import NormQuantile, RangeRule
 from ldpfl.mechanisms.reports.summed import SummedReports
 from ldpfl.privacy.events import Channel, Release, resting_on_users_code
 from ldpfl.server import RoundMetrics, ServerOptimiser, ServerRules, ServerState, has_stopped, once_cohort, round_cohort
-from ldpfl.simulation.evaluating import ClientEvaluation
+from ldpfl.simulation.evaluating_records import ClientEvaluation
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.local_training import LocalTask, Trainer, evaluated, mean_loss
 from ldpfl.simulation.personal_layers import PersonalTrainer

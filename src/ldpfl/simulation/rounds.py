@@ -20,7 +20,7 @@ from ldpfl.privacy import Release, RoundEvent
 from ldpfl.privacy.authors import released
 from ldpfl.server import Checkpoint, Observed, close_idle_round, close_round, close_with, evaluation_event, round_event
 from ldpfl.simulation.cohort_training import ClientsDone, chunk_size_for
-from ldpfl.simulation.evaluating import ClientEvaluation
+from ldpfl.simulation.evaluating_records import ClientEvaluation
 from ldpfl.simulation.federation import Federation
 from ldpfl.simulation.least_squares import LeastSquares
 from ldpfl.simulation.personal_layers import personal_layers_after_round

@@ -29,8 +29,8 @@ from ldpfl.experiments.planning.planner import (
 from ldpfl.mechanisms import Duchi
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.authors import released
-from ldpfl.privacy.statement import account
 
 ONE = Setting(epsilon=1.0, clients=100, weights=1, rounds=1)
 PAPER = Setting(epsilon=1.0, clients=100, weights=21_840, rounds=10)

@@ -18,12 +18,12 @@ from ldpfl.privacy.accountants.behind_shuffler import BlanketedReports, ClonedRe
 from ldpfl.privacy.accountants.blanket import Bits, Hidden, Report, blanket_epsilon
 from ldpfl.privacy.accountants.clones import clone_probability, composed_clone_epsilon
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
-from ldpfl.privacy.accountants.shuffled import single_delta
+from ldpfl.privacy.accountants.shuffled_bits import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, PureRelease, RoundEvent
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.privacy.statement import account
 
 Record = tuple[int, ...]
 Law = dict[Record, float]

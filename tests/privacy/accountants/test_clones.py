@@ -22,7 +22,7 @@ from ldpfl.privacy.accountants.clones import (
     composed_clone_epsilon,
 )
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
-from ldpfl.privacy.accountants.shuffled import single_delta, single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import single_delta, single_epsilon
 from oracles import clone_closed_form
 
 Law = dict[tuple[int, int], float]

@@ -19,7 +19,7 @@ from ldpfl.privacy.accountants.losses import GridLosses, PrivacyCurve, composed_
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon
 from ldpfl.privacy.accountants.poisson import added_epsilon, sampled_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.shuffled import single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, shuffled_gaussian_epsilon
 from ldpfl.privacy.events import BinaryRelease

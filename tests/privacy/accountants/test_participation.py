@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from ldpfl import ConfigError
 from ldpfl.privacy.accountants.participation import self_sampled_epsilon, self_sampled_round_delta, unamplified_epsilon
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon, report_delta
-from ldpfl.privacy.accountants.shuffled import single_delta
+from ldpfl.privacy.accountants.shuffled_bits import single_delta
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, certified_epsilon
 from oracles import amplified_epsilon, self_sampled_delta, self_sampled_delta_exact
 

@@ -13,7 +13,7 @@ from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 from ldpfl.privacy.accountants.poisson import added_epsilon, sampled_delta, sampled_epsilon
-from ldpfl.privacy.statement import account
+from ldpfl.privacy.accounting import account
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.9, 1.0])

@@ -20,7 +20,7 @@ from ldpfl.privacy.accountants.binomial import TAIL, Binomial, log_pmf_of_sum, l
 from ldpfl.privacy.accountants.clones import clone_epsilon
 from ldpfl.privacy.accountants.losses import curve_of, delta_of
 from ldpfl.privacy.accountants.randomized_response import HUGE_BUDGET, composed_epsilon, report_delta
-from ldpfl.privacy.accountants.shuffled import EXACT_CLIENTS, attained_losses, shuffled_losses, single_delta, single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import EXACT_CLIENTS, attained_losses, shuffled_losses, single_delta, single_epsilon
 
 Floats = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from ldpfl.privacy.accountants import shuffled_composition
 from ldpfl.privacy.accountants.gaussian import gaussian_epsilon
 from ldpfl.privacy.accountants.losses import GridLosses
 from ldpfl.privacy.accountants.randomized_response import composed_epsilon
-from ldpfl.privacy.accountants.shuffled import ShuffledLosses, attained_losses, shuffled_losses, single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import ShuffledLosses, attained_losses, shuffled_losses, single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import (
     ShuffledRounds,
     attained_epsilon,

@@ -16,9 +16,9 @@ from ldpfl.privacy import GaussianRelease, Ledger, RoundEvent
 from ldpfl.privacy.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from ldpfl.privacy.accountants.registry import accountant, behind_shuffler
 from ldpfl.privacy.accountants.shuffled_gaussian import Vectors, common_share, shuffled_gaussian_epsilon, vector_delta
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.charged_rounds import RoundGroup, charged_groups
 from ldpfl.privacy.events import OURS
-from ldpfl.privacy.statement import account
 
 Floats = NDArray[np.float64]
 Points = Sequence[Sequence[float]]

@@ -21,7 +21,7 @@ from ldpfl.privacy.accountants.gaussian import classical_sigma, composed_mu, gau
 from ldpfl.privacy.accountants.moments import epsilon_from_log_moment
 from ldpfl.privacy.accountants.participation import self_sampled_round_delta
 from ldpfl.privacy.accountants.randomized_response import composed_delta, composed_epsilon, report_delta
-from ldpfl.privacy.accountants.shuffled import shuffled_losses, single_delta, single_epsilon
+from ldpfl.privacy.accountants.shuffled_bits import shuffled_losses, single_delta, single_epsilon
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds
 from oracles import (
     advanced_composition_epsilon,

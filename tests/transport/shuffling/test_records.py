@@ -20,9 +20,9 @@ from ldpfl import ConfigError, LayerRanges, PrivacyError, ProtocolError, SeededS
 from ldpfl.mechanisms import Harmony, Hybrid, Laplace, Mechanism, Piecewise, Reports, create, guarantee_of, payload_bits
 from ldpfl.mechanisms.base import PublicState
 from ldpfl.mechanisms.reports.units import SampledUnits, Units
+from ldpfl.privacy.accounting import account
 from ldpfl.privacy.events import RoundEvent
 from ldpfl.privacy.ledger import Ledger
-from ldpfl.privacy.statement import account
 from ldpfl.transport.shuffling import Joined, PartialPool, RecordPlan, ReportPool
 from ldpfl.transport.shuffling.sampled_records import WEIGHT_TOO_OFTEN
 

@@ -21,11 +21,11 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.privacy.accountants.binomial import binomial_quantile, sigmoid
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, attained_epsilon, certified_epsilon
+from ldpfl.privacy.accounting import DELTA, account_groups, check_delta
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import BinaryRelease, Channel, Release
 from ldpfl.privacy.guarantee import Statement, json_number
-from ldpfl.privacy.statement import DELTA, account_groups, check_delta
 from ldpfl.util.displays import Shown
 from ldpfl.util.quantities import Positive, cohort_size
 from ldpfl.util.suggestions import did_you_mean

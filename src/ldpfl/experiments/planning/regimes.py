@@ -21,11 +21,11 @@ from ldpfl.mechanisms.rotated_sign import RotatedSign
 from ldpfl.mechanisms.settings import Part
 from ldpfl.privacy.accountants.gaussian import gaussian_mu
 from ldpfl.privacy.accountants.registry import least_epsilon
+from ldpfl.privacy.accounting import DELTA, account_groups, check_delta
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.charged_rounds import RoundGroup
 from ldpfl.privacy.events import Channel
 from ldpfl.privacy.guarantee import Statement
-from ldpfl.privacy.statement import DELTA, account_groups, check_delta
 from ldpfl.util.displays import Shown
 
 Regime = Literal["shuffled", "local", "records", "records-summed", "clients-summed"]

@@ -40,7 +40,7 @@ from ldpfl.privacy.accountants.binomial import Array, log_sigmoid
 from ldpfl.privacy.accountants.clones import clone_delta, clone_probability_for_bits
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
 from ldpfl.privacy.accountants.randomized_response import sum_of_reports_epsilon
-from ldpfl.privacy.accountants.shuffled import rounded_down
+from ldpfl.privacy.accountants.shuffled_bits import rounded_down
 
 _HIDES_NOTHING = 30.0
 """Largest epsilon of a record that is computed. Above it not even one of 1e10 other clients is expected to draw from the blanket."""

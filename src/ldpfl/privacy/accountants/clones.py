@@ -5,7 +5,7 @@ probability 1/2. So the adversary's view is at most as informative as the pair (
 the number of clones, A ~ Bin(C, 1/2) how many of them look like the target's first report, and D ~ Bern(e^epsilon0 / (1 + e^epsilon0))
 the target itself. For an arbitrary, adaptively chosen randomiser the share is e^-epsilon0 (FMT 2021, Theorem 3.1). The larger share
 2 / (e^epsilon0 + 1) is proved here only for binary randomised response, where it is elementary (the blanket of Balle et al. 2019). Even
-there the count alone reveals less, see ``shuffled.py``.
+there the count alone reveals less, see ``shuffled_bits.py``.
 """
 
 from __future__ import annotations

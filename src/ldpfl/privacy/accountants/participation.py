@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ldpfl.privacy.accountants.binomial import Array, Binomial
 from ldpfl.privacy.accountants.losses import from_curve
-from ldpfl.privacy.accountants.shuffled import shuffled_losses
+from ldpfl.privacy.accountants.shuffled_bits import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, round_curve, round_limit
 
 _POINTS = 4096

@@ -27,7 +27,7 @@ from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.losses import GridLosses, curve_of, epsilon_of, from_curve
 from ldpfl.privacy.accountants.moments import best_order, epsilon_from_log_moment, renyi_factor
 from ldpfl.privacy.accountants.randomized_response import HUGE_BUDGET, sum_of_reports_epsilon
-from ldpfl.privacy.accountants.shuffled import (
+from ldpfl.privacy.accountants.shuffled_bits import (
     ShuffledLosses,
     attained_losses,
     rounded_down,

@@ -35,7 +35,7 @@ from scipy.special import ndtr
 from ldpfl.privacy.accountants.binomial import Array
 from ldpfl.privacy.accountants.gaussian import gaussian_delta
 from ldpfl.privacy.accountants.losses import PrivacyCurve, composed_curves
-from ldpfl.privacy.accountants.shuffled import rounded_down, rounded_up
+from ldpfl.privacy.accountants.shuffled_bits import rounded_down, rounded_up
 from ldpfl.util.lazy_imports import optimize
 
 _SPENT = 0.01

@@ -27,7 +27,7 @@ from torch import Tensor
 from ldpfl.data.samples import Division
 from ldpfl.mechanisms import Mechanism
 from ldpfl.mechanisms.ranges import LayerRanges
-from ldpfl.simulation.evaluating import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
+from ldpfl.simulation.evaluating_records import BINS, NUMBERS, ClientEvaluation, RecordScores, Weights, as_measured
 from ldpfl.simulation.local_training import LocalTask
 from ldpfl.simulation.record_sums import NoisySum, OneByOne, RecordVectors, mean_vectors, ranges_of, released_pool
 from ldpfl.transport.shuffling import PartialPool, ReportPool

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ldpfl.deploy.site import Site
+from ldpfl.deploy.demo_files import Site
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import RunConfig, load_recipe
 from ldpfl.experiments.build import build, choose_device
