@@ -36,8 +36,9 @@ The command line prints it and exits with code 2. What the relay answers, with i
 from __future__ import annotations
 
 import errno
+import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from pathlib import Path
 
@@ -64,6 +65,11 @@ class LdpflError(Exception):
 def printable(text: str) -> str:
     """Return ``text`` with every character that is not printable spelled out, as in ``\\n`` or ``\\x1b``."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def listed_names(names: Iterable[str]) -> str:
+    """Return ``names``, such as those of columns, as one text, with commas between them. A name with a comma or space is quoted."""
+    return ", ".join(repr(name) if re.search(r"[\s,]", name) else printable(name) for name in names)
 
 
 def is_text(text: str) -> bool:

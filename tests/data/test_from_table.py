@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import tracemalloc
+from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import torch
 
 from ldpfl import ConfigError, DataError
 from ldpfl.data import Dataset
+from ldpfl.data.columns import column_words, person_names
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.holding_out import held_out
+from ldpfl.data.new_rows import predict_rows
 from ldpfl.data.scaling import scaled_by_bounds
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import read_table, table_from_frame
@@ -225,6 +229,75 @@ def test_a_word_is_the_same_from_a_file_and_from_a_frame(tmp_path: Path) -> None
         how = DataConfig(target="outcome", columns=["smokes", "seen", "number"], words=words, categories=categories, buckets=64)
         tables = table_from_frame(frame), read_table(tmp_path / "rows.csv")
         assert torch.equal(*(dataset_from_table("rows", table, None, how, "class").train.tensor for table in tables))
+
+
+LONG = [2**53 + 1 + place // 2 for place in range(20)]
+"""Names of ten persons with two rows each. Float64 holds only every second one of these numbers."""
+
+
+@pytest.mark.parametrize("kind", ["frame", "frame with a gap", "csv", "parquet", "parquet with a gap", "folder", "decimal"])
+def test_long_whole_numbers_are_exact_where_they_are_names(kind: str, tmp_path: Path) -> None:
+    frame = rows().assign(patient=LONG, code=LONG)
+    if "gap" in kind:
+        frame["code"] = frame["code"].astype("Int64").where(frame.index != 3)
+    if kind == "decimal":
+        frame = frame.assign(patient=[Decimal(number) for number in LONG])
+    if kind == "csv":
+        frame.to_csv(tmp_path / "rows.csv", index=False)
+    elif kind == "folder":  # the second file holds short numbers alone, the third one texts
+        for place, part in enumerate((frame[:10], frame[10:15].assign(code=7), frame[15:].astype({"patient": str, "code": str}))):
+            part.to_parquet(tmp_path / f"{place}.parquet")
+    elif kind.startswith("parquet"):
+        frame.to_parquet(tmp_path / "rows.parquet")
+    path = tmp_path if kind == "folder" else tmp_path / f"rows.{kind[:7]}"
+    table = table_from_frame(frame) if kind.startswith("frame") or kind == "decimal" else read_table(path)
+    names = [str(number) for number in LONG]
+    assert column_words(table, "patient") == person_names(table, DataConfig(person="patient", target="ill")) == names
+    assert column_words(table.take(np.array([5, 0])), "patient") == [names[5], names[0]]
+    if kind != "folder":
+        assert column_words(table, "code") == [name if "gap" not in kind or row != 3 else "" for row, name in enumerate(names)]
+    owners = dataset_from_table("rows", table, None, DataConfig(target="ill", client="patient", columns=["age"]), "class")
+    assert owners.client_names is not None
+    assert set(owners.client_names) == set(names)
+
+
+def test_long_whole_numbers_are_exact_as_categories_classes_and_identifiers_of_predictions() -> None:
+    frame = rows().assign(code=LONG, ill=[LONG[0], LONG[-1] + 1] * 10)
+    told = made(frame, columns=["code"], categories={"code": sorted({str(number) for number in LONG})}, test=frame)
+    assert told.train.tensor.argmax(dim=1).tolist() == [place // 2 for place in range(20)]
+    assert told.encoder is not None
+    assert told.encoder.classes == (str(LONG[0]), str(LONG[-1] + 1))
+    found = predict_rows(told.encoder, torch.nn.Linear(10, 2), frame.assign(patient=LONG), id_column="patient")
+    assert found["patient"].tolist() == [str(number) for number in LONG]
+
+
+@pytest.mark.parametrize("setting", ["person", "client", "words"])
+def test_names_that_were_rounded_are_refused(setting: str) -> None:
+    frame = rows().assign(code=[float(number) for number in LONG])
+    with pytest.raises(
+        DataError, match=r"row 1: the column 'code', which data\.\w+ names, holds floats of 2\^53 or more, which may be rounded"
+    ):
+        made(frame, columns=["age", "code"] if setting == "words" else ["age"], **{setting: ["code"] if setting == "words" else "code"})
+    made(frame, columns=["age", "code"], numbers=["code"])
+
+
+def test_two_frames_that_differ_in_a_long_number_are_different_data() -> None:
+    first, other = (table_from_frame(rows().assign(code=numbers)) for numbers in (LONG, [LONG[0] - 1, *LONG[1:]]))
+    assert first.digest != other.digest
+
+
+@pytest.mark.parametrize(
+    ("values", "noted"),
+    [(range(6), True), ([*range(1, 8), 12, 40], True), (range(5), False), ([0, 1, 2, 3, 4, 6], False), (range(2, 9), False)],
+)
+def test_classes_that_may_be_counts_are_said(values: Iterable[int], noted: bool) -> None:
+    counts = [*values] * 4
+    frame = rows(len(counts)).assign(ill=counts)
+    notes = [note for note in made(frame).notes if note.startswith("the target 'ill' has")]
+    assert len(notes) == noted
+    assert all("(--task poisson)" in note and "'regression'" in note for note in notes)
+    assert not any(note.startswith("the target 'ill' has") for note in made(frame, "ordered").notes)
+    assert not any(note.startswith("the target 'ill' has") for note in made(frame, classes=[*map(str, sorted(set(counts)))]).notes)
 
 
 def test_codes_keep_their_leading_zeros_from_each_kind_of_file(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from ldpfl import api
-from ldpfl.data.leaks import EMPTY, GAPS, LEAK, REPEATED
+from ldpfl.data.leaks import EMPTY, GAPS, LEAK, REPEATED, find_leaks, leak_note
 from ldpfl.data.nodes import read_node_table
 from ldpfl.data.settings import DataConfig
+from ldpfl.data.tables import table_from_frame
 from ldpfl.experiments.public_figures import without_private_figures
 
 ROWS = 400
@@ -64,6 +65,20 @@ def test_a_column_that_tells_the_target_is_named(task: str, target: str | list[s
     (note,) = notes(frame.assign(**values), target, task)
     (name,) = values
     assert note.startswith(f"{LEAK}: {name} predicts it nearly without error, alone. Where such a column is known")
+
+
+def test_a_column_of_many_words_that_is_filled_for_one_class_alone_is_found() -> None:
+    cause = np.where(SICK, [f"cause {place % 60}" for place in range(ROWS)], "")
+    table = table_from_frame(CLEAN.assign(sick=SICK.astype(int), cause=cause, known=np.where(SICK, cause, "-")))
+    config = DataConfig(target="sick", columns=["ward", "cause", "known"], words=["ward", "cause", "known"])
+    assert find_leaks(table, config, "class") == {"cause": True, "known": True}
+    half_filled = table_from_frame(CLEAN.assign(sick=SICK.astype(int), cause=np.where(np.arange(ROWS) % 2 == 0, cause, "")))
+    assert find_leaks(half_filled, config.model_copy(update={"columns": ["ward", "cause"]}), "class") == {}
+
+
+def test_names_with_a_comma_or_space_are_quoted_in_notes() -> None:
+    (note,) = leak_note({"ICD,code": True, "ward": True, "died on": True}, None)
+    assert note.startswith(f"{LEAK}: 'ICD,code', ward, 'died on' each predict it")
 
 
 def private_notes(frame: pd.DataFrame, start: str, **changes: Any) -> list[str]:

@@ -122,6 +122,11 @@ def test_a_file_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -
     written(tmp_path, "a\n1\n", "patients.csv")
     with pytest.raises(DataError, match=r"did you mean 'patients.csv'"):
         read_table(tmp_path / "patient.csv")
+    with pytest.raises(DataError, match=r"there is no file .*patents\.tsv: did you mean 'patients.csv'"):
+        read_table(tmp_path / "patents.tsv")
+    written(tmp_path, "a\n1\n", "notes.csv")
+    with pytest.raises(DataError, match=r"there is no file .*nosuch\.csv: known: notes\.csv, patients\.csv$"):
+        read_table(tmp_path / "nosuch.csv")
     with pytest.raises(DataError, match="is not a table that ldpfl can read"):
         read_table(written(tmp_path, "a\n1\n", "patients.txt"))
     for spreadsheet in (tmp_path / "not there.xlsx", written(tmp_path, "a\n1\n", "patients.ods")):

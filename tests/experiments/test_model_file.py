@@ -103,7 +103,10 @@ def test_a_folder_of_before_is_told_of(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"model\.json is missing: restore the file$"):
         api.predict(place, ROWS)
     (place / "model.safetensors").unlink()
-    with pytest.raises(LdpflError, match=r"has no model\.json: it holds no finished run"):
+    with pytest.raises(LdpflError, match=r"has no model\.json: it holds no finished run; give the folder of a finished run"):
+        api.predict(place, ROWS)
+    (place / "config.toml").touch()  # as in the folder of a run that was interrupted
+    with pytest.raises(LdpflError, match=r"it holds no finished run; finish the run with ldpfl run --resume --out /"):
         api.predict(place, ROWS)
 
 

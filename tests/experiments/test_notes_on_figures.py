@@ -17,6 +17,7 @@ from ldpfl.report.page import page
 
 NARROW = "predicted probabilities lie far too close together"
 CHANCE = "nothing was found to have been learnt"
+UNSURE = "the test rows hardly show how good the model is"
 OFF = "the mean predicted risk is far from the observed share"
 EXTREME = "predicted probabilities are far too close to 0 and 1"
 ONE_CLASS = "all test rows are predicted to be of the class"
@@ -81,6 +82,18 @@ def test_a_model_that_is_no_better_than_chance_is_said() -> None:
     assert "the share of the commonest class is 3" in note
     for classes in (2, 3):
         assert not notes_of(samples(classes), FEW, CHANCE)
+
+
+@pytest.mark.slow
+def test_a_score_on_few_events_is_said_to_be_unsure() -> None:
+    inputs, _ = samples(told=0.0)
+    risks = 1 / (1 + np.exp(2.2 - 1.5 * inputs[:, 0]))
+    labels = (np.random.default_rng(2).random(len(inputs)) < risks).astype(np.int64)
+    (note,) = notes_of((inputs, labels), FEW, UNSURE)
+    assert ", and 15 of 120 test rows have the event. New rows may score much lower or higher." in note
+    assert "data.test_path" in note
+    assert "more rows at each client (of rows that you deal out: fewer clients, because each adds noise of its own), fewer columns" in note
+    assert not notes_of(samples(), FEW, UNSURE)
 
 
 def test_a_model_that_has_learnt_nothing_gets_no_advice_on_thresholds() -> None:

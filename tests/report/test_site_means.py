@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ldpfl.report.scores import site_spread
+from ldpfl.report.scores import site_heading, site_spread
 from ldpfl.report.site_means import site_means
 
 
@@ -35,3 +35,8 @@ def test_the_table_of_clients_says_it_in_a_sentence() -> None:
     expected = "mean over 10 clients 74.00% (standard deviation 18.00 points), over the worst 1 20.00%."
     assert said == f"accuracy: {expected}"
     assert site_spread({"metric": "accuracy"}) == ""
+
+
+def test_clients_are_said_to_be_sorted_where_any_has_the_main_score() -> None:
+    assert site_heading({"metric": "accuracy", "sites": sites([0.2, None])}) == "By client, the worst first"
+    assert site_heading({"metric": "AUROC", "sites": sites([0.2, 0.4])}) == "By client"

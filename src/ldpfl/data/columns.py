@@ -22,10 +22,10 @@ from ldpfl.data.identifiers import identifier_kind, identifier_note, note_on_pos
 from ldpfl.data.persons import normalise_names
 from ldpfl.data.samples import Inputs
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import Table, cell_text
+from ldpfl.data.tables import MAX_EXACT, Table, cell_text
 from ldpfl.data.tokens import check_vocabulary, tokenize
 from ldpfl.data.unscaled import Unscaled
-from ldpfl.errors import ConfigError, DataError
+from ldpfl.errors import ConfigError, DataError, listed_names
 from ldpfl.tasks import Targets
 from ldpfl.util.suggestions import nearest
 
@@ -70,7 +70,7 @@ def resolve_column_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, 
             "categories": {name: words for name, words in config.categories.items() if name in names},
         }
     )
-    text_note = (_NOTE_ON_TEXTS.format(names=", ".join(texts), name=texts[0]),) if texts else ()
+    text_note = (_NOTE_ON_TEXTS.format(names=listed_names(texts), name=texts[0]),) if texts else ()
     return resolved, (*notes, *text_note)
 
 
@@ -154,9 +154,34 @@ def column_words(table: Table, name: str, *, numeric: bool = False, values: Coll
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
         # Table.numbers reads a number that means "no value", such as 999, as NaN. Among ``values`` it may be a value.
-        column = column if column.dtype == np.float64 and values else table.numbers(name)
-        return ["" if np.isnan(value) else cell_text(value) for value in column]
+        numbers = column if column.dtype == np.float64 and values else table.numbers(name)
+        pairs = zip(numbers, table.exact_cells(name), strict=True)
+        return ["" if np.isnan(number) else _number_as_word(number, cell) for number, cell in pairs]
     return ["" if table.is_absent(text) and text.strip() not in values else text.strip() for text in column]
+
+
+def _number_as_word(number: float, cell: object) -> str:
+    """Return a ``number`` as a word, with the digits of its ``cell`` if this is a whole number. A float cannot hold a long one exactly."""
+    if isinstance(cell, str):
+        return str(int(cell)) if re.fullmatch(r"\s*[+-]?\d+\s*", cell) else cell_text(number)
+    return cell_text(cell)
+
+
+def check_exact_names(table: Table, name: str, setting: str) -> None:
+    """Raise a :class:`DataError` if the column ``name``, which ``setting`` names, may have been rounded, so that different names are equal.
+
+    That may be so for whole numbers above 2^53 in a column of floats.
+    """
+    column = table.columns[name]
+    if column.dtype != np.float64 or name in table.long_numbers:
+        return
+    rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
+    if rounded.size:
+        raise DataError(
+            f"{table.where(int(rounded[0]))}: the column {name!r}, which {setting} names, holds floats of 2^53 or more, which may be "
+            "rounded, so different names may have become equal: give the column as texts or whole numbers (in pandas, read it with "
+            f"dtype={{{name!r}: str}})"
+        )
 
 
 def person_names(table: Table, config: DataConfig) -> list[str]:
@@ -174,25 +199,17 @@ def person_names(table: Table, config: DataConfig) -> list[str]:
             f"data.person names {config.person!r}, which is also the client, the target or the text: name another column in data.person"
         )
     table.column(config.person, "data.person")  # raises if there is no such column
+    if not config.at_nodes:  # there, an error would reveal that such a cell exists
+        check_exact_names(table, config.person, "data.person")
     return normalise_names(column_words(replace(table, missing=()), config.person))
 
 
 def canonical_word(word: str) -> str:
     """Return ``word`` in the form that it has after a round trip through a data frame or a Parquet file.
 
-    These turn truth values and long whole numbers into floats, so the same word would differ between a CSV and a Parquet file. A code that
-    begins with 0 stays as it is, since only a text can hold its zeros.
+    These turn truth values into numbers, so the same word would differ between a CSV and a Parquet file.
     """
-    if word.isdecimal() and word[0] != "0" and _EXACT_DIGITS < len(word) <= _MAX_FLOAT_DIGITS:
-        return cell_text(int(word))
     return {"true": "1", "false": "0"}.get(word.lower(), word)
-
-
-_EXACT_DIGITS = 15
-"""Number of decimal digits up to which a float holds every whole number exactly."""
-
-_MAX_FLOAT_DIGITS = 309
-"""Number of decimal digits of the largest float. A longer whole number stays a text in every format."""
 
 
 def input_width(config: DataConfig) -> int:
@@ -219,7 +236,7 @@ def read_features(table: Table, config: DataConfig) -> Features:
     for name in config.columns:
         if name not in table.columns:
             similar = nearest(name, set(table.columns).difference(config.columns))
-            hint = f"it needs {', '.join(config.columns)}" if similar is None else f"did you mean {similar!r}?"
+            hint = f"it needs {listed_names(config.columns)}" if similar is None else f"did you mean {similar!r}?"
             raise DataError(f"the table has no column {name!r}, which the model needs: {hint}")
         if name in config.words or name in config.categories:
             part = _one_hot(table, name, config)
@@ -233,7 +250,7 @@ def read_features(table: Table, config: DataConfig) -> Features:
         parts.append(part)
         columns_by_kind.setdefault(kind, []).append(name)
         width += part.shape[1]
-    listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sorted(columns_by_kind.items()))
+    listed = "; ".join(f"{kind}: {listed_names(names)}" for kind, names in sorted(columns_by_kind.items()))
     rules = [rule for kind, rule in _READING_RULES.items() if any(present.startswith(kind) for present in columns_by_kind)]
     return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {'. '.join([listed, *rules])}")
 
@@ -276,6 +293,8 @@ def public_bounds(config: DataConfig, name: str) -> tuple[float, float] | None:
 def _one_hot(table: Table, name: str, config: DataConfig) -> NDArray[np.float32]:
     """Return a column of words as a one-hot matrix: by its categories, or by hashes where it has none. A missing value is all zeros."""
     categories = config.categories.get(name)
+    if not config.at_nodes:  # there, an error would reveal that such a cell exists
+        check_exact_names(table, name, "data.words" if categories is None else "data.categories")
     words = [canonical_word(word) for word in column_words(table, name, values=categories or ())]
     if categories is None:
         # The column's name is hashed too. So two words that share a bucket in one column need not share a bucket in another column.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ldpfl.data.columns import (
     BYTES,
+    check_exact_names,
     column_words,
     input_width,
     person_names,
@@ -191,6 +192,7 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
         return Owners()
     train = tables[0]
     train.column(config.client, "data.client")  # raises if there is no such column
+    check_exact_names(train, config.client, "data.client")
     words = column_words(replace(train, missing=()), config.client)  # a client may be called None
     if "" in words:
         raise DataError(f"{train.where(words.index(''))}: data.client {config.client!r} has no value: fill it in, or remove the row")

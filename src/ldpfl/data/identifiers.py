@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from typing import Literal
 
+from ldpfl.errors import listed_names
+
 IdentifierKind = Literal["person", "client", "row"]
 """What an identifier column identifies: persons, clients of a federation, or single rows."""
 
@@ -33,7 +35,7 @@ def identifier_note(left_out: Collection[str], *, person: str, client: str) -> s
 
     ``person`` and ``client`` are the settings ``data.person`` and ``data.client``, "" if they are not set.
     """
-    note = f"columns left out, because their names suggest identifiers: {', '.join(left_out)}; list them in data.columns to use them"
+    note = f"columns left out, because their names suggest identifiers: {listed_names(left_out)}; list them in data.columns to use them"
     settings = {"person": person, "client": client}
     hints = [
         hint.format(name=next(name for name in left_out if identifier_kind(name) == kind))
@@ -65,7 +67,7 @@ def note_on_possible_sites(inputs: Collection[str], *, at_nodes: bool) -> str:
         if at_nodes
         else f"Rows are not divided by them: where each value is a client of the federation, set --client {names[0]} (data.client)"
     )
-    return f"inputs whose names suggest the site that a row is from: {', '.join(names)}. {advice}"
+    return f"inputs whose names suggest the site that a row is from: {listed_names(names)}. {advice}"
 
 
 _LINKING_WORDS = frozenset({"of", "the", "de", "du", "des", "der"})

@@ -16,7 +16,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.data.identifiers import identifier_kind
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
-from ldpfl.errors import printable
+from ldpfl.errors import listed_names
 from ldpfl.tasks import Targets
 
 LEAK = "columns may give the target away"
@@ -60,7 +60,7 @@ def find_leaks(table: Table, config: DataConfig, targets: Targets) -> dict[str, 
     """Return the input columns of ``table`` that predict a target nearly without error, each with whether it does so without a scale.
 
     Noise may hide the scale of a column of numbers, so that a model cannot use the numbers. A column of words has no scale. Neither have
-    the gaps in a column, if ``data.missing`` gives them an indicator. ``config`` has the kind of each column filled in.
+    the gaps in a column of numbers, if ``data.missing`` gives them an indicator. ``config`` has the kind of each column filled in.
     """
     if config.text or targets == "tokens":
         return {}
@@ -74,14 +74,12 @@ def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, 
     ``leaks`` comes from :func:`find_leaks`. ``encoder`` is that of the scaled rows, and says of which columns noise hid the scale: the
     model does not read their numbers.
     """
-    names = [
-        printable(name) for name, without_scale in leaks.items() if without_scale or encoder is None or name not in encoder.hidden_columns
-    ]
+    names = [name for name, without_scale in leaks.items() if without_scale or encoder is None or name not in encoder.hidden_columns]
     if not names:
         return ()
     predict, such_are, them = ("predicts", "such a column is", "it") if len(names) == 1 else ("each predict", "such columns are", "them")
     return (
-        f"{LEAK}: {', '.join(names)} {predict} it nearly without error, alone. Where {such_are} known only after the outcome, leave "
+        f"{LEAK}: {listed_names(names)} {predict} it nearly without error, alone. Where {such_are} known only after the outcome, leave "
         f"{them} out (data.columns names the columns to use): a model that needs {them} is of no use for new rows",
     )
 
@@ -105,10 +103,13 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
     shares = {name: column_words(table, name, values=config.categories.get(name, ())).count("") / len(table) for name in config.columns}
     empty = [name for name, share in shares.items() if share == 1]
     if empty:
-        yield f"{EMPTY}: {', '.join(empty)}. Their inputs are the same for all rows; leave them out (data.columns names the columns to use)"
+        yield (
+            f"{EMPTY}: {listed_names(empty)}. Their inputs are the same for all rows; leave them out (data.columns names the columns to "
+            "use)"
+        )
     gaps = sorted((name for name, share in shares.items() if 0 < share < 1), key=lambda name: -shares[name])
     if gaps:
-        named = ", ".join(f"{name} ({shares[name]:.1%})" for name in gaps[:_MAX_NAMED])
+        named = ", ".join(f"{listed_names([name])} ({shares[name]:.1%})" for name in gaps[:_MAX_NAMED])
         more = f" and {len(gaps) - _MAX_NAMED:,} more" * (len(gaps) > _MAX_NAMED)
         yield f"{GAPS}: {named}{more}. data.missing says how a missing number is treated ({config.missing}); a missing word is no word"
 
@@ -118,15 +119,16 @@ def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple
     targets_as_numbers = [table.numbers(name) for name in _numeric_targets(config, targets)]
     targets_as_classes = [_as_numbers(column_words(table, name, values=config.classes)) for name in _class_targets(config, targets)]
     for name in config.columns:
-        cells = _as_numbers(column_words(table, name, values=config.categories.get(name, ())))
-        predicts = any(_predicts(cells, classes) for classes in targets_as_classes)
+        words = column_words(table, name, values=config.categories.get(name, ()))
+        cells, gaps = _as_numbers(words), np.array([not word for word in words], dtype=np.int64)
+        gaps_predict = any(_predicts(gaps, classes) for classes in targets_as_classes)
+        predicts = gaps_predict or any(_predicts(cells, classes) for classes in targets_as_classes)
         without_scale = True  # the inputs of a column of words have no scale
         if name not in config.words and name not in config.categories:
             values = table.numbers(name, kind="dates" if name in config.dates else "numbers", strict=False)
             predicts |= any(_separates_two_classes(values, classes) for classes in targets_as_classes)
             predicts |= any(_is_correlated(values, numbers) for numbers in targets_as_numbers)
-            gaps = np.isnan(values).astype(np.int64)
-            without_scale = config.missing == "indicator" and any(_predicts(gaps, classes) for classes in targets_as_classes)
+            without_scale = config.missing == "indicator" and gaps_predict
         if predicts:
             yield name, without_scale
 

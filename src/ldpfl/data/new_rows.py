@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ldpfl.data.columns import column_words, read_features, read_texts
+from ldpfl.data.columns import check_exact_names, column_words, read_features, read_texts
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.samples import TOKENS, Inputs
 from ldpfl.data.tables import Table, read_table, table_from_frame
@@ -85,9 +85,10 @@ def _table(encoder: Encoder, rows: pandas.DataFrame | str | Path) -> Table:
 
 
 def _require_id_column(table: Table, name: str) -> str:
-    """Return ``name``, or raise a :class:`DataError` if the table has no such column."""
+    """Return ``name``, or raise a :class:`DataError` if the table has no such column, or its numbers are rounded."""
     if name not in table.columns:
         raise DataError(f"the rows have no column {name!r}, which id_column (--id) names: {did_you_mean(name, table.columns)}")
+    check_exact_names(table, name, "id_column (--id)")
     return name
 
 

@@ -39,7 +39,7 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None, *, names
         # As dictionaries, equal texts share memory: a small file may hold the same long text very many times.
         text_columns = [field.name for field in schema if pyarrow.types.is_string(field.type)]
         if only is None:
-            return parquet.read_table(io.BytesIO(data), read_dictionary=text_columns).to_pandas()
+            return _to_pandas(parquet.read_table(io.BytesIO(data), read_dictionary=text_columns))
         fields = [field for field in schema if field.name in only]
         if len({field.name for field in fields}) < len(fields):
             raise DataError(f"{path}: two columns have the same name: rename one, or leave it out")
@@ -55,12 +55,21 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None, *, names
     )
 
 
+def _to_pandas(arrow: Any) -> Any:
+    """Return an Arrow table, or column, in pandas. Whole numbers of 64 bits stay exact even if cells are missing."""
+    import pandas
+    import pyarrow
+
+    exact_types = {pyarrow.int64(): pandas.Int64Dtype(), pyarrow.uint64(): pandas.UInt64Dtype()}
+    return arrow.to_pandas(types_mapper=exact_types.get)
+
+
 def _cells(column: Any) -> Any:
-    """Return the cells of a chunked array: numbers as an array, other types as a list with None for cells that cannot be read."""
+    """Return the cells of a chunked array: numbers as a series, other types as a list with None for cells that cannot be read."""
     from pyarrow import types
 
     if types.is_integer(column.type) or types.is_floating(column.type):
-        return column.to_numpy()
+        return _to_pandas(column)
     return [cell for chunk in column.chunks for cell in _chunk_cells(chunk)]
 
 

@@ -9,7 +9,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import partial
@@ -32,7 +33,7 @@ from ldpfl.data.cells import (
 )
 from ldpfl.data.folders import check_one_split, visible_files
 from ldpfl.errors import DataError, shown
-from ldpfl.util.suggestions import did_you_mean
+from ldpfl.util.suggestions import did_you_mean, did_you_mean_file
 
 if TYPE_CHECKING:
     import pandas
@@ -68,6 +69,8 @@ class Table:
             read as the names, so they are private.
         remedy: what a message advises for a cell that cannot be read.
         in_several_files: whether the rows are from several files of a folder.
+        long_numbers: exact cells of the columns of whole numbers that float64 cannot hold, with NaN for an empty cell. They are used
+            where a number is a name, such as a patient's.
     """
 
     columns: Mapping[str, Column]
@@ -80,6 +83,7 @@ class Table:
         "missing value in data.missing_words"
     )
     in_several_files: bool = False
+    long_numbers: Mapping[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -111,8 +115,12 @@ class Table:
 
     def take(self, rows: NDArray[np.int64]) -> Table:
         """Return the table of these ``rows``. Error messages still give their places in the whole table."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])))
+        columns, long_numbers = ({name: column[rows] for name, column in cells.items()} for cells in (self.columns, self.long_numbers))
+        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])), long_numbers=long_numbers)
+
+    def exact_cells(self, name: str) -> Column:
+        """Return the cells of the column ``name``: texts, or numbers of which no whole number is rounded."""
+        return self.long_numbers.get(name, self.columns[name])
 
     def numbers(self, name: str, *, kind: Kind = "numbers", strict: bool = True) -> NDArray[np.float64]:
         """Return a column as numbers, or its dates as day numbers, with NaN for an empty cell.
@@ -249,8 +257,8 @@ def _table_files(path: Path) -> list[Path]:
             "(pandas.read_excel)"
         )
     if not path.is_file():
-        similar_files = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
-        raise DataError(f"there is no file {path}" + (f": {did_you_mean(path.name, similar_files)}" if similar_files else ""))
+        names = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES] if path.parent.is_dir() else []
+        raise DataError(f"there is no file {path}{did_you_mean_file(path.name, names)}")
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{path} is not a table that ldpfl can read: expected a name that ends in {', '.join(SUFFIXES)}")
     return [path]
@@ -380,7 +388,8 @@ def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") ->
     for name, column in table.columns.items():
         digest.update(name.encode(errors="surrogatepass"))
         digest.update(column.tobytes() if column.dtype == np.float64 else "\0".join(column).encode(errors="surrogatepass"))
-    return Table(table.columns, table.where, digest.hexdigest())
+        digest.update("\0".join(map(str, table.long_numbers.get(name, ()))).encode())
+    return replace(table, digest=digest.hexdigest())
 
 
 def _table_of_frame(
@@ -400,7 +409,21 @@ def _table_of_frame(
         raise DataError(f"two columns {fault} in {where(0).rpartition(',')[0]}: rename one, or leave it out")
     labels = [f"the column {name!r}" if names_shown else f"column number {place}" for place, name in enumerate(names, start=1)]
     columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
-    return Table(columns, where, digest, names_shown=names_shown)
+    long_numbers = {name: cells for place, name in enumerate(names) if (cells := _long_numbers(frame.iloc[:, place])) is not None}
+    return Table(columns, where, digest, names_shown=names_shown, long_numbers=long_numbers)
+
+
+def _long_numbers(series: Any) -> Column | None:
+    """Return the exact cells of a pandas series of whole numbers, with NaN for an empty one; None if float64 holds all of them exactly."""
+    from pandas.api import types
+
+    if not types.is_integer_dtype(series) or not ((series > MAX_EXACT) | (series < -MAX_EXACT)).any():
+        return None
+    return np.asarray(series.to_numpy(dtype=object, na_value=np.nan))
+
+
+MAX_EXACT = 2**53
+"""Number up to which float64 holds every whole number exactly."""
 
 
 def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:
@@ -432,18 +455,18 @@ def _series_texts(series: Any, label: str, where: Callable[[int], str], *, stric
 
 
 def cell_text(value: Any) -> str:
-    """Return the value of a cell as text. Numbers are written as Python writes floats, whole numbers without a point.
+    """Return the value of a cell as text. Whole numbers are written with all digits and no point, others as Python writes floats.
 
-    So a number becomes the same text whether or not pandas has turned its column into floats.
+    So a number up to 2^53 becomes the same text whether or not pandas has turned its column into floats.
     """
     if isinstance(value, date):  # midnight is written as a day without a time
         return value.isoformat().removesuffix("T00:00:00")
     if isinstance(value, str):
         return value
-    try:
-        return repr(float(value) + 0.0).removesuffix(".0")  # adding 0.0 turns -0.0 into 0.0, which is the same number
-    except OverflowError:  # a whole number that is too large for a float
-        return str(value)
+    with suppress(OverflowError, ValueError):  # infinity and NaN are no whole numbers
+        if value == int(value):
+            return str(int(value))
+    return repr(float(value))
 
 
 def _join_tables(parts: Sequence[Table]) -> Table:
@@ -455,14 +478,20 @@ def _join_tables(parts: Sequence[Table]) -> Table:
         row_in_part = row - int(ends[part_index - 1]) if part_index else row
         return parts[part_index].where(row_in_part)
 
-    columns = {name: _concatenate_columns([part.columns[name] for part in parts]) for name in parts[0].columns}
+    columns: dict[str, Column] = {}
+    long_numbers: dict[str, Column] = {}
+    for name in parts[0].columns:
+        exact_cells = np.concatenate([part.exact_cells(name) for part in parts])
+        if len({part.columns[name].dtype for part in parts}) > 1:  # numbers in some files, texts in others
+            columns[name] = np.array([_text_or_number_as_text(cell) for cell in exact_cells], dtype=object)
+            continue
+        columns[name] = np.concatenate([part.columns[name] for part in parts])
+        if any(name in part.long_numbers for part in parts):
+            long_numbers[name] = exact_cells
     digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
-    return Table(columns, where, digest, names_shown=parts[0].names_shown, in_several_files=True)
+    return Table(columns, where, digest, names_shown=parts[0].names_shown, in_several_files=True, long_numbers=long_numbers)
 
 
-def _concatenate_columns(columns: Sequence[Column]) -> Column:
-    """Return the cells of ``columns``, one after another: as numbers if all columns hold numbers, and else as texts."""
-    if len({column.dtype for column in columns}) == 1:
-        return np.concatenate(columns)
-    cells = (cell for column in columns for cell in column)
-    return np.array([cell if isinstance(cell, str) else "" if np.isnan(cell) else cell_text(cell) for cell in cells], dtype=object)
+def _text_or_number_as_text(cell: str | float) -> str:
+    """Return a ``cell``, which is a text or a number, as text, with "" for NaN."""
+    return "" if cell != cell else cell_text(cell)  # only NaN differs from itself

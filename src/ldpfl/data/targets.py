@@ -72,7 +72,10 @@ def read_targets(tables: Sequence[Table], config: DataConfig, targets: Targets) 
     if targets == "classes":
         return ReadTargets([torch.stack([_label_targets(table, name) for name in names], dim=1) for table in tables], len(names))
     class_targets = _class_targets(tables, names[0], config)
-    return _as_ordered_targets(class_targets, names[0], config) if targets == "ordered" else class_targets
+    if targets == "ordered":
+        return _as_ordered_targets(class_targets, names[0], config)
+    notes = () if config.classes else _note_on_whole_numbers(names[0], class_targets.classes)
+    return class_targets._replace(notes=(*class_targets.notes, *notes))
 
 
 _TASK_OF_SEVERAL = (
@@ -227,6 +230,25 @@ _NOTE_ON_CLASSES = (
     "the classes of {name!r} ({some}) were taken from the data, as if they were public: "
     "if it is secret which of them occur, list all classes in data.classes"
 )
+
+
+def _note_on_whole_numbers(name: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """Return a note if the ``classes`` of the target ``name`` are whole numbers that may be counts; an empty tuple if they are not.
+
+    The first ones must be consecutive numbers from 0 or 1. Larger counts are rare, so there may be gaps between them.
+    """
+    first = [str(number + (classes[0] == "1")) for number in range(_MIN_COUNTS)]
+    if list(classes[:_MIN_COUNTS]) != first or not all(word.isdecimal() for word in classes):
+        return ()
+    return (
+        f"the target {name!r} has {len(classes)} different values, the whole numbers from {classes[0]} to {classes[-1]}, taken as "
+        "classes without an order. If they count something, such as visits, set task.name to 'poisson' (--task poisson); if they measure "
+        "something, to 'regression' (--task regression); if they are grades, to 'ordinal' (--task ordinal)",
+    )
+
+
+_MIN_COUNTS = 6
+"""Minimum number of classes that may be counts. Fewer whole numbers are mostly codes or grades: yes and no, or a scale of up to 5."""
 
 
 def _note_on_case(name: str, classes: Sequence[str]) -> tuple[str, ...]:

@@ -145,6 +145,13 @@ def _pop_findings_as_caveats(
             f"{CHANCE}: {chance}. {_more_data(config, federation)}, a larger epsilon, or a model with fewer weights may help; the "
             "noise-free baseline shows whether the data can be learnt at all"
         )
+    if unsure := entries.pop("unsure", ""):
+        more = _more_data(config, federation)
+        caveats.append(
+            f"{UNSURE}: {unsure}. New rows may score much lower or higher. Runs with other seeds are tested on the same rows, so they do "
+            "not help: test on more rows (data.test_path names a file of its own for them). For a better model: "
+            f"{more[0].lower()}{more[1:]}, fewer columns, or a larger epsilon"
+        )
     constant = entries.pop("constant", False)
     if constant and not _all_columns_hidden(federation):
         caveats.append(
@@ -355,6 +362,9 @@ NARROW = "predicted probabilities lie far too close together"
 
 CHANCE = "nothing was found to have been learnt"
 """Start of the note on a model whose main figure is no better than chance."""
+
+UNSURE = "the test rows hardly show how good the model is"
+"""Start of the note on a main figure with a wide interval."""
 
 ONE_CLASS = "all test rows are predicted to be of the class"
 """Start of the note on the one class that a model predicts for all rows."""

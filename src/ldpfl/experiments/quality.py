@@ -96,6 +96,7 @@ def quality_entries(
         entries["intervals"] = intervals
     entries |= {"off": _means_that_differ(intervals), "one_class": _only_predicted_class(evaluated, class_names)}
     entries["chance"] = _no_better_than_chance(federation.task.task.metric, evaluated, intervals)
+    entries["unsure"] = "" if entries["chance"] else _wide_interval(federation.task.task.metric, evaluated, intervals)
     if not entries["chance"]:
         entries |= _slope_findings(evaluated.scores, intervals)
     entries["sites"] = list(_site_entries(federation, evaluated, seed))
@@ -180,6 +181,24 @@ def _no_better_than_chance(metric: str, evaluated: EvaluatedModel, intervals: In
     if not low <= chance or auroc_low > _CHANCE[weighted_metrics.AUROC]:
         return ""
     return f"{metric} {scores[metric]:.4g} (95 % interval {low:.3g} to {high:.3g}), and {comparison}"
+
+
+def _wide_interval(metric: str, evaluated: EvaluatedModel, intervals: Intervals) -> str:
+    """Return the main ``metric`` as text if its 95 % interval is wider than :data:`_MAX_WIDTH`, and the number of test events; else "".
+
+    Only the AUROC and the concordance are looked at. Their intervals depend on the number of events, which is small for a rare outcome
+    even where there are many test rows.
+    """
+    low, high = intervals.get(metric, (nan, nan))
+    if metric not in (weighted_metrics.AUROC, weighted_metrics.CONCORDANCE) or not high - low > _MAX_WIDTH:
+        return ""
+    events = evaluated.observed[:, 1] if evaluated.is_of_times else evaluated.observed
+    share = f"{int(events.sum()):,} of {len(events):,} test rows have the event"
+    return f"{metric} {evaluated.scores[metric]:.3g} (95 % interval {low:.3g} to {high:.3g}), and {share}"
+
+
+_MAX_WIDTH = 0.15
+"""Width of an interval above which a note warns of it. An AUROC of 0.75 has a wider one with fewer than some 50 events among many rows."""
 
 
 def _means_that_differ(intervals: Intervals) -> str:

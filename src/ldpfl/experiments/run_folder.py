@@ -459,10 +459,10 @@ class RunFolder:
         except FileNotFoundError:
             if self.model_path.exists():
                 check_present(self.description_path)
-            raise ConfigError(
-                f"{self.path} has no {self.description_path.name}: it holds no finished run; give the folder of a "
-                "finished run, or one that ldpfl export wrote"
-            ) from None
+            remedy = "give the folder of a finished run, or one that ldpfl export wrote"
+            if self.config_path.exists() and not self._kind_path.exists():  # a simulation's folder has no kind.txt
+                remedy = f"finish the run with ldpfl run --resume --out {self.path}"
+            raise ConfigError(f"{self.path} has no {self.description_path.name}: it holds no finished run; {remedy}") from None
         return description
 
     def encoder(self) -> Encoder:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from ldpfl.data.columns import resolve_column_kinds, resolve_text_column
+from ldpfl.data.columns import column_words, resolve_column_kinds, resolve_text_column
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table
 from ldpfl.data.targets import check_number_of_classes, check_order_known, natural_key
@@ -145,9 +145,7 @@ def _classes_in(table: Table, target: str, task: str) -> list[str]:
         ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
         DataError: the values are no classes, but a quantity or an identifier.
     """
-    # A column that was read as numbers gets the texts back: 1.0 is the class "1".
-    cells = (f"{cell:.15g}" if isinstance(cell, float) else cell.strip() for cell in table.columns[target])
-    classes = sorted({cell for cell in cells if not table.is_absent(cell)}, key=natural_key)
+    classes = sorted({*column_words(table, target)} - {""}, key=natural_key)
     check_number_of_classes(target, len(classes), numeric=table.is_numeric(target))
     if task == "ordinal":
         check_order_known(classes, target)

@@ -38,6 +38,7 @@ from ldpfl.report.scores import (
     noise_unit_sentence,
     score_change,
     site_columns,
+    site_heading,
     site_notes,
     site_rows,
     site_spread,
@@ -194,10 +195,10 @@ def _main_figures(result: dict[str, Any], statement: Statement) -> Iterator[_Fig
         yield _Figure(metric, format_score(metric, score), f"on {result['evaluated_on']} data{interval_text}")
     if result.get("scores", {}).get(COMMONEST) is not None:
         commonest = format_score(COMMONEST, result["scores"][COMMONEST])
-        if metric != ACCURACY:
-            yield _Figure(ACCURACY, format_score(ACCURACY, result["scores"][ACCURACY]), f"{commonest} by always saying the commonest class")
-        else:
+        if metric == ACCURACY:
             yield _Figure("commonest class", commonest, "accuracy of always saying it")
+        elif result["scores"][COMMONEST] <= _MAX_COMMONEST:  # else the accuracy is high whatever the model has learnt
+            yield _Figure(ACCURACY, format_score(ACCURACY, result["scores"][ACCURACY]), f"{commonest} by always saying the commonest class")
     if baseline is not None:
         yield _Figure("without noise", format_score(metric, baseline), score_change(metric, baseline, score) if score is not None else "")
     for trust, name in (("hidden", "epsilon, if the others hide it"), ("local", "epsilon, trusting nobody")):
@@ -206,6 +207,10 @@ def _main_figures(result: dict[str, Any], statement: Statement) -> Iterator[_Fig
             yield _Figure(name, epsilon_text(row.epsilon), f"whole run, delta {row.delta:g}")
     size = result["uplink_bytes_per_client_round"]
     yield _Figure("sent by a client", f"{size:,} bytes", f"a round, for {result['weights']:,} weights")
+
+
+_MAX_COMMONEST = 0.9
+"""Share of the commonest of two classes above which the head of the page does not show the accuracy."""
 
 
 def _round_rows(result: dict[str, Any]) -> Iterator[tuple[int, str, str]]:
@@ -254,6 +259,7 @@ def _quality_values(result: dict[str, Any]) -> dict[str, Any]:
         "bins": list(client_figures.bin_rows(result)),
         "sites": site_rows(result),
         "site_columns": site_columns(result),
+        "site_heading": site_heading(result),
         "site_notes": " ".join(filter(None, (site_spread(result), site_notes(result)))),
         "calibration": inline(lambda axes: plot_calibration(axes, result), (4.6, 3.6)) if result.get("calibration") else "",
         "calibration_said": _CALIBRATION if predicts_risks else _PREDICTED,

@@ -30,6 +30,7 @@ from ldpfl.report.scores import (
     score_change,
     seed_text,
     site_columns,
+    site_heading,
     site_notes,
     site_rows,
     site_spread,
@@ -107,7 +108,7 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
         rows, more = site_rows(result), max(0, len(result["sites"]) - _MAX_SITES)
         not_shown = f"and {counted(more, 'client')} more, in result.json and report.html." if more else ""
         caption = " ".join(filter(None, (not_shown, site_spread(result), site_notes(result))))
-        tables.append(_table_of_cells("by client, the worst first", site_columns(result), rows[:_MAX_SITES], caption))
+        tables.append(_table_of_cells(site_heading(result).lower(), site_columns(result), rows[:_MAX_SITES], caption))
     return tables
 
 

@@ -166,6 +166,12 @@ def _site_figures(result: Mapping[str, Any]) -> list[str]:
 _FURTHER_SITE_FIGURES = (ACCURACY, COMMONEST, EXACT_MATCH, CLASS_ERROR, "MAE", "RMSE", INTEGRATED_BRIER)
 
 
+def site_heading(result: Mapping[str, Any]) -> str:
+    """Return the heading of the table of clients. They are sorted by the main score, if any client has it."""
+    are_sorted = any(site["scores"].get(result["metric"]) is not None for site in result.get("sites", ()))
+    return "By client, the worst first" if are_sorted else "By client"
+
+
 def site_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Return the cells of the table of clients, the worst first; "-" for a figure that a client lacks, see :func:`site_notes`."""
     names, rows = _site_figures(result), []

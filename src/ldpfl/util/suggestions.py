@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 _MIN_ABBREVIATION = 3
 """Minimum number of letters of an abbreviation, which is the beginning of a longer name."""
@@ -18,6 +19,24 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     matches = matches or get_close_matches(name, options, n=1, cutoff=0.55)
     # Where several sections have a setting of this name, that of the mechanism is meant, as in arguments of ldpfl.run.
     return min(matches, key=lambda option: not option.startswith("mechanism."), default=None)
+
+
+def did_you_mean_file(name: str, files: Iterable[str]) -> str:
+    """Return the end of a message on the missing file ``name``, as :func:`did_you_mean` does; "" if there are no ``files``.
+
+    Names are compared without their suffix, since unrelated files have the same one.
+    """
+    options = sorted(files)
+    by_stem = {Path(option).stem: option for option in options}
+    similar = get_close_matches(Path(name).stem, by_stem, n=1, cutoff=0.7)
+    if similar:
+        return f": did you mean {by_stem[similar[0]]!r}?"
+    more = len(options) - _MAX_FILES
+    return f": known: {', '.join(options[:_MAX_FILES])}{f' and {more:,} more' if more > 0 else ''}" if options else ""
+
+
+_MAX_FILES = 8
+"""Maximum number of files that a message lists."""
 
 
 def quoting_hint(argument: str) -> str:
