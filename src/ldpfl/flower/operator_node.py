@@ -258,6 +258,7 @@ class OperatorNode:
             transport=terms.transport,
             key=terms.key,
             linked=terms.linked,
+            chosen_by=ask.chosen_by,
         )
 
 
