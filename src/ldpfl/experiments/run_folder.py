@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
 from ldpfl.data.encoder import Encoder
-from ldpfl.errors import ConfigError, DataError, LdpflError, printable
+from ldpfl.errors import ConfigError, DataError, LdpflError, printable, shown
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, check_present, read_description, tensors_to_save
@@ -99,6 +99,10 @@ class RunFolder:
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, Path):
+            raise ConfigError(f"the path of RunFolder must be a Path, got {shown(self.path)}: give RunFolder(Path(...))")
 
     config_path = Inside("config.toml")
     checkpoint_path = Inside("checkpoint.safetensors")
@@ -406,7 +410,8 @@ class RunFolder:
         if len(charged) > len(done) + 1 or charged[: len(done)][:-1] != done[: len(charged)][:-1]:
             raise DataError(
                 f"{self.ledger_path} has {counted(len(charged), 'round')}, which are not the {len(done)} of the checkpoint beside it and "
-                "one more: an older checkpoint was put back, or another run's; put back the latest one, or begin a new run in another folder"
+                "one more: an older checkpoint was put back, or another run's; put back the latest one, or begin a new run in another "
+                "folder"
             )
 
     def has_released(self) -> bool:
