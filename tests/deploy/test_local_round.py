@@ -414,6 +414,28 @@ def test_nothing_is_tried_where_the_policy_would_decline(of_loop: NodeSetUp) -> 
     )
 
 
+def test_an_app_without_protection_is_wrong_without_a_trial(of_loop: NodeSetUp) -> None:
+    app = Path(of_loop.app or "")
+    assert [one for one in check_node(of_loop) if one.standing is Standing.WRONG] == []
+    client = app / "own_app" / "client_app.py"
+    client.write_text(f"import numpy\nDATA = numpy.loadtxt('table.csv')\n{client.read_text(encoding='utf-8')}", encoding="utf-8")
+    (loud,) = (one for one in check_node(of_loop) if one.standing is Standing.WRONG)
+    assert loud.what == "app"
+    assert "Flower runs own_app/client_app.py:1, own_app/client_app.py:2 of this app outside of the policy's control" in loud.said
+    change_project = (app / "pyproject.toml").read_text(encoding="utf-8").replace("own_app.client_app:app", "own_app.training:app")
+    (app / "pyproject.toml").write_text(change_project, encoding="utf-8")
+    (bare,) = (one for one in check_node(of_loop) if one.standing is Standing.WRONG)
+    assert bare.what == "app"
+    assert "the clientapp 'own_app.training:app' is a ClientApp without a wrapper, so its replies leave without noise" in bare.said
+    assert 'wrap it in LdpClientApp. In another module write app = LdpClientApp("own_app.training:app")' in bare.said
+
+
+def test_settings_that_a_trial_lacks_are_asked_for(of_loop: NodeSetUp) -> None:
+    words = said(of_loop, Trial())
+    assert "KeyError at training.py" in words
+    assert "give it by --train-config, as in --train-config 'epochs=20 learning-rate=0.1': none was given" in words
+
+
 def test_a_client_that_no_policy_limits_is_refused(of_loop: NodeSetUp) -> None:
     (Path(of_loop.app or "") / "own_app" / "client_app.py").write_text("from own_app.training import app\n", encoding="utf-8")
     assert "is a ClientApp, whose replies a node's policy cannot limit" in said(of_loop)

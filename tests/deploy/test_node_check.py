@@ -252,7 +252,10 @@ def test_a_budget_that_is_moved_spent_or_too_small_for_the_app_is_found(node: No
     set_limit(node.budget, 0.5)
     assert any("is spent" in one.said for one in found(node))
     move(node.budget, node.budget.with_name("new.sqlite"))
-    assert any("is 0, so nothing leaves (this budget was moved to" in one.said for one in found(node))
+    moved = next(one.said for one in found(node) if "is 0, so nothing leaves (this budget was moved to" in one.said)
+    assert moved.endswith("): set LDPFL_BUDGET to the file in use")  # `budget set` would refuse the moved budget
+    set_limit(new := node.budget.with_name("stopped.sqlite"), 0.0)
+    assert any("or set a budget (ldpfl budget set)" in one.said for one in found(replace(node, budget=new)))
 
 
 def test_an_app_that_is_checked_while_it_runs_is_counted_once(node: NodeSetUp) -> None:

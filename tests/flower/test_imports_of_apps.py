@@ -11,7 +11,8 @@ import pytest
 
 import ldpfl
 from ldpfl.errors import ConfigError
-from ldpfl.flower.app_imports import unwrapped_code
+from ldpfl.flower.app_imports import bare_client, unwrapped_code
+from ldpfl.flower.policy_init import offer_of
 
 MINE = "from ldpfl.flower import LdpClientApp\nfrom mine.training import app as own\napp = LdpClientApp(own)\n"
 QUIET = (
@@ -55,6 +56,39 @@ def test_what_else_is_run_is_named(client: str, package: str, found: list[str], 
     assert list(unwrapped_code(app_in(tmp_path, client, package))) == found
 
 
+BARE = "from flwr.clientapp import ClientApp\napp = ClientApp()\n@app.train()\ndef train(message, context): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("client", "is_bare"),
+    [
+        (BARE, True),
+        ("from flwr.client import ClientApp as A\nimport numpy\napp: A = A(client_fn=numpy.load)\n", True),
+        ("import flwr\napp = flwr.clientapp.ClientApp()\n", True),
+        ("import flwr as fl\napp = fl.client.ClientApp(client_fn=lambda context: app)\n", True),
+        (QUIET, False),
+        (MINE, False),
+        ("from ldpfl.flower import LdpClientApp as ClientApp\napp = ClientApp('mine.training:app')\n", False),
+        (BARE + "from ldpfl.flower import LdpClientApp\napp = LdpClientApp(app)\n", False),
+        (BARE + "if True:\n    app = wrapped(app)\n", False),
+        (BARE + "from mine.training import *\n", False),
+        (BARE + "def wrap():\n    global app\n", False),
+        ("def ClientApp(): ...\n" + BARE, False),
+        ("from mine.training import app\n", False),
+        ("app = made()\n", False),
+        ("app = (\n", False),
+    ],
+)
+def test_a_client_is_called_bare_only_where_that_is_certain(client: str, is_bare: bool, tmp_path: Path) -> None:
+    app = app_in(tmp_path, client)
+    assert bare_client(app) == ("mine.client_app:app" if is_bare else "")
+    if is_bare:
+        with pytest.raises(
+            ConfigError, match=r"'mine\.client_app:app' is a ClientApp without a wrapper, so its replies leave without noise"
+        ):
+            offer_of(str(app))
+
+
 def test_a_package_of_the_app_s_own_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "ldpfl").mkdir()
     assert list(unwrapped_code(app_in(tmp_path))) == ["mine/client_app.py:3"]
@@ -93,6 +127,15 @@ def test_what_lies_elsewhere_cannot_be_checked_and_what_is_called_like_the_wrapp
     assert list(unwrapped_code(app)) == ["mine/client_app.py:1"]
     (app / "pyproject.toml").write_text('[tool.flwr.app.components]\nclientapp = "elsewhere.client:app"\n', encoding="utf-8")
     assert list(unwrapped_code(app)) == ["elsewhere, which is not in this folder and cannot be checked here"]
+
+
+def test_ldpfl_s_own_client_needs_no_module_in_the_folder(tmp_path: Path) -> None:
+    app = app_in(tmp_path)
+    (app / "pyproject.toml").write_text('[tool.flwr.app.components]\nclientapp = "ldpfl.flower.apps:client_app"\n', encoding="utf-8")
+    assert list(unwrapped_code(app)) == []
+    (app / "ldpfl").mkdir()
+    (app / "ldpfl" / "__init__.py").write_text("import os\n", encoding="utf-8")
+    assert next(iter(unwrapped_code(app))) == "ldpfl/__init__.py:1"
 
 
 def test_the_folder_may_be_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

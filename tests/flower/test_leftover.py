@@ -101,6 +101,8 @@ def test_a_run_without_a_relay_and_one_under_way(ldpfl: CommandLine) -> None:
     outcome = ldpfl("deploy", "left-open", folder.path)
     assert outcome.code == 0
     assert outcome.out.rstrip().endswith("2 of 2 rounds finished")
+    LdpStrategy(config_of("training.rounds=2"), folder=RunFolder(Path("more"))).start(InProcessGrid(app_of(), 3), start_arrays(), 3)
+    assert ldpfl("deploy", "left-open", "more").out.rstrip().endswith("3 rounds finished, more than the 2 of the config")
     assert "the run's reports go over no relay, so there is nothing to cancel" in ldpfl("deploy", "left-open", folder.path, "--cancel").out
     with folder.locked():
         said = ldpfl.refused("deploy", "left-open", folder.path)

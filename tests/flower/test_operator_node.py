@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -22,6 +23,8 @@ from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, 
 from ldpfl.flower.client_app import DECLINED
 from ldpfl.flower.operator_node import PATIENCE, read_token
 from ldpfl.flower.terms import digest_of
+from ldpfl.mechanisms import Duchi, Mechanism, PublicState
+from ldpfl.mechanisms.base import PerRound
 from ldpfl.privacy import BinaryRelease
 from ldpfl.privacy.budget_file import read_books, read_charges, set_limit
 from ldpfl.relay import RelayClient
@@ -89,6 +92,27 @@ def test_what_the_policy_does_not_allow_is_declined(
 ) -> None:
     assert declined(reply_of(write_policy(tmp_path, **changes), budget, terms))
     assert named in log.text
+    assert read_charges(budget) == ()
+
+
+@dataclass(frozen=True)
+class Chooser(Duchi, PerRound):
+    """Somebody else's, which returns a mechanism of ldpfl's for each round."""
+
+    def in_round(self, public: PublicState) -> Mechanism:
+        return Duchi(self.epsilon)
+
+    @property
+    def terms(self) -> object:
+        return self
+
+
+def test_a_mechanism_that_another_s_code_chose_is_not_judged_as_ldpfl_s(
+    tmp_path: Path, budget: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoundTerms, "mechanism", lambda self, ranges: Chooser(2.0))
+    assert declined(reply_of(write_policy(tmp_path), budget))
+    assert f"has the name of a built-in mechanism but is code of {__name__}:Chooser" in log.text
     assert read_charges(budget) == ()
 
 

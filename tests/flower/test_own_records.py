@@ -358,6 +358,21 @@ def test_records_named_by_their_path_are_read_where_they_are_trained_on(tmp_path
     assert "records_of_a_user" not in sys.modules
 
 
+@pytest.mark.parametrize("given", ["module", "a.b", ":app", "a:", "a b:app", 3])
+def test_an_app_that_is_neither_a_function_nor_an_import_path_is_refused(given: str | int) -> None:
+    with pytest.raises(ConfigError, match=rf"`app` of LdpClientApp must be a function or its import path, got {given!r}: give it as in"):
+        LdpClientApp(given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"`records` of LdpClientApp must be .*, got {given!r}: .*records=.package\.module:name"):
+        LdpClientApp(records=given)  # type: ignore[arg-type]
+
+
+def test_a_task_whose_loss_or_model_is_only_named_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`loss` of RecordTask must be a function .*, got 'mse_loss': give one such as torch"):
+        RecordTask(nn.Linear(4, 3), *rows(), "mse_loss")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"`model` of RecordTask must be a torch\.nn\.Module, got 'linear'"):
+        RecordTask("linear", *rows(), F.cross_entropy)  # type: ignore[arg-type]
+
+
 def test_an_app_of_nothing_or_of_two_things_is_refused() -> None:
     for given in ({}, {"app": "a:b", "records": "a:c"}):
         with pytest.raises(ConfigError, match="give one of them"):

@@ -140,6 +140,22 @@ def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: 
         offer_of(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [("min_clients", "min-clients"), ("min-client", "min-clients"), ("transpot", "transport"), ("Reply_S", "reply-s")],
+)
+def test_a_mistyped_setting_of_an_app_with_its_own_server_is_refused(mistyped: str, meant: str, tmp_path: Path) -> None:
+    """Left out silently, the policy would be made for other terms. Other names are the app's own settings."""
+    (tmp_path / "config.toml").write_text('[mechanism]\nname = "duchi"\n', encoding="utf-8")
+    project = tmp_path / "pyproject.toml"
+    settings = '[tool.flwr.app.components]\nclientapp = "mine:app"\n[tool.flwr.app.config.ldpfl]\nhospital = "north"\n'
+    project.write_text(settings, encoding="utf-8")
+    assert offer_of(str(tmp_path), tmp_path / "config.toml").transport == "direct"
+    project.write_text(f"{settings}{mistyped} = 5\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"unknown setting ldpfl.{mistyped}: did you mean '{meant}'"):
+        offer_of(str(tmp_path), tmp_path / "config.toml")
+
+
 @pytest.mark.parametrize("reply_s", [60.0, 7200.0, 90_000.0])
 def test_the_policy_lets_clients_reply_when_the_app_says(reply_s: float, tmp_path: Path) -> None:
     path = Path(app(tmp_path, "model.name=linear")) / "pyproject.toml"

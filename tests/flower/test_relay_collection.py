@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from math import inf
@@ -14,7 +14,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from flower_parts import config_of, instruction, shift, simulator_bits, start_arrays, start_vector, terms_of
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from relayed_parts import CLIENTS, KEY, WatchedGrid, World, policy_of, world_in
 
 from ldpfl import LayerRanges, mechanisms
@@ -353,19 +353,43 @@ def _tagged(message: Message, what: str) -> Message:
 @pytest.mark.parametrize("what", ["ranges", "config", "model", "shapes", "settings of the app", "another record", "type of message"])
 @pytest.mark.slow
 @pytest.mark.thorough_except("type of message")
-def test_a_client_that_is_asked_for_something_else_than_the_others_declines(what: str, world: World) -> None:
-    class Tagging(LdpStrategy):
-        def configure_train(self, *args: Any) -> list[Message]:
-            first, *others = super().configure_train(*args)
-            return [_tagged(first, what), *others]
+def test_a_client_that_is_asked_for_something_else_than_the_others_declines(
+    what: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LdpStrategy would send no such message, so it is changed on the way to the nodes, as by a hostile server."""
+    grid = world.grid()
+    send = grid.send_and_receive
 
-    strategy = Tagging(config_of(), collector=world.collector())
-    strategy.start(world.grid(), start_arrays(), 1, timeout=100.0)
+    def tag_first(messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        first, *others = messages
+        told = first.metadata.message_type == MessageType.TRAIN
+        return send([_tagged(first, what) if told else first, *others], timeout=timeout)
+
+    monkeypatch.setattr(grid, "send_and_receive", tag_first)
+    strategy = LdpStrategy(config_of(), collector=world.collector())
+    strategy.start(grid, start_arrays(), 1, timeout=100.0)
     assert strategy.checkpoint.history[-1].clients == CLIENTS - 1
     assert world.charges() == [0, *[1] * (CLIENTS - 1)]
     refusals = read_books(world.folder / "budget-0.sqlite").refusals
     assert refusals is not None
     assert "does not have the digest that the relay states to all clients" in refusals.reason
+
+
+def test_a_subclass_that_changes_messages_is_refused_before_any_node_counts_a_refusal(world: World, tmp_path: Path) -> None:
+    """Nodes would decline each of these messages, as if the server were hostile. The corrected app can go on."""
+
+    class Late(LdpStrategy):
+        def configure_train(self, *args: Any) -> list[Message]:
+            messages = super().configure_train(*args)
+            messages[0].content.config_records["config"]["lr"] = 0.1
+            return messages
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ConfigError, match="change arrays or config before you call super"):
+        Late(config_of(), collector=world.collector(), folder=folder).start(world.grid(), start_arrays(), 1, timeout=100.0)
+    assert all(read_books(path).refusals is None for path in world.folder.glob("budget-*.sqlite"))
+    assert world.run(folder=folder).history[-1].clients == CLIENTS
+    assert world.charges() == [1] * CLIENTS
 
 
 def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:

@@ -24,7 +24,18 @@ from ldpfl.errors import ConfigError, DataError, NotSetUp, PrivacyError
 from ldpfl.experiments.nodes_asked import MAX_BYTES, Participation
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, TooFewTakePart, Waiting
+from ldpfl.flower import (
+    AllDeclined,
+    DirectCollector,
+    InProcessGrid,
+    LdpClientApp,
+    LdpStrategy,
+    RelayCollector,
+    SumCollector,
+    TooFewTakePart,
+    Waiting,
+    operator_relay,
+)
 from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.server import Checkpoint
 
@@ -338,6 +349,9 @@ def test_a_folder_of_another_config_or_model_is_refused(tmp_path: Path) -> None:
     other = ArrayRecord([torch.zeros(4).numpy()])
     with pytest.raises(ConfigError, match="another model"):
         LdpStrategy(QUIET, folder=folder).start(InProcessGrid(app_of(), 2), other, 2)
+    renamed = ArrayRecord({f"other.{name}": array for name, array in start_arrays().items()})
+    with pytest.raises(ConfigError, match=r"it trained weight, bias, but initial_arrays has other\.weight, other\.bias"):
+        LdpStrategy(QUIET, folder=folder).start(InProcessGrid(app_of(), 2), renamed, 2)
 
 
 def test_a_damaged_record_of_who_was_asked_stops_the_run(tmp_path: Path) -> None:
@@ -518,10 +532,14 @@ def test_clients_that_would_evaluate_are_not_asked() -> None:
     assert list(strategy.configure_evaluate(1, start_arrays(), ConfigRecord(), InProcessGrid(app_of(), 2))) == []
 
 
-def _with_record(message: Message, **changed: Any) -> Message:
-    """Return ``message`` with ``changed`` terms of the round."""
-    content = RecordDict({**message.content, "ldpfl": ConfigRecord({**message.content.config_records["ldpfl"], **changed})})
-    return Message(content, message.metadata.dst_node_id, "train")
+def _with_content(message: Message, **changed: Any) -> Message:
+    """Return ``message`` with ``changed`` records."""
+    return Message(RecordDict({**message.content, **changed}), message.metadata.dst_node_id, "train")
+
+
+def _tell_in_place(messages: list[Message]) -> list[Message]:
+    messages[0].content.config_records["config"]["lr"] = 0.5
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -529,28 +547,106 @@ def _with_record(message: Message, **changed: Any) -> Message:
     [
         (lambda messages: [*messages, Message(messages[0].content, 4711, "train")], "to node 4711, which did not agree"),
         (lambda messages: [*messages, messages[0]], "several messages to one node"),
-        (lambda messages: [*messages, _with_record(messages[0], round=7)], "several messages to one node"),
-        (lambda messages: [_with_record(messages[0], round=7), *messages[1:]], "record 'ldpfl'.* is changed or missing"),
-        (lambda messages: [Message(RecordDict(), messages[0].metadata.dst_node_id, "train")], "record 'ldpfl'.* is changed or missing"),
+        (lambda messages: messages[1:], "no message to node 2, which agreed"),
+        (lambda messages: [], "no message to nodes 2, 3, which agreed"),
+        (lambda messages: None, "None, not a list of messages"),
+        (lambda messages: "train", "'train', not a list of messages"),
+        (lambda messages: [message.content for message in messages], "a list of 2, not a list of messages"),
+        (lambda messages: [_with_content(messages[0], ldpfl=ConfigRecord()), *messages[1:]], "type or content is changed"),
+        (lambda messages: [_with_content(messages[0], config=ConfigRecord({"lr": 0.5})), *messages[1:]], "type or content is changed"),
+        (lambda messages: [Message(m.content, m.metadata.dst_node_id, "train.other") for m in messages], "type or content is changed"),
+        (_tell_in_place, "type or content is changed"),
     ],
 )
-def test_a_subclass_tells_nodes_nothing_that_the_ledger_does_not_count(change: Any, named: str) -> None:
+def test_a_subclass_tells_nodes_nothing_that_the_ledger_does_not_count(change: Any, named: str, tmp_path: Path) -> None:
     class Changes(LdpStrategy):
         def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
             return change(super().configure_train(server_round, arrays, config, grid))
 
-    node = OpenNode()
-    with pytest.raises(ConfigError, match=rf"Changes\.configure_train made .*{named}.*change the records 'arrays' and 'config'"):
-        Changes(QUIET, waiting=Waiting(1, 0.0)).start(InProcessGrid(app_of(node=node), 2), start_arrays(), 1)
+    node, folder = OpenNode(), RunFolder(tmp_path / "run")
+    with pytest.raises(ConfigError, match=rf"Changes\.configure_train returned .*{named}.*before you call super\(\)\.configure_train"):
+        Changes(QUIET, waiting=Waiting(1, 0.0), folder=folder).start(InProcessGrid(app_of(node=node), 2), start_arrays(), 1)
     assert node.steps == []
+    # Nobody was told to train, so the corrected app trains this round, which is charged once.
+    resumed = LdpStrategy(QUIET, folder=folder)
+    assert resumed.start(InProcessGrid(app_of(), 2), start_arrays(), 1).train_metrics_clientapp[1]["reports"] == 2
+    assert len(resumed.checkpoint.ledger.events) == 1
 
 
-def test_a_subclass_may_change_the_settings_that_apps_get() -> None:
-    class Counts(LdpStrategy):
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_a_subclass_that_skips_a_round_is_told_to_call_super(skipped: int) -> None:
+    class Skips(LdpStrategy):
         def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
-            return super().configure_train(server_round, arrays, ConfigRecord({"lr": 0.5}), grid)
+            return [] if server_round == skipped else super().configure_train(server_round, arrays, config, grid)
+
+    strategy = Skips(QUIET)
+    with pytest.raises(ConfigError, match=r"0 messages without a call of super\(\)\.configure_train.*return the messages of super"):
+        strategy.start(InProcessGrid(app_of(), 2), start_arrays(), 2)
+    assert len(strategy.checkpoint.ledger.events) == skipped - 1
+
+
+def test_a_subclass_may_change_the_settings_that_apps_get_and_return_messages_in_any_iterable() -> None:
+    class Counts(LdpStrategy):
+        def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+            return iter(super().configure_train(server_round, arrays, ConfigRecord({"lr": 0.5}), grid)[::-1])
 
     assert Counts(QUIET).start(InProcessGrid(app_of(), 2), start_arrays(), 1).train_metrics_clientapp[1]["reports"] == 2
+
+
+def test_an_app_that_nothing_wraps_is_named_at_the_server() -> None:
+    inner = ClientApp()
+    inner.train()(shift)
+    with pytest.raises(TooFewTakePart, match=r"its app is not wrapped, .*: its clientapp must be LdpClientApp\("):
+        LdpStrategy(QUIET, waiting=Waiting(1, 0.0)).start(InProcessGrid(inner, 2), start_arrays(), 1)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("waiting", 3, r"waiting must be a Waiting, got 3: give ldpfl\.flower\.Waiting"),
+        ("collector", "relay", r"collector must be a Collector, got 'relay': give the result of operator_relay\(\.\.\.\)"),
+        ("collector", operator_relay, "collector must be a Collector, got a function"),
+        ("collector", RelayCollector, "collector must be a Collector, got a ABCMeta"),
+        ("run_config", None, r"run_config must be a mapping, got None: give context\.run_config"),
+        ("kind", "own-app", "kind must be a Kind, got 'own-app'"),
+        ("score", 0.5, "score must be a function, got 0.5"),
+        ("score", None, "score must be a function, got None"),
+        ("on_measured", "f", "on_measured must be a function, got 'f'"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_with_what_was_expected(argument: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LdpStrategy(QUIET, **{argument: value})
+
+
+def test_the_path_of_a_folder_given_as_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be a Path, got 'run': give RunFolder\(Path\(\.\.\.\)\)"):
+        RunFolder("run")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (torch.nn.Linear(2, 1).state_dict(), r"must be an ArrayRecord of flwr\.app, got a OrderedDict of 2: give ArrayRecord\(model\.st"),
+        ([np.zeros(2)], r"initial_arrays must be an ArrayRecord of flwr\.app, got a list of 1"),
+        (ArrayRecord(), "initial_arrays has no arrays, expected the arrays of the model"),
+    ],
+)
+def test_initial_arrays_of_a_wrong_type_are_refused_with_what_was_expected(arrays: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LdpStrategy(QUIET).start(InProcessGrid(app_of(), 2), arrays, 1)
+
+
+@pytest.mark.parametrize("name", ["channel", "linked", "min_clients"])
+def test_no_argument_lets_a_direct_transport_claim_another_one(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        DirectCollector(4, **{name: "ideal-shuffler"})
+
+
+@pytest.mark.parametrize("kind", [RelayCollector, SumCollector])
+def test_no_argument_lets_a_relay_claim_another_channel(kind: type) -> None:
+    with pytest.raises(TypeError, match="channel"):
+        kind(channel="secure-sum")
 
 
 def test_the_config_of_a_strategy_cannot_be_replaced() -> None:
@@ -570,9 +666,17 @@ def test_a_subclass_is_not_started_if_it_overrides_a_method_whose_result_is_not_
     assert (node.questions, node.steps) == ([], [])
 
 
-@pytest.mark.parametrize("bad", [torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.float64), torch.tensor(1.0)])
-def test_a_model_with_buffers_is_refused(bad: torch.Tensor) -> None:
-    with pytest.raises(PrivacyError):
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (torch.zeros(3, dtype=torch.int64), "leave buffers and counters out"),
+        (torch.zeros(3, dtype=torch.float64), r"is float64, .*: convert it to float32, as by model\.float\(\)"),
+        (torch.zeros(3, dtype=torch.float16), r"is float16, .*: convert it to float32"),
+        (torch.tensor(1.0), "at least one dimension"),
+    ],
+)
+def test_a_model_with_arrays_that_no_mechanism_protects_is_refused(bad: torch.Tensor, words: str) -> None:
+    with pytest.raises(PrivacyError, match=words):
         LdpStrategy(QUIET).start(InProcessGrid(app_of(), 2), ArrayRecord({**start_arrays(), **ArrayRecord({"x": bad})}))
 
 

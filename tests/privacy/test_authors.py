@@ -26,7 +26,7 @@ from ldpfl import LayerRanges, mechanisms
 from ldpfl.api.certified_lines import certified
 from ldpfl.errors import Declined
 from ldpfl.mechanisms import Duchi, Gaussian, Identity, Mechanism, PublicState, duchi, guarantee_of
-from ldpfl.mechanisms.base import in_round, record_clip_of, record_rate_of, terms_of
+from ldpfl.mechanisms.base import PerRound, in_round, record_clip_of, record_rate_of, terms_of
 from ldpfl.mechanisms.dp_sgd import DpSgd, on_users_code
 from ldpfl.mechanisms.gaussian.schedule import NoiseSchedule
 from ldpfl.mechanisms.record_clipping import RecordClip
@@ -335,6 +335,28 @@ POLICY = Policy(
 
 def asked(mechanism: Mechanism) -> Request:
     return Request.of(mechanism, RANGES, run="r", round=1, cohort=20, transport="direct")
+
+
+@dataclass(frozen=True)
+class Chooser(Duchi, PerRound):
+    """Somebody else's, which returns a mechanism of ours for each round."""
+
+    def in_round(self, public: PublicState) -> Mechanism:
+        return Duchi(self.epsilon)
+
+    @property
+    def terms(self) -> object:
+        return self
+
+
+def test_a_policy_judges_the_code_that_chooses_a_round_s_mechanism(tmp_path: Path) -> None:
+    """Server and node agree on the author: the chooser's, although the report is made by a mechanism of ours."""
+    chosen = Chooser(1.0).in_round(PublicState(1, torch.zeros(4), None, (4,)))
+    request = Request.of(chosen, RANGES, run="r", round=1, cohort=20, transport="direct", chosen_by=Chooser(1.0))
+    assert request.release == released(chosen, RANGES, chosen_by=Chooser(1.0))
+    assert request.release.author == f"{__name__}:Chooser"
+    with pytest.raises(Declined, match=r"'duchi' has the name of a built-in mechanism but is code of .*:Chooser"):
+        POLICY.check(request)
 
 
 def test_a_policy_takes_code_of_others_by_a_name_of_its_own_only(tmp_path: Path) -> None:

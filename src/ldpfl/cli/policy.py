@@ -90,16 +90,10 @@ def init(
 
 def _warn_of_imports(places: tuple[str, ...]) -> None:
     """Warn of places in the app whose code Flower runs outside of the policy's control."""
-    if not places:
-        return
-    terminal().print(
-        Text(
-            f"Flower runs {', '.join(places[:5])}{' and more' if len(places) > 5 else ''} of this app outside of the policy's control, and "
-            'the text of an error there reaches the server: only LdpClientApp("package.module:name") belongs there (docs/flower.md).',
-            style="yellow",
-        ),
-        soft_wrap=True,
-    )
+    if places:
+        from ldpfl.flower.app_imports import unwrapped_code_text
+
+        terminal().print(Text(f"{unwrapped_code_text(places)}.", style="yellow"), soft_wrap=True)
 
 
 def _print_rows(data: Path, checked_rows: Rows) -> None:

@@ -107,14 +107,14 @@ def _try_app(
     message = _training_message(offer, start, trial, key, run_config)
     # Weights that are equal to those received show that nothing was learnt. Gradients are not comparable with what was received.
     guard = partial(_do_work_of_app, start if offer.config.mechanism.perturbed != "gradient" else None, explain)
-    yield _finding_on_attempt(app.attempt(message, context, guard), offer, start)
+    yield _finding_on_attempt(app.attempt(message, context, guard), offer, start, trial)
 
 
-def _finding_on_attempt(attempt: Attempt, offer: Offer, start: ArrayRecord) -> Finding:
+def _finding_on_attempt(attempt: Attempt, offer: Offer, start: ArrayRecord, trial: Trial) -> Finding:
     """Return the finding about an attempt at the local work."""
     limit = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
     if attempt.report_bytes is None:
-        problem = f"{attempt.trouble}{_advice(attempt.trouble, offer)}"
+        problem = f"{attempt.trouble}{_advice(attempt.trouble, offer, trial)}"
         return _failed_trial(f"a round would send a report without any change, and still be charged: {problem}")
     values = sum(torch.Size(array.shape).numel() for array in start.values())
     training = f"trained {counted(values, 'value')} in {attempt.seconds:.1f} s{limit}"
@@ -122,7 +122,7 @@ def _finding_on_attempt(attempt: Attempt, offer: Offer, start: ArrayRecord) -> F
     return Finding("try", Standing.FINE, f"{training}, and made a report of {size}, which was thrown away: nothing was charged or sent")
 
 
-def _advice(trouble: str, offer: Offer) -> str:
+def _advice(trouble: str, offer: Offer, trial: Trial) -> str:
     """Return what the operator can do about the ``trouble``, as text to append; empty if there is no advice."""
     if trouble == confined_process.TOO_LONG:
         return f". A round leaves {offer.reply_s:g} s (ldpfl.reply-s): train for less, or ask the server's operator for a longer time"
@@ -130,6 +130,11 @@ def _advice(trouble: str, offer: Offer) -> str:
         return ": set it for this check by --partition, and for the SuperNode by --node-config"
     if trouble == confined_process.NO_ANSWER:
         return ". It was killed, perhaps because memory ran out, or it called os._exit"
+    if trouble.startswith(KeyError.__name__) and not trial.train_config:
+        return (
+            ". If the missing name is a setting that the server sends with each round, give it by --train-config, as in "
+            "--train-config 'epochs=20 learning-rate=0.1': none was given"
+        )
     return ""
 
 

@@ -27,6 +27,7 @@ from ldpfl.deploy.local_round import try_round
 from ldpfl.deploy.node_data import check_data
 from ldpfl.deploy.node_set_up import Finding, NodeSetUp, Standing, Trial, wrong_finding
 from ldpfl.errors import ConfigError, Declined, LdpflError, RelayRefused, RelayUnreachable, printable
+from ldpfl.flower.app_imports import unwrapped_code, unwrapped_code_text
 from ldpfl.flower.confined_process import one_thread
 from ldpfl.flower.named_by_server import check_config, check_mechanism
 from ldpfl.flower.operator_node import other_signer_error, read_token
@@ -35,6 +36,7 @@ from ldpfl.flower.terms import check_window
 from ldpfl.privacy.accountants.adaptive import filtered_epsilon
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import LOST_RUN, Books, Charged, as_stored, read_books, read_charges
+from ldpfl.privacy.budget_move import is_moved
 from ldpfl.privacy.events import Release
 from ldpfl.privacy.policy import OVER_RELAY, Policy, Request, Transport, read_policy
 from ldpfl.relay import Patience, RelayClient
@@ -93,6 +95,8 @@ def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None
         for finding in _check_settings(node, connect, known):  # fills `known`
             ready = ready and not (finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY)
             yield finding
+        if node.app and known.offer is not None:
+            yield from _check_code(Path(node.app))
     if trial is None:
         return
     if ready and known.offer is not None and known.policy is not None:
@@ -138,6 +142,17 @@ def _check_settings(node: NodeSetUp, connect: Connect, known: _ReadSettings) -> 
     yield from check_data(node, offer)
 
 
+def _check_code(app: Path) -> Iterator[Finding]:
+    """Check that Flower runs no code of the app outside of ``LdpClientApp``. A trial is done all the same, because it may say more."""
+    if not (app / "pyproject.toml").is_file():  # a recipe or a config has no code of its own
+        return
+    try:
+        if places := tuple(unwrapped_code(app)):
+            yield Finding("app", Standing.WRONG, printable(unwrapped_code_text(places)))
+    except LdpflError as error:
+        yield wrong_finding("app", error)
+
+
 def _check_policy(policy: Policy) -> Iterator[Finding]:
     """Check that the policy allows something, and name what in it needs the operator's attention."""
     missing = [name for name in ("mechanisms", "rounds", "lifetime_epsilon", "transports") if not getattr(policy, name)]
@@ -172,11 +187,8 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
     spent = books.spent(limit.delta)
     if limit.epsilon == 0:
         reason = f" ({books.refusals.reason})" if books.refusals else ""
-        yield Finding(
-            "budget",
-            Standing.WRONG,
-            printable(f"is 0, so nothing leaves{reason}: set LDPFL_BUDGET to the file in use, or set a budget (ldpfl budget set)"),
-        )
+        remedy = "set LDPFL_BUDGET to the file in use" + ("" if is_moved(books) else ", or set a budget (ldpfl budget set)")
+        yield Finding("budget", Standing.WRONG, printable(f"is 0, so nothing leaves{reason}: {remedy}"))
     elif spent >= limit.epsilon:
         yield Finding("budget", Standing.WRONG, f"is spent: epsilon {number(spent)} of {limit.epsilon:g}; this node takes part no more")
     else:

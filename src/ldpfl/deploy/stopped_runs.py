@@ -100,7 +100,10 @@ def operator_aggregator(url: str, token: Path, authority: Path | None) -> RelayA
 
 def progress_lines(run: LeftOpen) -> list[str]:
     """Return lines for the aggregator's operator: how far the run is, what is open, and how to go on."""
-    lines = [f"run {run.run}: {run.finished:,} of {counted(run.planned, 'round')} finished"]
+    if run.finished > run.planned:  # LdpStrategy.start(num_rounds=...) may ask for more rounds than the config
+        lines = [f"run {run.run}: {counted(run.finished, 'round')} finished, more than the {run.planned:,} of the config"]
+    else:
+        lines = [f"run {run.run}: {run.finished:,} of {counted(run.planned, 'round')} finished"]
     if run.begun is not None:
         lines.append(
             f"round {run.begun} was begun with {counted(run.asked, 'node')} and is not finished: each of them may have sent a report. "

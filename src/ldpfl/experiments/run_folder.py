@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save_file
 
 from ldpfl.data.encoder import Encoder
-from ldpfl.errors import ConfigError, DataError, LdpflError, printable
+from ldpfl.errors import ConfigError, DataError, LdpflError, printable, shown
 from ldpfl.experiments import secret_seed
 from ldpfl.experiments.config import RunConfig, read_config
 from ldpfl.experiments.model_file import ModelFile, check_present, read_description, tensors_to_save
@@ -98,6 +98,10 @@ class RunFolder:
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, Path):
+            raise ConfigError(f"the path of RunFolder must be a Path, got {shown(self.path)}: give RunFolder(Path(...))")
 
     config_path = Inside("config.toml")
     checkpoint_path = Inside("checkpoint.safetensors")

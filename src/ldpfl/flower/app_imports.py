@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, TypeGuard
 
 from ldpfl.errors import ConfigError
+from ldpfl.privacy.events import OURS
 from ldpfl.util.files import from_toml, read_text
 
 _QUIET_PACKAGES = ("__future__", "ldpfl", "flwr", "typing")
@@ -29,6 +30,12 @@ _PATH_ARGUMENTS = ("app", "records")
 """Arguments of ``LdpClientApp`` that are import paths."""
 _FLAG_ARGUMENTS = ("persons",)
 """Arguments of ``LdpClientApp`` that are True or False."""
+_UNREADABLE = (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError)
+"""Errors of a module that cannot be found, read or parsed. The last two are for code that is nested too deeply."""
+
+_MAX_PLACES = 5
+"""Maximum number of places that a message names."""
+
 _WRAPPERS = {(_WRAPPER, "ldpfl.flower"), (_WRAPPER, "ldpfl.flower.client_app")}
 
 
@@ -48,6 +55,8 @@ def unwrapped_code(app: Path) -> Iterator[str]:
     yield from _find_shadowing_modules(app, module.partition(".")[0])
     yield from _find_code_beside_sources(app)
     for name, spec in _find_specs(app, module):
+        if spec is None and name == OURS:
+            continue  # ldpfl's own client, which lies where ldpfl is installed
         if spec is None:
             yield f"{name}, which is not in this folder and cannot be checked here"
         elif spec.origin is None:
@@ -57,6 +66,55 @@ def unwrapped_code(app: Path) -> Iterator[str]:
         else:
             file = Path(spec.origin)
             yield from (f"{file.relative_to(app)}:{line}" for line in _active_lines(file, app_modules))
+
+
+def unwrapped_code_text(places: Sequence[str]) -> str:
+    """Return a warning of the ``places`` that :func:`unwrapped_code` found."""
+    named = f"{', '.join(places[:_MAX_PLACES])}{' and more' if len(places) > _MAX_PLACES else ''}"
+    return (
+        f"Flower runs {named} of this app outside of the policy's control: what this code replies, and the text of its errors, reach the "
+        'server without noise. Only LdpClientApp("package.module:name") belongs there (docs/flower.md)'
+    )
+
+
+def bare_client(app: Path) -> str:
+    """Return the import path of the client of the app in this folder, if it is certainly Flower's ClientApp without a wrapper; else "".
+
+    Nothing is run. Only a name that the module itself assigns is certain, and only if no other statement may assign it.
+    """
+    try:
+        path = _component(app, "clientapp")
+        module, _, name = path.partition(":")
+        body = _body_of(app, module)
+    except _UNREADABLE:
+        return ""
+    calls = [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and _only_target(node) == name]
+    if len(calls) != 1 or sum(_may_bind(node, name) for node in body) != 1 or not isinstance(calls[0], ast.Call):
+        return ""
+    first, _, rest = ast.unparse(calls[0].func).partition(".")  # such as ClientApp, or flwr and clientapp.ClientApp
+    sources = [
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if first == (alias.asname or alias.name.partition(".")[0])
+    ]
+    is_flowers = len(sources) == 1 == sum(_may_bind(node, first) for node in body) and sources[0].partition(".")[0] == "flwr"
+    return path if is_flowers and (rest or sources[0]).endswith("ClientApp") else ""
+
+
+def _may_bind(node: ast.stmt, name: str) -> bool:
+    """Tell whether the statement may assign ``name`` in its module, at whatever depth."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.alias):
+            found = (part.asname or part.name.partition(".")[0]) in (name, "*")
+        elif isinstance(part, ast.Name):
+            found = part.id == name and not isinstance(part.ctx, ast.Load)
+        else:  # a function, a class, a pattern, or a `global` statement
+            found = name == getattr(part, "name", None) or name in getattr(part, "names", ())
+        if found:
+            return True
+    return False
 
 
 def client_output(app: Path) -> Literal["weights", "gradients", "gradients of persons", "ready", "unknown"]:
@@ -91,9 +149,8 @@ def _definition_of(app: Path, component: str) -> ast.expr | str | None:
         module, _, name = _component(app, component).partition(":")
         if module == _READY_MODULE:
             return f"{module}:{name}"
-        spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the module's own, unless a package is missing
-        body = ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
-    except (ConfigError, OSError, SyntaxError, ValueError, MemoryError, RecursionError):
+        body = _body_of(app, module)
+    except _UNREADABLE:
         return None
     definition: ast.expr | str | None = None
     for node in body:
@@ -106,6 +163,12 @@ def _definition_of(app: Path, component: str) -> ast.expr | str | None:
         elif any(name in (getattr(part, field, None) for field in ("id", "name", "asname")) for part in ast.walk(node)):
             definition = None  # the statement may define the name, such as a function, or change the object
     return definition
+
+
+def _body_of(app: Path, module: str) -> list[ast.stmt]:
+    """Return the statements of ``module`` in the folder ``app``. Errors are those of :data:`_UNREADABLE`."""
+    spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the module's own, unless a package is missing
+    return ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
 
 
 def _only_target(node: ast.Assign | ast.AnnAssign) -> str:

@@ -52,9 +52,8 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
         raise PrivacyError("the model has no arrays, expected at least one; nothing was sent")
     for name, array in arrays.items():
         if array.stype != _STYPE or array.dtype != "float32":
-            raise PrivacyError(
-                f"array {name[:_MAX_SHOWN]} is {array.dtype[:16]}, expected float32 from NumPy or PyTorch: leave buffers and counters out"
-            )
+            remedy = "convert it to float32, as by model.float()" if "float" in array.dtype else "leave buffers and counters out"
+            raise PrivacyError(f"array {name[:_MAX_SHOWN]} is {array.dtype[:16]}, expected float32 from NumPy or PyTorch: {remedy}")
         if not array.shape or min(array.shape) < 1:
             raise PrivacyError(
                 f"array {name[:_MAX_SHOWN]} has shape {tuple(array.shape)[:8]}: give it at least one dimension and one value"

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Tensor
 
-from ldpfl.errors import ConfigError, Declined, NoRecordSums, NotReadyApp, PrivacyError, ProtocolError
+from ldpfl.errors import ConfigError, Declined, NoRecordSums, NotReadyApp, PrivacyError, ProtocolError, shown
 from ldpfl.flower import confined_process
 from ldpfl.flower.app_failures import TRY_IT
 from ldpfl.flower.arrays import only_arrays, to_vector
@@ -23,7 +23,7 @@ from ldpfl.flower.internals import APP_RAISED, REFUSED, message_for_app, records
 from ldpfl.flower.invitation import QUESTION, read_question
 from ldpfl.flower.named_by_server import check_mechanism
 from ldpfl.flower.operator_node import OperatorNode, operator_node
-from ldpfl.flower.records import RecordGradients, Records, check_values_asked, import_named
+from ldpfl.flower.records import RecordGradients, Records, check_values_asked, import_named, is_import_path
 from ldpfl.flower.round_request import Ask, Node, RoundRequest, read_request
 from ldpfl.flower.terms import RECORD, Answer, RoundTerms, digest_of, mechanism_name_in, require_adding_up
 from ldpfl.mechanisms import Perturbed, is_built_in, payload_bits
@@ -427,13 +427,17 @@ class LdpClientApp(ClientApp):
 
 def _app_to_wrap(app: ClientAppCallable | str | None, records: Records | str | None) -> ClientAppCallable | str:
     """Return the app to wrap: ``app``, or one that computes the gradients of ``records``. Exactly one of the two must be given."""
-    if app is not None and records is None:
-        return app
-    if records is not None and app is None:
-        return RecordGradients(records)
-    raise ConfigError(
-        "LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them"
-    )
+    if (app is None) == (records is None):
+        raise ConfigError(
+            "LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them"
+        )
+    name, given = ("app", app) if records is None else ("records", records)
+    if not (is_import_path(given) if isinstance(given, str) else callable(given)):
+        raise ConfigError(
+            f"`{name}` of LdpClientApp must be a function or its import path, got {shown(given)}: give it as in "
+            f'LdpClientApp({"" if name == "app" else "records="}"package.module:name")'
+        )
+    return RecordGradients(records) if records is not None else app  # type: ignore[return-value]  # exactly one of them is None
 
 
 def _is_ldpfl_app(app: ClientAppCallable | str) -> bool:

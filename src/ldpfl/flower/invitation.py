@@ -93,4 +93,4 @@ def read_question(content: RecordDict, run_config: str) -> Ask:
     # A mechanism's release depends on the round's number and the layers' sizes, not on the model's weights: zeros replace them.
     public = PublicState(terms.planned.trained + 1, torch.zeros(()).expand(dimension), None, tuple(wire.sizes))
     form = vector_form(terms, ParameterLayout(terms.layers, tuple((size,) for size in wire.sizes)), public)
-    return Ask(terms, form.mechanism, form.ranges, agreement="")
+    return Ask(terms, form.mechanism, form.ranges, agreement="", chosen_by=form.chosen_by)

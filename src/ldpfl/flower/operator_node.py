@@ -260,6 +260,7 @@ class OperatorNode:
             transport=terms.transport,
             key=terms.key,
             linked=terms.linked,
+            chosen_by=ask.chosen_by,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from math import ceil, floor, inf, log10
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from ldpfl.experiments.planned_ledger import initial_weights_and_ranges
 from ldpfl.experiments.recipes import recipe_or_file
 from ldpfl.experiments.record_sums import evaluation_vector_layout, is_evaluated
 from ldpfl.experiments.shipped import recipe_files
-from ldpfl.flower.app_imports import client_output, has_ready_server
+from ldpfl.flower.app_imports import bare_client, client_output, has_ready_server
 from ldpfl.flower.named_by_server import check_nothing_opened_or_run, code_names
 from ldpfl.flower.round_kinds import Kind, config_for_kind, last_round, planned_round, statistics_rounds
-from ldpfl.flower.run_settings import RunSettings
+from ldpfl.flower.run_settings import SECTION, RunSettings
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms.base import PublicState, in_round
 from ldpfl.mechanisms.dp_sgd import DpSgdSettings
@@ -100,6 +101,12 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     project = Path(path) / "pyproject.toml"
     if project.is_file():
         settings = _app_settings(project)
+        if client := bare_client(project.parent):
+            raise ConfigError(
+                f"the clientapp {client!r} is a ClientApp without a wrapper, so its replies leave without noise, whatever a policy says: "
+                f'wrap it in LdpClientApp. In another module write app = LdpClientApp("{client}"), and name this app as clientapp in '
+                f"{project} (docs/flower.md)"
+            )
         if config is None and not settings:
             raise ConfigError(
                 f"{project} has no [tool.flwr.app.config.ldpfl], so it does not say what the app asks: give --config FILE, the config that "
@@ -112,6 +119,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
                 "a custom model, also give its arrays, as in --layers weight=10x50,bias=10"
             )
         if config is not None:  # the app may have a ServerApp of its own, with other settings: only the transport's settings are read
+            _refuse_mistyped(settings)
             transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
             offer = _offer_from(read_config(config), RunSettings.read(transport_settings))
             offer = offer if "window-s" in settings else replace(offer, window_s=inf)
@@ -366,6 +374,17 @@ def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None
             f"mechanism.perturbed is {asked!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. Set "
             "mechanism.perturbed to 'gradient', and mechanism.name to dp-sgd or another one for gradients"
         )
+
+
+def _refuse_mistyped(settings: Mapping[str, Any]) -> None:
+    """Raise if a setting of an app with another ServerApp looks like a mistyped one of :data:`_TRANSPORT_SETTINGS`.
+
+    Other settings are the app's own, so an unknown name alone is no mistake.
+    """
+    for key in settings.keys() - set(RunSettings.names()):
+        similar = get_close_matches(key.casefold().replace("_", "-"), _TRANSPORT_SETTINGS, n=1, cutoff=0.8)
+        if similar:
+            raise ConfigError(f"unknown setting {SECTION}.{key}: did you mean {similar[0]!r}?")
 
 
 def _app_settings(project: Path) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ldpfl.data import Dataset, Samples
 from ldpfl.data.persons import DEFAULT_ROWS, Persons, normalise_names
 from ldpfl.data.samples import Inputs, density_problem, map_tensors
-from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, NamesNoPersons, PrivacyError
+from ldpfl.errors import ConfigError, GivesGradients, GivesWeights, LdpflError, NamesNoPersons, PrivacyError, shown
 from ldpfl.experiments import RunConfig
 from ldpfl.experiments.build import choose_device, mechanism_of, with_torch_defaults
 from ldpfl.experiments.config import parse_config
@@ -93,6 +93,8 @@ class RecordTask:
                 "`inputs` and `targets` of RecordTask must be PyTorch tensors (`inputs` may be a dict of tensors): convert arrays with "
                 "torch.from_numpy"
             )
+        if not isinstance(self.model, nn.Module):
+            raise ConfigError(f"`model` of RecordTask must be a torch.nn.Module, got {shown(self.model)}: give the model itself")
         if not inputs:
             raise ConfigError("`inputs` is an empty dict: give a tensor for each argument of the model's forward")
         for name, part in (*(("inputs", part) for part in inputs), ("targets", self.targets)):
@@ -107,6 +109,12 @@ class RecordTask:
         if self.persons is not None and len(self.persons) != len(self.targets):
             raise ConfigError(
                 f"`persons` has {len(self.persons)} entries and `targets` has {len(self.targets)} rows: give one person for each row"
+            )
+
+        if not callable(self.loss):
+            raise ConfigError(
+                f"`loss` of RecordTask must be a function of outputs and targets, got {shown(self.loss)}: give one such as "
+                "torch.nn.functional.cross_entropy"
             )
 
     def check_persons(self) -> None:
@@ -260,6 +268,12 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)
     return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()
+
+
+def is_import_path(path: str) -> bool:
+    """Tell whether ``path`` has the form ``package.module:name``."""
+    module, _, name = path.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
 
 
 def import_named(path: str) -> Any:

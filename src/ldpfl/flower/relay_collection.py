@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -215,7 +215,7 @@ class RelayCollector(RelayedRounds):
     """
 
     linked: int = 1
-    channel: Channel = "ideal-shuffler"
+    channel: Channel = field(default="ideal-shuffler", init=False)  # no argument, because the ledger relies on it
 
     def terms(self) -> Mapping[str, Any]:
         return {
@@ -272,8 +272,9 @@ class SumCollector(RelayedRounds):
     """
 
     nodes: Mapping[bytes, Ed25519PublicKey]
-    linked: int = 1
-    channel: Channel = "secure-sum"
+    # No arguments: the ledger relies on them.
+    linked: int = field(default=1, init=False)
+    channel: Channel = field(default="secure-sum", init=False)
 
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "sum", "key": self.key.public_key().public_bytes_raw(), "min_clients": self.min_clients}

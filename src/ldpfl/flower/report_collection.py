@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -140,9 +140,10 @@ class DirectCollector(Collector):
     """
 
     seed: int
-    channel: Channel = "direct"
-    linked: int = 1
-    min_clients: int = 1
+    # No arguments: the ledger relies on them.
+    channel: Channel = field(default="direct", init=False)
+    linked: int = field(default=1, init=False)
+    min_clients: int = field(default=1, init=False)
 
     def terms(self) -> Mapping[str, Any]:
         return {"transport": "direct", "min_clients": self.min_clients}

@@ -29,12 +29,14 @@ class Ask:
         ranges: public ranges of the vector that is asked for.
         agreement: digest of everything that the server asks for, see :func:`ldpfl.flower.terms.agreement_of`; empty if there is no relay
             to compare it with.
+        chosen_by: mechanism of the run, which returned ``mechanism`` for this round. The guarantee rests on its author's code as well.
     """
 
     terms: RoundTerms
     mechanism: Mechanism
     ranges: LayerRanges
     agreement: str
+    chosen_by: object = None
 
     def of_own_app(self) -> Ask:
         """Return this request to an app that is not ldpfl's own: its model is its author's, whatever model the terms name."""
@@ -102,7 +104,7 @@ def read_request(content: RecordDict, message_type: str, run_config: str) -> Rou
         raise ProtocolError("the server's model has NaN or infinity")
     form = vector_form(terms, layout, state.public())
     agreement = agreement_of(content, message_type) if terms.transport in OVER_RELAY else ""
-    return RoundRequest(Ask(terms, form.mechanism, form.ranges, agreement), form.layout, state)
+    return RoundRequest(Ask(terms, form.mechanism, form.ranges, agreement, form.chosen_by), form.layout, state)
 
 
 def read_terms(content: RecordDict, run_config: str) -> RoundTerms:

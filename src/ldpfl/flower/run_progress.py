@@ -36,6 +36,7 @@ class RunProgress:
         participation: rounds that each node was told to train in, including the current round.
         participation_before: the participation before the current round, to withdraw that round.
         asked_nodes: nodes that were told to train in the current round.
+        asked_for: digest of what each of these nodes is asked for, by :func:`ldpfl.flower.terms.agreement_of`.
         round_began: time at which the current round began, by ``time.perf_counter``.
         deadline: deadline for the current round's replies.
         measured: how nodes scale their columns, in the form of ``RoundTerms.measured``; empty if no column is measured, or not all are yet.
@@ -51,6 +52,7 @@ class RunProgress:
     participation: Participation
     participation_before: Participation = field(default_factory=Participation)
     asked_nodes: frozenset[int] = frozenset()
+    asked_for: str = ""
     round_began: float = 0.0
     deadline: Deadline = field(default_factory=lambda: Deadline(0.0))
     measured: str = ""

@@ -34,11 +34,13 @@ class VectorForm:
         layout: layers of the vector: the model's layers, or a single layer of sums over records.
         ranges: public ranges of the vector.
         mechanism: mechanism of this round.
+        chosen_by: mechanism of the run, which returned ``mechanism`` for this round.
     """
 
     layout: ParameterLayout
     ranges: LayerRanges
     mechanism: Mechanism
+    chosen_by: Mechanism
 
 
 def sums_layout(size: int) -> ParameterLayout:
@@ -62,9 +64,10 @@ def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState)
         check_length(terms, layout.dimension)
     else:
         layout, ranges = sums_layout(terms.size), ranges_of(terms.size)
-    mechanism = in_round(terms.mechanism(ranges), public)
+    chosen_by = terms.mechanism(ranges)
+    mechanism = in_round(chosen_by, public)
     payload_bits(mechanism, ranges)  # raises if the mechanism does not fit the layers
-    return VectorForm(layout, ranges, mechanism)
+    return VectorForm(layout, ranges, mechanism, chosen_by)
 
 
 def check_sums(terms: RoundTerms) -> None:

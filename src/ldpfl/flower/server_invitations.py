@@ -19,7 +19,7 @@ from ldpfl.flower.report_collection import Collector, OpenRound
 from ldpfl.flower.round_kinds import planned_round
 from ldpfl.flower.run_progress import RunProgress
 from ldpfl.flower.terms import RoundTerms, agreement_of
-from ldpfl.flower.too_few import MIN_CLIENTS, older_copy_note, reasons_text, too_few_agree, too_few_connected
+from ldpfl.flower.too_few import MIN_CLIENTS, notes_on_reasons, reasons_text, too_few_agree, too_few_connected
 from ldpfl.server import reserves, round_cohort
 from ldpfl.util.number_format import counted
 from ldpfl.util.quantities import is_number
@@ -234,7 +234,7 @@ class NodeSelection:
             time.sleep(_POLL_S)
         if answers.reasons or answers.silent:
             left_out, reasons = counted(len(answers.reasons) + len(answers.silent), "node"), reasons_text(answers.reasons, answers.silent)
-            notes = f"{_advice_on_waiting(answers, self.waiting)}.{older_copy_note(answers.reasons)}"
+            notes = f"{_advice_on_waiting(answers, self.waiting)}.{notes_on_reasons(answers.reasons)}"
             LOGGER.warning("round %d: left out %s%s%s", number, left_out, reasons, notes)
             self._make_ready(number, len(answers.agreed))  # again, because it was made ready for the whole cohort
         return sorted(answers.agreed), connected, [node for node, reason in answers.reasons.items() if reason == ChargedBefore.public]

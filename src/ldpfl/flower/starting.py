@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 
 from flwr.app import ArrayRecord
@@ -20,6 +20,7 @@ from ldpfl.flower.policy_init import config_for_transport, transport_for_channel
 from ldpfl.flower.report_collection import Collector
 from ldpfl.flower.round_kinds import statistics_rounds
 from ldpfl.flower.run_progress import RunProgress
+from ldpfl.flower.server_invitations import Waiting
 from ldpfl.flower.statistics import unmeasured_stages
 from ldpfl.flower.terms import deployable_mechanism
 from ldpfl.mechanisms import guarantee_of, payload_bits
@@ -36,15 +37,55 @@ Terms = Callable[[Mapping[str, str | int]], dict[str, str | int]]
 If the round was begun with the aggregator's previous key, the returned terms name that key.
 """
 
+_MAX_NAMES = 10
+"""Maximum number of arrays that a message names."""
 
-def check_start_arguments(rounds: int | None, timeout: float, reply_s: float) -> None:
-    """Check arguments of ``LdpStrategy.start``: the number of rounds, and the seconds that each round waits for replies.
+
+def check_strategy_types(
+    *,
+    config: object,
+    collector: object,
+    folder: object,
+    waiting: object,
+    score: object,
+    run_config: object,
+    kind: object,
+    on_measured: object,
+) -> None:
+    """Check the types of the arguments of ``LdpStrategy``.
+
+    Raises:
+        ConfigError: an argument has a wrong type.
+    """
+    is_collector = collector is None or (hasattr(collector, "channel") and not isinstance(collector, type))
+    collectors = "the result of operator_relay(...) or operator_sum(...), or leave it out for reports in the replies"
+    checks = (
+        ("config", config, isinstance(config, RunConfig), "a RunConfig", "read its file by ldpfl.experiments.config.read_config"),
+        ("collector", collector, is_collector, "a Collector", f"give {collectors}"),
+        ("folder", folder, isinstance(folder, RunFolder | None), "a RunFolder", "give ldpfl.experiments.run_folder.RunFolder(Path)"),
+        ("waiting", waiting, isinstance(waiting, Waiting), "a Waiting", "give ldpfl.flower.Waiting(nodes=...)"),
+        ("score", score, callable(score), "a function", "give one that returns a number for weights (d,), or leave it out"),
+        ("run_config", run_config, isinstance(run_config, Mapping), "a mapping", "give context.run_config"),
+        ("kind", kind, isinstance(kind, Kind), "a Kind", "leave it out for an app of your own"),
+        ("on_measured", on_measured, on_measured is None or callable(on_measured), "a function", "leave it out for an app of your own"),
+    )
+    for name, value, fits, expected, remedy in checks:
+        if not fits:
+            raise ConfigError(f"{name} must be {expected}, got {shown(value)}: {remedy}")
+
+
+def check_start_arguments(initial: ArrayRecord, rounds: int | None, timeout: float, reply_s: float) -> None:
+    """Check arguments of ``LdpStrategy.start``: the initial model, the number of rounds, and the seconds that a round waits for replies.
 
     Clients send their replies ``reply_s`` seconds after the charge.
 
     Raises:
-        ConfigError: one of these numbers is not allowed, or ``timeout`` is too short.
+        ConfigError: one of these arguments is not allowed, or ``timeout`` is too short.
     """
+    if not isinstance(initial, ArrayRecord):
+        raise ConfigError(f"initial_arrays must be an ArrayRecord of flwr.app, got {shown(initial)}: give ArrayRecord(model.state_dict())")
+    if not initial:
+        raise ConfigError("initial_arrays has no arrays, expected the arrays of the model: give ArrayRecord(model.state_dict())")
     if rounds is not None and not (is_number(rounds, whole=True) and rounds >= 0):
         raise ConfigError(f"num_rounds must be a whole number of at least 0, or left out to use training.rounds, got {shown(rounds)}")
     if not (is_number(timeout) and timeout > 0):
@@ -153,6 +194,12 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
     folder.check_ledger_continues(checkpoint)  # before anything is written
     if checkpoint.state.ranges.sizes != layout.sizes:
         raise ConfigError(f"{folder.path} holds a run of another model, so it cannot be resumed: use another folder (ldpfl.out)")
+    trained = next((list(metrics.radius) for metrics in checkpoint.history if metrics.radius), list(layout.names))
+    if trained != list(layout.names):
+        raise ConfigError(
+            f"{folder.path} holds a run of a model with other arrays, so it cannot be resumed: it trained {_names_text(trained)}, but "
+            f"initial_arrays has {_names_text(layout.names)}. Give arrays of the same names in the same order, or use another folder"
+        )
     participation = folder.participation()
     done = len(checkpoint.ledger.events)
     if participation.begun < done:
@@ -170,6 +217,12 @@ def _load_progress(folder: RunFolder, initial: Checkpoint, layout: ParameterLayo
     elif done and folder.ledger_path.exists():  # it may have been stopped after the checkpoint of the last round, before the ledger
         folder.save_ledger(checkpoint.ledger)
     return checkpoint, participation
+
+
+def _names_text(names: Sequence[str]) -> str:
+    """Return the ``names`` of arrays as text: the first few, and how many more."""
+    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def _check_runs_on_flower(config: RunConfig, kind: Kind, rounds: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
@@ -27,9 +28,16 @@ from ldpfl.flower.round_closing import aggregate_round, evaluation_text
 from ldpfl.flower.round_kinds import last_round, planned_round, statistics_rounds
 from ldpfl.flower.run_progress import Replies, RunProgress
 from ldpfl.flower.server_invitations import NodeSelection, Waiting
-from ldpfl.flower.starting import check_score, check_start_arguments, guarantee_text, start_or_resume, with_calibrated_noise
+from ldpfl.flower.starting import (
+    check_score,
+    check_start_arguments,
+    check_strategy_types,
+    guarantee_text,
+    start_or_resume,
+    with_calibrated_noise,
+)
 from ldpfl.flower.statistics import ColumnScaling, column_scaling, edges_text
-from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, check_sum_fits, digest_of
+from ldpfl.flower.terms import ARRAYS, CONFIG, RECORD, SHORTEST_REPLY_S, RoundTerms, agreement_of, check_sum_fits, digest_of
 from ldpfl.flower.too_few import all_declined, node_ids_text, too_few_reported
 from ldpfl.privacy import RoundEvent
 from ldpfl.privacy.authors import released
@@ -59,8 +67,9 @@ _UNUSED_METHODS: Mapping[str, str] = {
 class LdpStrategy(Strategy):
     """Federated averaging of locally private reports, for ClientApps that are wrapped in ``LdpClientApp``.
 
-    A subclass may override ``configure_train``. One that overrides ``aggregate_train``, ``configure_evaluate`` or ``aggregate_evaluate`` is
-    refused when it starts, because what these methods return would have no effect.
+    A subclass may override ``configure_train`` to change the arguments that it passes to ``super()``. It must return the messages of
+    ``super()`` as they are: others are refused before any is sent. A subclass that overrides ``aggregate_train``, ``configure_evaluate``
+    or ``aggregate_evaluate`` is refused when it starts, because what these methods return would have no effect.
 
     All reports have the same weight. A reply that is an error, a second reply, or a reply without a valid report is left out. A round
     without any report keeps the model. Before a round, nodes are asked whether they would take part, which costs them nothing. Only nodes
@@ -106,10 +115,16 @@ class LdpStrategy(Strategy):
         kind: Kind = Kind.OWN_APP,
         on_measured: OnMeasured | None = None,
     ) -> None:
-        if not isinstance(config, RunConfig):
-            raise ConfigError(f"config must be a RunConfig, got {shown(config)}: read its file by ldpfl.experiments.config.read_config")
-        if not isinstance(folder, RunFolder | None):
-            raise ConfigError(f"folder must be a RunFolder, got {shown(folder)}: give ldpfl.experiments.run_folder.RunFolder(Path)")
+        check_strategy_types(
+            config=config,
+            collector=collector,
+            folder=folder,
+            waiting=waiting,
+            score=score,
+            run_config=run_config,
+            kind=kind,
+            on_measured=on_measured,
+        )
         if config.clients.self_sampling != "off":
             raise ConfigError('clients.self_sampling does not work on Flower, which shows who answers: set it to "off"')
         if config.clients.once:
@@ -159,7 +174,7 @@ class LdpStrategy(Strategy):
                 raise ConfigError(f"{type(self).__name__} overrides {name}, which would have no effect: {reason}")
         if evaluate_config is not None:
             raise ConfigError("evaluate_config asks clients for figures without noise, which they never send: use evaluate_fn")
-        check_start_arguments(num_rounds, timeout, self._reply_s)
+        check_start_arguments(initial_arrays, num_rounds, timeout, self._reply_s)
         rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
         with self._folder.locked() if self._folder else nullcontext():
             progress = self._progress = start_or_resume(
@@ -207,7 +222,8 @@ class LdpStrategy(Strategy):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         """Ask the nodes of a round whether they take part. Return the messages that tell the agreeing nodes to train, all with one content.
 
-        ``arrays`` and ``config`` are the model and the settings that the app of each node gets.
+        ``arrays`` and ``config`` are the model and the settings that the app of each node gets. A subclass may change them before it calls
+        this method, and must return its messages as they are.
 
         Raises:
             TooFewTakePart: too few nodes agree; nothing was begun or charged.
@@ -224,12 +240,11 @@ class LdpStrategy(Strategy):
         try:
             self._collector.open(progress.round, content)
         except LdpflError:
-            self._withdraw_round(progress)  # nobody was told to train
-            with suppress(LdpflError):
-                self._collector.give_up(progress.round)
+            self._withdraw_unsent(progress)
             raise
         progress.round_began = time.perf_counter()
-        progress.asked_nodes, progress.deadline = frozenset(agreeing_nodes), Deadline(progress.timeout)
+        progress.asked_nodes, progress.asked_for = frozenset(agreeing_nodes), agreement_of(content, MessageType.TRAIN)
+        progress.deadline = Deadline(progress.timeout)
         LOGGER.info("%s: asking %d of %s", progress.planned, len(agreeing_nodes), counted(len(connected_nodes), "node"))
         # A list, because Flower's grids iterate over the messages more than once. The ttl keeps nodes from answering after the round.
         return [Message(content, node, MessageType.TRAIN, ttl=progress.timeout, group_id=str(server_round)) for node in agreeing_nodes]
@@ -288,8 +303,8 @@ class LdpStrategy(Strategy):
         """
         try:
             arrays = to_arrays(self._weights_to_send(progress, number), progress.layout)
-            messages = self.configure_train(number, arrays, train_config, grid)
-            self._refuse_uncounted(messages, progress)
+            progress.asked_nodes = frozenset()  # until LdpStrategy.configure_train sets them for this round
+            messages = self._checked_messages(self.configure_train(number, arrays, train_config, grid), progress)
             on_poll = self._collector.wait_notes(progress.round)
             with closing(replies_as_they_come(grid, messages, progress.deadline, on_poll=on_poll)) as replies:
                 self.aggregate_train(number, replies)
@@ -302,21 +317,24 @@ class LdpStrategy(Strategy):
             if progress.rounds_done < number:  # no node was told to train; otherwise aggregate_train has finished the round
                 self._skip_round(progress, number)
 
-    def _refuse_uncounted(self, messages: Sequence[Message], progress: RunProgress) -> None:
-        """Raise if a subclass's ``configure_train`` made messages for which nodes would send what the ledger does not count."""
-        told, terms = [message.metadata.dst_node_id for message in messages], self._terms(progress).to_record()
-        fault = ""
-        if unasked := set(told) - progress.asked_nodes:
-            fault = f"messages to {node_ids_text(unasked)}, which did not agree to the round"
-        elif len(told) > len(set(told)):
-            fault = "several messages to one node"
-        elif any(message.content.get(RECORD) != terms for message in messages):
-            fault = f"messages in which the record {RECORD!r}, the terms of the round, is changed or missing"
-        if fault:
-            raise ConfigError(
-                f"{type(self).__name__}.configure_train made {fault}. The ledger would not count what nodes then send: return the messages "
-                f"of LdpStrategy.configure_train, of which you may change the records {ARRAYS!r} and {CONFIG!r}"
-            )
+    def _checked_messages(self, returned: object, progress: RunProgress) -> list[Message]:
+        """Return the messages that ``configure_train``, perhaps a subclass's, has ``returned`` for the current round.
+
+        Raises:
+            ConfigError: they are not exactly those of ``LdpStrategy.configure_train``, which alone are what the ledger counts and what a
+                relay lets nodes answer. The round is withdrawn.
+        """
+        messages = list(returned) if isinstance(returned, Iterable) else []
+        fault = _fault_of_messages(returned, messages, progress)
+        if not fault:
+            return messages
+        if progress.asked_nodes:  # else LdpStrategy.configure_train was not called, so no round was begun
+            self._withdraw_unsent(progress)
+        raise ConfigError(
+            f"{type(self).__name__}.configure_train returned {fault}: return the messages of super().configure_train as they are, because "
+            f"the ledger counts what these messages ask for. To change the model or the settings that nodes get, change {ARRAYS} or "
+            f"{CONFIG} before you call super().configure_train. No node was told to train"
+        )
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
         """Finish an evaluation for which no node was told to train, so that the run can go on with the next round.
@@ -474,6 +492,12 @@ class LdpStrategy(Strategy):
             self._folder.save_ledger(progress.checkpoint.ledger.charge(self._event_without_reports(progress)))
             participation.save(self._folder.participation_path)
 
+    def _withdraw_unsent(self, progress: RunProgress) -> None:
+        """Withdraw the current round, in which no node was told to train, and end it at the collector."""
+        self._withdraw_round(progress)
+        with suppress(LdpflError):
+            self._collector.give_up(progress.round)
+
     def _withdraw_round(self, progress: RunProgress) -> None:
         """Undo :meth:`_charge_before_sending`, since no node has charged or sent anything for the round.
 
@@ -499,6 +523,29 @@ class LdpStrategy(Strategy):
         if self._progress is None:
             raise ConfigError("the strategy was not started: call start()")
         return self._progress
+
+
+def _fault_of_messages(returned: object, messages: Sequence[Message], progress: RunProgress) -> str:
+    """Return how the ``messages`` differ from those that ``LdpStrategy.configure_train`` made for the current round; "" if they do not.
+
+    Args:
+        returned: the object from which ``messages`` were taken.
+    """
+    if not isinstance(returned, Iterable) or not all(isinstance(message, Message) for message in messages):
+        return f"{shown(returned)}, not a list of messages"
+    if not progress.asked_nodes:
+        return f"{counted(len(messages), 'message')} without a call of super().configure_train, which asks the nodes and opens the round"
+    told = Counter(message.metadata.dst_node_id for message in messages)
+    if unasked := told.keys() - progress.asked_nodes:
+        return f"messages to {node_ids_text(unasked)}, which did not agree to the round"
+    if missing := progress.asked_nodes - told.keys():
+        return f"no message to {node_ids_text(missing)}, which agreed to the round"
+    if told.total() > len(told):
+        return "several messages to one node"
+    kinds_and_contents = {(message.metadata.message_type, id(message.content)): message.content for message in messages}
+    if any(agreement_of(content, kind) != progress.asked_for for (kind, _), content in kinds_and_contents.items()):
+        return "messages whose type or content is changed"
+    return ""
 
 
 def _add_evaluation(result: Result, progress: RunProgress, evaluate_fn: EvaluateFn | None) -> None:

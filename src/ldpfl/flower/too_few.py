@@ -87,19 +87,32 @@ def too_few_agree(
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
         f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
-        f"{remedy}.{older_copy_note(answers.reasons)}{advice_on_continuing(progress, len(answers.agreed), required)}"
+        f"{remedy}.{notes_on_reasons(answers.reasons)}{advice_on_continuing(progress, len(answers.agreed), required)}"
     )
 
 
-def older_copy_note(reasons: Mapping[int, str]) -> str:
-    """Return text on a run folder that is an older copy, if a node's reason is that it has charged the round before; else nothing."""
-    if ChargedBefore.public not in reasons.values():
-        return ""
-    return (
-        " If a node has already charged this round, this run folder is an older copy, such as a backup that was put back: its ledger lacks "
-        "what nodes have sent since. Put back the newest copy; without one, begin another run in another folder (ldpfl.out), and see what "
-        "each node has sent in its budget (ldpfl budget show)"
-    )
+def notes_on_reasons(reasons: Mapping[int, str]) -> str:
+    """Return what the server's operator should know about the nodes' ``reasons``; empty if each of them speaks for itself.
+
+    A node may say that it has charged the round before, or that its app has no answer to the question.
+    """
+    notes = ""
+    if ChargedBefore.public in reasons.values():
+        notes += (
+            " If a node has already charged this round, this run folder is an older copy, such as a backup that was put back: its ledger "
+            "lacks what nodes have sent since. Put back the newest copy; without one, begin another run in another folder (ldpfl.out), and "
+            "see what each node has sent in its budget (ldpfl budget show)"
+        )
+    if any(_NOT_WRAPPED in reason for reason in reasons.values()):
+        notes += (
+            " If a node has no function for the question, its app is not wrapped, and would reply without noise: its clientapp must be "
+            'LdpClientApp("package.module:name"), see docs/flower.md'
+        )
+    return notes
+
+
+_NOT_WRAPPED = "No query function registered"
+"""Part of Flower's error for the question before a round, from a ClientApp that ``LdpClientApp`` does not wrap."""
 
 
 def too_few_reported(progress: RunProgress, needed: int, reasons: Mapping[int, str], required: Mapping[str, int]) -> TooFewTakePart:

@@ -54,8 +54,13 @@ def refuse_moved(path: Path) -> None:
         Declined: the file is unreliable.
     """
     books = read_books(path) if path.exists() else None
-    if books and books.limit.epsilon == 0 and books.refusals and books.refusals.reason.startswith(MOVED):
+    if books and books.refusals and is_moved(books):
         raise ConfigError(f"{books.refusals.reason}. A new budget here would give the same client a second lifetime budget")
+
+
+def is_moved(books: Books) -> bool:
+    """Return whether the budget whose file has the content ``books`` was moved to another file. It cannot be set again."""
+    return books.limit.epsilon == 0 and books.refusals is not None and books.refusals.reason.startswith(MOVED)
 
 
 def _copy(path: Path, target: Path) -> None:

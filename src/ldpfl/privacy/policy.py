@@ -86,9 +86,14 @@ class Request:
         transport: Transport,
         key: bytes = b"",
         linked: int = 1,
+        chosen_by: object = None,
     ) -> Request:
-        """Return the request for one report of ``mechanism``. Pass the object that will encode the report, not a copy."""
-        return cls(run, round, released(mechanism, ranges), cohort, transport, key, linked)
+        """Return the request for one report of ``mechanism``. Pass the object that will encode the report, not a copy.
+
+        Args:
+            chosen_by: the mechanism that returned ``mechanism`` for this round, if any. Then the guarantee rests on the code of both.
+        """
+        return cls(run, round, released(mechanism, ranges, chosen_by=chosen_by), cohort, transport, key, linked)
 
     @property
     def mechanism(self) -> str:
