@@ -560,9 +560,8 @@ def _tell_in_place(messages: list[Message]) -> list[Message]:
 )
 def test_a_subclass_tells_nodes_nothing_that_the_ledger_does_not_count(change: Any, named: str, tmp_path: Path) -> None:
     class Changes(LdpStrategy):
-        def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> list[Message]:
-            messages: list[Message] = change(super().configure_train(server_round, arrays, config, grid))
-            return messages
+        def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+            return change(super().configure_train(server_round, arrays, config, grid))
 
     node, folder = OpenNode(), RunFolder(tmp_path / "run")
     with pytest.raises(ConfigError, match=rf"Changes\.configure_train returned .*{named}.*before you call super\(\)\.configure_train"):

@@ -156,8 +156,8 @@ class FittedPolicy:
         policy: the policy.
         budget_was_there: whether the budget's file existed before. It was then left unchanged.
         rows: whether the app can train on the node's table; None if no table was given.
-        code: files of the app whose code runs outside of the policy's control, see :func:`ldpfl.flower.app_imports.unwrapped_code`. If they
-            raise an error, Flower sends its text to the server.
+        code_warning: warning of code of the app that runs outside of the policy's control, see
+            :func:`ldpfl.flower.app_imports.unwrapped_code`; empty if there is no such code.
         claimed: names of mechanisms that are not part of ldpfl.
         on_users_code: whether records or persons are protected only if a model, loss or features that are not ldpfl's treat each by itself.
     """
@@ -165,7 +165,7 @@ class FittedPolicy:
     policy: Policy
     budget_was_there: bool
     rows: Rows | None
-    code: tuple[str, ...]
+    code_warning: str
     claimed: tuple[str, ...]
     on_users_code: bool
 
@@ -195,7 +195,7 @@ def fit_policy(
         ConfigError: Flower is missing, ``out`` exists, a key is needed, or no policy fits.
         DataError: a file is damaged.
     """
-    from ldpfl.flower.app_imports import unwrapped_code
+    from ldpfl.flower.app_imports import unwrapped_code, unwrapped_code_text
     from ldpfl.flower.policy_init import check_table_fits, fitting_policy, offer_of, policy_text, ranges_for
     from ldpfl.mechanisms import is_built_in
 
@@ -210,15 +210,15 @@ def fit_policy(
     policy = fitting_policy(offer, ranges_for(offer, layers), keys)
     rows = None if data is None else Rows(*check_table_fits(offer.config, data))
     is_app = (Path(app) / "pyproject.toml").is_file()  # a recipe or a config has no code of its own
-    uncontrolled_files = unwrapped_code(Path(app)) if is_app else ()
-    printable_files = tuple(map(printable, uncontrolled_files))  # a stranger may have put control characters into the files' names
+    places = tuple(unwrapped_code(Path(app))) if is_app else ()
+    code_warning = printable(unwrapped_code_text(places)) if places else ""  # a stranger may have put control characters into names
     write_text(out, policy_text(policy, f"What {app} asks of a client. Judge it before you use it."))
     budget_was_there = budget.exists()
     if not budget_was_there:
         _set_limit(budget, policy.lifetime_epsilon, policy.delta)
     claimed = tuple(name for name in policy.mechanisms if not is_built_in(name))
     on_users_code = policy.protects != "client" and (offer.own_model or bool(offer.config.users_code))
-    return FittedPolicy(policy, budget_was_there, rows, code=printable_files, claimed=claimed, on_users_code=on_users_code)
+    return FittedPolicy(policy, budget_was_there, rows, code_warning=code_warning, claimed=claimed, on_users_code=on_users_code)
 
 
 def leaves_over_relay(policy: Policy) -> bool:

@@ -85,15 +85,8 @@ def init(
                 f"delta {policy.delta:g} is not below 1/{fitted.rows.count:,}: even publishing a random row would satisfy it; lower delta"
             )
             terminal().print(Text(warning, style="yellow"), soft_wrap=True)
-    _warn_of_imports(fitted.code)
-
-
-def _warn_of_imports(places: tuple[str, ...]) -> None:
-    """Warn of places in the app whose code Flower runs outside of the policy's control."""
-    if places:
-        from ldpfl.flower.app_imports import unwrapped_code_text
-
-        terminal().print(Text(f"{unwrapped_code_text(places)}.", style="yellow"), soft_wrap=True)
+    if fitted.code_warning:
+        terminal().print(Text(f"{fitted.code_warning}.", style="yellow"), soft_wrap=True)
 
 
 def _print_rows(data: Path, checked_rows: Rows) -> None:

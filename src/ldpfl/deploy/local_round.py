@@ -114,7 +114,7 @@ def _finding_on_attempt(attempt: Attempt, offer: Offer, start: ArrayRecord, tria
     """Return the finding about an attempt at the local work."""
     limit = f" of the {offer.reply_s:g} s that a round leaves" if offer.reply_s else ""
     if attempt.report_bytes is None:
-        problem = f"{attempt.trouble}{_advice(attempt.trouble, offer, trial)}"
+        problem = f"{attempt.trouble}{_advice(attempt.trouble, offer, lacks_settings=not trial.train_config)}"
         return _failed_trial(f"a round would send a report without any change, and still be charged: {problem}")
     values = sum(torch.Size(array.shape).numel() for array in start.values())
     training = f"trained {counted(values, 'value')} in {attempt.seconds:.1f} s{limit}"
@@ -122,15 +122,19 @@ def _finding_on_attempt(attempt: Attempt, offer: Offer, start: ArrayRecord, tria
     return Finding("try", Standing.FINE, f"{training}, and made a report of {size}, which was thrown away: nothing was charged or sent")
 
 
-def _advice(trouble: str, offer: Offer, trial: Trial) -> str:
-    """Return what the operator can do about the ``trouble``, as text to append; empty if there is no advice."""
+def _advice(trouble: str, offer: Offer, *, lacks_settings: bool = False) -> str:
+    """Return what the operator can do about the ``trouble``, as text to append; empty if there is no advice.
+
+    Args:
+        lacks_settings: whether the app got none of the settings that a server may send with a round.
+    """
     if trouble == confined_process.TOO_LONG:
         return f". A round leaves {offer.reply_s:g} s (ldpfl.reply-s): train for less, or ask the server's operator for a longer time"
     if "partition-id" in trouble:
         return ": set it for this check by --partition, and for the SuperNode by --node-config"
     if trouble == confined_process.NO_ANSWER:
         return ". It was killed, perhaps because memory ran out, or it called os._exit"
-    if trouble.startswith(KeyError.__name__) and not trial.train_config:
+    if lacks_settings and trouble.startswith(KeyError.__name__):
         return (
             ". If the missing name is a setting that the server sends with each round, give it by --train-config, as in "
             "--train-config 'epochs=20 learning-rate=0.1': none was given"
