@@ -274,11 +274,9 @@ def test_long_whole_numbers_are_exact_as_categories_classes_and_identifiers_of_p
 @pytest.mark.parametrize("setting", ["person", "client", "words"])
 def test_names_that_were_rounded_are_refused(setting: str) -> None:
     frame = rows().assign(code=[float(number) for number in LONG])
-    names: Any = {setting: ["code"] if setting == "words" else "code"}
-    with pytest.raises(
-        DataError, match=r"row 1: the column 'code', which data\.\w+ names, holds floats of 2\^53 or more, which may be rounded"
-    ):
-        made(frame, columns=["age", "code"] if setting == "words" else ["age"], **names)
+    use: dict[str, Any] = {"columns": ["code"], "words": ["code"]} if setting == "words" else {"columns": ["age"], setting: "code"}
+    with pytest.raises(DataError, match=r"row 1: the column 'code', which data\.\w+ names, holds floats of 2\^53 or more, which may be"):
+        made(frame, **use)
     made(frame, columns=["age", "code"], numbers=["code"])
 
 
