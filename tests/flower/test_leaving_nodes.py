@@ -61,7 +61,7 @@ def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_trainin
     with caplog.at_level(logging.INFO, "flwr.ldpfl"):
         folder = deployed(world, own={"ldpfl.wait-s": 0.1}, grid=away, training__rounds=3, evaluation__every=2)
     assert "evaluation after round 2 has no result, and the run goes on. 4 of the 5 nodes" in caplog.text
-    assert f"not connected: node {LEFT}" in caplog.text
+    assert f"not connected, but asked in earlier rounds of this run: node {LEFT}" in caplog.text
     assert "evaluation after round 2: 0 reports" in caplog.text
     assert "either alone sees no report, and the noise of all clients protects the sum; the run begins" in caplog.text
     assert f"the run's model, figures and ledger are in {folder.path}: see ldpfl show" in caplog.messages[-1]

@@ -248,7 +248,7 @@ def test_what_does_nothing_on_flower_is_named_and_so_is_what_nodes_need(tmp_path
     assert 'LDPFL_DATA_DIR: folder of the data sets, unless bundled; --node-config "partition-id=N' in shown
     shown = ldpfl("init", "--flower", tmp_path / "own", "--data", table, "--target", "outcome", "--set", "data.partition=dirichlet").out
     assert ": a policy's min_clients, and the noise of a sum, are planned for this number of nodes in a round" in shown
-    assert "With ldpfl.nodes = 0 a round waits for that many" in shown
+    assert "With ldpfl.nodes = 0 a round waits for this number of nodes" in shown
     assert "data.partition = dirichlet: has no effect" in shown
     assert "LDPFL_DATA: the node's table" in shown
     assert "refused" not in shown
