@@ -280,7 +280,6 @@ def test_a_log_does_not_say_that_nothing_was_sent_where_a_report_of_no_change_wa
         (lambda message, context: None, "the wrapped app returned no Message: let it return"),
         ("nothere.x:app", "LdpClientApp names 'nothere.x:app', but this node finds no app or function there: correct the path"),
         ("flower_parts:nothere", "LdpClientApp names 'flower_parts:nothere', but this node finds"),
-        ("flower_parts", "LdpClientApp names 'flower_parts', but this node finds"),
         ("imports_in_vain:app", "ModuleNotFoundError at imports_in_vain.py:2. On this node"),
     ],
 )
