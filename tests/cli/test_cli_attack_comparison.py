@@ -143,7 +143,7 @@ def test_runs_that_do_not_belong_in_one_table_are_refused_before_anything_is_mad
     sweep.mkdir()
     (sweep / "sweep.json").write_text("{}", encoding="utf-8")
     for runs in ([sweep], [first, sweep]):
-        assert f"give its runs, {sweep / 'runs'}/*" in ldpfl.refused("attack", "gan", *runs, *data)
+        assert f"give one of its runs, {sweep / 'runs'}/*" in ldpfl.refused("attack", "gan", *runs, *data)
     (second / "result.json").unlink()
     assert "has finished 1 of 1 round: finish it" in ldpfl.refused("attack", "gan", first, second, *data)
     assert not Path("all").exists()

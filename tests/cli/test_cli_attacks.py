@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,10 @@ from PIL import Image
 
 from conftest import CommandLine
 from ldpfl.attacks import GanConfig, attack as gan_attack
-from ldpfl.attacks.frechet import Distance
-from ldpfl.attacks.on_run import Attacker, AttackPlan, AttackRow
+from ldpfl.attacks.on_run import Attacker, AttackPlan
 from ldpfl.errors import ConfigError
 from ldpfl.experiments import Runner, read_config
 from ldpfl.experiments.run_folder import RunFolder
-from ldpfl.report.attacks import attack_table
 from ldpfl.report.images import draw_image_grid, draw_side_by_side
 from ldpfl.server import RoundMetrics
 
@@ -177,14 +174,6 @@ def test_mistakes_get_one_line_and_write_nothing(ldpfl: CommandLine, run: Path, 
 
 
 @pytest.mark.slow
-def test_a_table_of_two_extractors_is_refused(run: Path, tiny_data: Path, tmp_path: Path) -> None:
-    result, _ = Attacker(tiny_data, torch.device("cpu"), Quiet()).run(RunFolder(run), AttackPlan(gan=GanConfig(steps=1)), tmp_path / "out")
-    attack_table(result)
-    foreign = AttackRow("floor", (Distance(1.0, "another", 64, 5, 5),), (1.0,))
-    with pytest.raises(ConfigError, match="the same extractor, got 2"):
-        attack_table(replace(result, rows=(*result.rows, foreign)))
-
-
 @pytest.mark.parametrize("seeds", [(), (1, 1), (-1,), (2**63,)])
 def test_seeds_that_do_not_differ_or_are_too_large_are_refused(seeds: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="seeds"):

@@ -19,6 +19,7 @@ from ldpfl.data import load
 from ldpfl.errors import Declined
 from ldpfl.experiments.build import build
 from ldpfl.experiments.config import parse_config
+from ldpfl.experiments.nodes_asked import Participation
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.mechanisms import Facts, read_settings
 from ldpfl.privacy import BinaryRelease, Ledger, RoundEvent
@@ -138,6 +139,7 @@ def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: Command
     assert f"--set {key}=net.py:anything" in said
     theirs = shutil.copytree(run, tmp_path / "theirs")
     (theirs / "kind.txt").write_text("ready app on Flower\n")  # in a simulation, this ledger would contradict a config that names code
+    Participation(begun=len(RunFolder(theirs).checkpoint_needed().ledger.events)).save(RunFolder(theirs).participation_path)
     config = RunFolder(theirs).config().to_toml()
     RunFolder(theirs).config_path.write_text(parse_config(config, [f"{key}=net.py:anything"], origin="test").to_toml())
     for command in ("ledger", "show", "certify", "report"):

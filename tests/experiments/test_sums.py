@@ -82,7 +82,7 @@ def test_where_nothing_is_summed_floats_leave() -> None:
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["shuffling.max_clients=11"], r"shuffling\.max_clients is 11, and up to 12 clients take part: set it to 12"),
+        (["shuffling.max_clients=11"], r"shuffling\.max_clients is 11, but up to 12 clients take part: set it to 12"),
         (["shuffling.colluding=12"], "12 of 12 clients, but at least one client has to be honest"),
         (["shuffling.colluding=1", "shuffling.channel=direct"], "for the channel 'secure-sum'"),
         (["shuffling.max_clients=20", "shuffling.channel=ideal-shuffler"], "for the channel 'secure-sum'"),

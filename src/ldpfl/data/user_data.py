@@ -203,9 +203,9 @@ def _refuse_subclass(values: Tensor, what: str) -> None:
 def _number_tensor(values: object, what: str) -> Tensor:
     """Return ``values``, a tensor, an array, a list, or columns of a frame, as a tensor of real numbers. Messages call them ``what``."""
     if isinstance(values, Tensor):
-        _refuse_subclass(values, what)
         if problem := density_problem(values):
             raise DataError(f"{what} are {problem}")
+        _refuse_subclass(values, what)
     try:
         # PyTorch warns of read-only arrays, so these are copied.
         numbers = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))

@@ -95,12 +95,12 @@ def test_colluding_clients_cost_noise_where_others_hide() -> None:
     [
         ("recods", {}, "known: shuffled"),
         ("records", {"target": 0.0}, "positive"),
-        ("records", {"clients": 0}, "at least 1"),
+        ("records", {"clients": 0}, "1 or more"),
         ("local", {"clients": 5}, "once each"),
         ("records", {"delta": 0.0}, "delta"),
         ("records", {"group": 4}, "to the regime shuffled, not to records"),
         ("local", {"linked": 2}, "to the regime shuffled, not to local"),
-        ("shuffled", {"group": 0}, "at least 1"),
+        ("shuffled", {"group": 0}, "1 or more"),
         ("shuffled", {"group": 64}, "group is 64"),
     ],
 )
