@@ -153,14 +153,14 @@ def test_the_verifier_imports_nothing_of_the_package_and_no_accountant_imports_t
     assert users == {"ldpfl.api.certified_lines", "ldpfl.api.certifying", "ldpfl.api.verifying", "ldpfl.cli.certificates"}
 
 
-COMMAND_LINE_MAY_USE = ("api", "cli", "errors", "report.terminal", "util")
+COMMAND_LINE_MAY_USE = ("api", "cli", "errors", "report.console", "util")
 """What the command line imports of the package beside tables and progress bars: the front door, errors, and helpers."""
 
 FORMATS = tuple(f"report.{name}" for name in ("attacks", "linkage", "privacy", "progress", "result_tables", "scores"))
 """Modules that format figures for a terminal."""
 
 NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {
-    "demo_display": {"deploy.demo", "deploy.trial", "flower.round_kinds", "tasks"},
+    "demo_display": {"deploy.demo", "deploy.demo_settings", "flower.round_kinds", "tasks"},
     "runs": {"experiments.run_folder", "report.watching"},
 }
 """Modules of the package that commands still import themselves, by command. Remove what is mended; add nothing."""

@@ -359,7 +359,7 @@ def test_arrays_are_named_only_as_layers_state_them(of_records: NodeSetUp) -> No
             "torch.nn.Linear(2, 3)", f"torch.nn.Sequential(__import__('collections').OrderedDict({{f'v{VALUE}': torch.nn.Linear(2, 3)}}))"
         ),
     )
-    assert "has no array weight=3x2" in said(replace(of_records, layers=(6,), shapes={"weight": (3, 2)}))
+    assert "weight=3x2. Set --layers" in said(replace(of_records, layers=(6,), shapes={"weight": (3, 2)}))
 
 
 def test_a_text_of_ldpfl_s_that_importing_the_app_raises_is_not_said(of_loop: NodeSetUp) -> None:

@@ -858,8 +858,8 @@ def test_the_local_line_bounds_sums_as_well(path: Path) -> None:
     ("changes", "why"),
     [
         ({"transport": "direct", "key": b""}, "with sum_epsilon set, reports may leave only by transport"),
-        ({"release": BinaryRelease("dp-sgd", 0.5, 10, author="ldpfl")}, "accounted only for Gaussian noise on a lattice"),
-        ({"release": GaussianRelease("dp-sgd", 0.5, author="ldpfl")}, "accounted only for Gaussian noise on a lattice"),  # of floats
+        ({"release": BinaryRelease("dp-sgd", 0.5, 10, author="ldpfl")}, "needs Gaussian noise on integers"),
+        ({"release": GaussianRelease("dp-sgd", 0.5, author="ldpfl")}, "needs Gaussian noise on integers"),  # of floats
     ],
 )
 def test_what_no_sum_hides_is_declined_under_such_a_bound(changes: dict[str, Any], why: str, path: Path) -> None:

@@ -185,7 +185,7 @@ def test_intruders_and_mistakes_change_nothing(site: Site) -> None:
     before = site.changes.count()
     cases = [
         (site.begin("carol", upload=upload_id("alice")), 409, "taken"),
-        (site.begin("alice", upload="x" * 16), 409, "one a round"),
+        (site.begin("alice", upload="x" * 16), 409, "one in each round"),
         (site.begin("carol", 639), 400, "exactly 640"),
         (site.begin("carol", number=3), 404, "no round 3"),
         (site("POST", path_of("short"), "carol", {"Upload-Length": "640"}), 404, "no such upload"),

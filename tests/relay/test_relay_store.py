@@ -121,7 +121,7 @@ def test_an_upload_is_appended_to_in_order_only(store: Store) -> None:
 def test_one_upload_a_client_and_an_id_belongs_to_one_client(store: Store) -> None:
     opened(store, max_uploads=2)
     put(store, "alice")
-    refused(store, Conflict, lambda: store.begin("alice", RUN, 1, upload_id("alice2"), 640), "one a round")
+    refused(store, Conflict, lambda: store.begin("alice", RUN, 1, upload_id("alice2"), 640), "one in each round")
     refused(store, Conflict, lambda: store.begin("bob", RUN, 1, upload_id("alice"), 640), "taken")
     refused(store, Unknown, lambda: store.progress("bob", RUN, 1, upload_id("alice")))
     refused(store, Unknown, lambda: store.append("bob", RUN, 1, upload_id("alice"), 0, b"x"))

@@ -369,7 +369,7 @@ def test_a_client_learns_by_which_key_it_has_to_sign(site: Site) -> None:
     with pytest.raises(RelayRefused, match=r"\(403\): this token has no signing key"):
         site.upload("dora", share_for("dora"))
     site.upload("new alice", share_for("alice", by="new alice"))
-    with pytest.raises(RelayRefused, match="one a round"):  # both tokens are one client
+    with pytest.raises(RelayRefused, match="one in each round"):  # both tokens are one client
         site.upload("alice")
 
 

@@ -139,7 +139,7 @@ def test_a_share_counts_once_however_often_it_comes(store: Store, clock: Clock) 
 def test_one_share_a_client_and_one_client_an_envelope(store: Store) -> None:
     size = sum_opened(store, max_uploads=2)
     give(store, "alice", share_for("alice"))
-    refused(store, Conflict, lambda: give(store, "alice", share_for("alice2", by="alice")), "one a round")
+    refused(store, Conflict, lambda: give(store, "alice", share_for("alice2", by="alice")), "one in each round")
     alias = replace(signer("alice"), name="bob")  # no two tokens have one key; where it went from one to the other, this holds
     refused(store, Conflict, lambda: give(store, alias, share_for("alice")), "another client")
     refused(store, WrongLength, lambda: give(store, "bob", b"x" + share_for("bob")), f"exactly {size.upload_bytes} bytes")
