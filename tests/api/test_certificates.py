@@ -78,6 +78,9 @@ RUNS: dict[str, Ledger] = {
     "noise of two budgets": mixed(ledger(LAPLACE, 2), ledger(replace(LAPLACE, epsilon=0.5, blanket=exp(-0.25)), 2)),
     "a vector once": ledger(VECTOR, 3, 1000, population=3000, joined=1, sampling="once"),
     "a bit once": ledger(BinaryRelease("duchi", 2.0, 1, author=OURS), 3, 1000, population=3000, joined=1, sampling="once"),
+    "a bit once, where some collude": ledger(
+        BinaryRelease("duchi", 2.0, 1, author=OURS), 3, 1000, population=3000, joined=1, sampling="once", colluding=40
+    ),
     "records": ledger(NOISE, channel="direct"),
     "noise of one ball": ledger(BALL, 10),
     "of two balls": mixed(ledger(BALL, 2), ledger(replace(BALL, mu=0.5), 1, 60, population=100, sampling="visible")),
@@ -257,6 +260,7 @@ LESS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a smaller budget": ("records", {"release": {"parameter": 0.4}}, "it has no round like the charged one with mechanism dp-sgd"),
     "a larger crowd of the whole run": ("a vector once", {"cohort": 3001, "population": 3001}, "its rounds are of another kind"),
+    "those who collude in the crowd of the whole run": ("a bit once, where some collude", {"cohort": 2961}, "at most 2,960"),
     "as many rounds of noise as a client joined": (
         "noise of one ball in secret",
         {"rounds": 1},

@@ -139,7 +139,7 @@ def test_no_code_that_a_file_names_is_run_to_account_it(key: str, ldpfl: Command
     assert f"--set {key}=net.py:anything" in said
     theirs = shutil.copytree(run, tmp_path / "theirs")
     (theirs / "kind.txt").write_text("ready app on Flower\n")  # in a simulation, this ledger would contradict a config that names code
-    Participation(begun=len(RunFolder(theirs).checkpoint_needed().ledger.events)).save(RunFolder(theirs).participation_path)
+    Participation(begun=len(RunFolder(run).ledger().events)).save(RunFolder(theirs).participation_path)
     config = RunFolder(theirs).config().to_toml()
     RunFolder(theirs).config_path.write_text(parse_config(config, [f"{key}=net.py:anything"], origin="test").to_toml())
     for command in ("ledger", "show", "certify", "report"):

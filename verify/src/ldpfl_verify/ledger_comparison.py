@@ -67,7 +67,8 @@ def _why_not_charged(charged: Sequence[ChargedRounds], events: Sequence[Event]) 
     if "secret" in samplings:
         return "it mixes rounds of random check-in with other rounds, which are not compared with a certificate here"
     if samplings == {"once"} and [group.rounds for group in charged] == [1]:
-        return _why_one_round_each_not_charged(charged[0], rounds)
+        honest_reports = max(1, sum(event.cohort for event in joined) - colluding)  # each client joins once, so each counts once
+        return _why_one_round_each_not_charged(charged[0], rounds, honest_reports)
     # Some client joined at least as many rounds as clients did on average.
     average = math.ceil(sum(event.cohort for event in joined) / max(event.population for event in joined))
     return _why_not_charged_by_round(charged, rounds, max(max_joined, average))
@@ -135,15 +136,15 @@ def _why_random_check_in_not_charged(
     return f"a cohort of {largest_charged:,} is charged, but its smallest cohort has {smallest:,}" if largest_charged > smallest else ""
 
 
-def _why_one_round_each_not_charged(charged: ChargedRounds, rounds: Sequence[ChargedRounds]) -> str:
+def _why_one_round_each_not_charged(charged: ChargedRounds, rounds: Sequence[ChargedRounds], honest_reports: int) -> str:
     """Return why ``charged`` does not cover ``rounds``, in one of which, drawn in secret, each client took part; else an empty text.
 
-    A single message then hides among the messages of all rounds.
+    A single message then hides among the messages of all rounds, of which ``honest_reports`` are of clients that do not collude.
     """
     if {replace(group, cohort=1) for group in rounds} != {replace(charged, cohort=1)}:
         return "its rounds are of another kind than the charged ones"
     one_message_in_all = charged.release.units == 1 and charged.channel == "ideal-shuffler"
-    whole_run = min(sum(group.cohort for group in rounds), charged.population)
+    whole_run = min(honest_reports, charged.population)
     max_anonymity_set = whole_run if one_message_in_all else min(group.cohort for group in rounds)
     return (
         f"an anonymity set of {charged.cohort:,} is charged, but its rounds allow at most {max_anonymity_set:,}"
