@@ -156,7 +156,7 @@ def test_the_verifier_imports_nothing_of_the_package_and_no_accountant_imports_t
 COMMAND_LINE_MAY_USE = ("api", "cli", "errors", "report.console", "util")
 """What the command line imports of the package beside tables and progress bars: the front door, errors, and helpers."""
 
-FORMATS = tuple(f"report.{name}" for name in ("attacks", "linkage", "privacy", "progress", "result_tables", "scores"))
+FORMATS = tuple(f"report.{name}" for name in ("attacks", "linkage", "privacy", "progress", "terminal_tables", "scores"))
 """Modules that format figures for a terminal."""
 
 NOT_YET_BY_THE_FRONT_DOOR: Mapping[str, Set[str]] = {

@@ -18,9 +18,9 @@ from ldpfl.data.samples import Division
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import resolve_settings
-from ldpfl.experiments.client_evaluation import client_evaluation_entries
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import CallerObjects
+from ldpfl.experiments.evaluation_figures import client_evaluation_entries
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.planning.evaluation_noise import ENTRIES_OF_CLASSES, epsilon_of_bit
 from ldpfl.mechanisms import Mechanism

@@ -19,9 +19,9 @@ from ldpfl.data import Dataset, Samples
 from ldpfl.errors import ConfigError, PrivacyError
 from ldpfl.experiments.build import build
 from ldpfl.experiments.calibration import resolve_settings
-from ldpfl.experiments.client_evaluation import client_evaluation_entries, client_evaluation_entry
 from ldpfl.experiments.config import RunConfig, parse_config
 from ldpfl.experiments.dataset import CallerObjects
+from ldpfl.experiments.evaluation_figures import client_evaluation_entries, client_evaluation_entry
 from ldpfl.experiments.planned_ledger import planned_ledger
 from ldpfl.experiments.public_figures import without_private_figures
 from ldpfl.mechanisms.dp_sgd import DpSgd

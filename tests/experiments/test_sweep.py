@@ -26,7 +26,7 @@ from ldpfl.experiments.sweep_run import open_folder, run_cell
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM
 from ldpfl.report.plots import draw_sweep
 from ldpfl.report.reproduction import reproduction_table
-from ldpfl.report.result_tables import sweep_table
+from ldpfl.report.terminal_tables import sweep_table
 from ldpfl.server import RoundMetrics
 
 TINY = (

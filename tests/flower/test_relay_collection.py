@@ -498,7 +498,7 @@ def test_a_round_that_is_cancelled_at_the_relay_is_charged_and_the_run_goes_on(
     last = world.run(2, folder=folder)
     assert [metrics.clients for metrics in last.history] == [0, CLIENTS]
     assert [(event.cohort, event.population) for event in last.ledger.events] == [(3, CLIENTS), (CLIENTS, CLIENTS)]
-    assert caplog.text.count("round 1 was cancelled at the relay, which has deleted its reports: it is charged all the same") == 1
+    assert caplog.text.count("round 1 was cancelled at the relay, which has deleted its reports: the round stays charged") == 1
     told = "round 1 was begun before this start, and the relay has 0 uploads of the 3 it needs: waiting up to 100 s"
     assert caplog.text.count(told) == (when == "resumed")
     assert caplog.text.count(f"ldpfl relay cancel {world.asked[0].terms.run} 1") == (when == "resumed")

@@ -25,8 +25,8 @@ from ldpfl.privacy.accounting import account
 from ldpfl.privacy.guarantee import REPLACE_ONE, Guarantee, Statement
 from ldpfl.report import client_figures
 from ldpfl.report.page import page
-from ldpfl.report.result_tables import layer_table
 from ldpfl.report.scores import intervals_sentence
+from ldpfl.report.terminal_tables import layer_table
 from ldpfl.report.watching import watching
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks.weighted_metrics import MEASURED_AT_CLIENTS

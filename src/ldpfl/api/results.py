@@ -34,8 +34,8 @@ from ldpfl.report.noise_plot import draw_noise
 from ldpfl.report.plots import Picture, draw_score_curve, draw_sweep
 from ldpfl.report.privacy import guarantees as guarantees  # registers how a guarantee is shown
 from ldpfl.report.reproduction import draw_reproduction, reproduction_table, tidy
-from ldpfl.report.result_tables import noise_table, quality_tables, result_table, sweep_table
 from ldpfl.report.site_means import SiteMeans, site_means
+from ldpfl.report.terminal_tables import noise_table, quality_tables, result_table, sweep_table
 from ldpfl.server import RoundMetrics
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.displays import Shown

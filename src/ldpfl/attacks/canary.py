@@ -222,13 +222,13 @@ class _CanaryTrials:
 
     @classmethod
     def prepare(cls, mechanism: Mechanism, ranges: LayerRanges, values: Tensor, seed: int) -> _CanaryTrials:
-        """Draw the canary's signs and the order of weights, and compute everything else that stays the same over the trials."""
+        """Draw the canary's signs and the order in which weights are added to a score, and compute what stays the same over the trials."""
         generator = stream(seed, Purpose.MECHANISM, _KEY)
         signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
         order = torch.from_numpy(generator.permutation(ranges.dimension))
         counts = _weight_counts(ranges.dimension)
         center, radius = ranges.expand()
-        if (clip := record_clip_of(mechanism)) is not None:  # the canary is a gradient, in whole steps, of the length clip.steps
+        if (clip := record_clip_of(mechanism)) is not None:  # the canary is a gradient of integers, nearly as long as clip.steps
             gradient = (signs * floor(clip.steps / sqrt(ranges.dimension))).long()
             expected = torch.zeros(ranges.dimension, dtype=torch.float64)  # need not be exact: it shifts all scores alike
             return cls(mechanism, ranges, values.clone(), (gradient, -gradient), expected, signs, order, counts, seed)

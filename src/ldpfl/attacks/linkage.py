@@ -307,7 +307,9 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
     if channel in ("direct", "unaligned"):
         return finished
     if channel != "delayed":
-        raise ConfigError(f"expected a channel with windows ({', '.join(get_args(LinkChannel)[:3])}), got {channel!r}")
+        raise ConfigError(
+            f"in the channel {channel!r} clients have no time windows: expected one of {', '.join(get_args(LinkChannel)[:3])}"
+        )
     # LDP-FL, section 3: a client that is done at t waits T_W = T_S - t, where T_S is agreed on. A client slower than T_S does not wait.
     agreed_time = max(0.0, float(finished.max()) - setting.shortfall)
     waited = np.maximum(0.0, agreed_time - finished)
@@ -315,14 +317,15 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
 
 
 def attack_windows(starts: Array, delay: float, setting: LinkageSetting, generator: np.random.Generator) -> Success:
-    """Simulate one round of clients whose windows start at ``starts`` (n,), and return the observer's success with its arrival times.
+    """Simulate one round, and return how well an observer who sees arrival times tells which client sent which report.
 
-    Only the setting's parameters, jitter, uncertainty and watched are used. The other fields describe how ``starts`` are drawn.
+    Client i sends one report for each parameter, at a random time in its window: from ``starts[i]``, of ``starts`` (n,), on for ``delay``
+    seconds. Only the setting's parameters, jitter, uncertainty and watched are used. The other fields describe how ``starts`` are drawn.
     """
     owner_probabilities = _owner_probabilities_by_watched(starts, setting, generator)
     size = (setting.parameters, len(starts))
-    drawn = delay * generator.random(size) + setting.jitter * generator.standard_normal(size)
-    return _observe(starts + drawn, starts, delay, setting, owner_probabilities, generator, calibrated=True)
+    time_after_start = delay * generator.random(size) + setting.jitter * generator.standard_normal(size)
+    return _observe(starts + time_after_start, starts, delay, setting, owner_probabilities, generator, calibrated=True)
 
 
 def attack_release(starts: Array, setting: LinkageSetting, generator: np.random.Generator, mixing: Mixing = uniform_mixing) -> Success:

@@ -272,16 +272,17 @@ def _check_bit_probabilities(
 
 
 def _check_sign_errors(outcomes: Outcomes, blanket: float, error: float) -> ClaimResult:
-    """Test how often a report about an end of the range has the wrong sign.
+    """Test that a report of a value at an end of the range does not have the wrong sign more often than claimed.
 
-    The claimed ``blanket`` is the probability of a report that does not depend on the value. Such a report has the wrong sign half of the
-    time. The interval of the measured frequency fails with probability ``error``.
+    With the probability ``blanket`` a report does not depend on the value, and has the wrong sign half of the time. If signs were wrong
+    more often, the lower bound that the accountant states for such reports would be too high. For each end, the bound of the measured frequency
+    fails with probability ``error``.
     """
     lower = 0.0
     for end in (1.0, -1.0):
         statistic = outcomes.statistics[outcomes.names.index(f"all at {end:+g}")]
         lower = max(lower, clopper_pearson(int((end * statistic < 0).sum()), statistic.size, error)[0])
-    claim = f"claimed: a report of an end of the range has the wrong sign with probability {blanket / 2:.4g} at most"
+    claim = f"claimed: a report of a value at an end of the range has the wrong sign with probability {blanket / 2:.4g} at most"
     return ClaimResult("sign of a report", lower, blanket / 2, f"{claim}; found: at least {lower:.4g}")
 
 

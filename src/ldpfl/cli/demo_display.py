@@ -14,7 +14,7 @@ from ldpfl.deploy.demo import DemoOutcome
 from ldpfl.deploy.demo_settings import LINKED
 from ldpfl.flower.round_kinds import PlannedRound, planned_round
 from ldpfl.report.privacy import print_guarantees
-from ldpfl.report.result_tables import at_clients_tables, result_table
+from ldpfl.report.terminal_tables import at_clients_tables, result_table
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.number_format import counted, number
 

@@ -26,8 +26,8 @@ from ldpfl.experiments.run_folder import SWEEP, RunFolder
 from ldpfl.report.console import print_json, terminal
 from ldpfl.report.privacy import print_guarantees
 from ldpfl.report.progress import ProgressDisplay
-from ldpfl.report.result_tables import layer_table, quality_tables, result_table
 from ldpfl.report.scores import format_score
+from ldpfl.report.terminal_tables import layer_table, quality_tables, result_table
 from ldpfl.util.number_format import counted
 
 

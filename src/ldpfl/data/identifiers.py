@@ -98,8 +98,12 @@ _IDENTIFIER_BEFORE = "id|uid|uuid|guid|identifier|identifiant|numero|key|hash|ps
 
 
 def _pattern(alone: Sequence[str], beside_identifier: Sequence[str]) -> re.Pattern[str]:
-    """Return the pattern for a joined column name: a word of ``alone``, or one of ``beside_identifier`` next to a word such as "id"."""
+    """Return the pattern that finds an identifier in a column's name whose words are joined, such as ``patientid``.
+
+    It finds a word of ``alone``, or one of ``beside_identifier`` directly before or after a word such as "id".
+    """
     owner = "|".join(beside_identifier)
+    # Between both, "n", "en" and "s" may join the words, as in the German ``patientenid``.
     return re.compile(f"{'|'.join(alone)}|(?:{owner})(?:e?n|s)?(?:{_IDENTIFIER_AFTER})|(?:{_IDENTIFIER_BEFORE})(?:{owner})")
 
 

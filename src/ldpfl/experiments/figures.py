@@ -15,8 +15,8 @@ import ldpfl
 from ldpfl import tasks
 from ldpfl.data import Dataset
 from ldpfl.errors import error_without_data
-from ldpfl.experiments.client_evaluation import add_figures_of_clients, client_evaluation_entries, lost_evaluations
 from ldpfl.experiments.config import RunConfig, toml_value
+from ldpfl.experiments.evaluation_figures import add_figures_of_clients, client_evaluation_entries, lost_evaluations
 from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
 from ldpfl.experiments.quality import Reference, quality_entries
 from ldpfl.experiments.run_folder import Kind

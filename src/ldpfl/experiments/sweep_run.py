@@ -216,7 +216,7 @@ def stored_runs(sweep: SweepConfig, overrides: Sequence[str], out: Path) -> list
         # A sweep without the list has started no run. A folder "none" never exists, so each run counts as not started.
         names = from_json(read_text(path)) if path.exists() else ["none"] * len(planned)
         if len(names) != len(planned) or not all(re.fullmatch("[0-9a-z]+", name) for name in names):
-            raise ValueError("expected names of folders, without '/' or '..'")
+            raise ValueError("each must be the name of a folder, without '/' or '..'")
     except (OSError, ValueError, TypeError) as error:
         raise DataError(
             f"{path} is damaged: {getattr(error, 'strerror', None) or type(error).__name__}; remove it, and start the sweep again"

@@ -339,7 +339,8 @@ def _check_size(config: RunConfig) -> None:
     size = count_weights(config, describe_data(config))
     if size > _MAX_WEIGHTS:
         raise ConfigError(
-            f"the app's model has {size:,} weights, more than {_MAX_WEIGHTS:,}: decline the app, or give its arrays' sizes with --layers"
+            f"the app's model has {size:,} weights, and models of at most {_MAX_WEIGHTS:,} are built to find the sizes of their arrays: "
+            "give these with --layers if you expect such a model; otherwise do not run the app"
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ldpfl.experiments.client_evaluation import client_evaluation_entry
+from ldpfl.experiments.evaluation_figures import client_evaluation_entry
 from ldpfl.flower.report_collection import Received
 from ldpfl.flower.round_kinds import mean_held_back_records
 from ldpfl.flower.run_progress import RunProgress

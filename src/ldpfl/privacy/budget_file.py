@@ -445,14 +445,15 @@ def _insert_charge(connection: sqlite3.Connection, *columns: Any) -> int:
 
 
 def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) -> Books:
-    """Charge ``rounds`` that the file's lost successor had counted: of each, a report like the charge ``like`` from each of ``nodes``.
+    """Charge ``rounds`` that this file lacks, because it is a backup, and the newer file that had counted them is lost.
 
-    All bounds then count them: the file's epsilon, and the policy's epsilons and rounds.
+    In each round, each of ``nodes`` is charged one report, at the cost of the existing charge ``like``. All bounds then count them: the
+    file's epsilon, and the policy's epsilons and rounds.
 
     Args:
         nodes: number of nodes that share the file. Their reports of one round cost more together, so the file's largest round counts if it
             had more nodes.
-        like: number of the charge; by default the last one.
+        like: number of the charge whose cost is copied; by default the last one.
 
     Raises:
         ConfigError: ``rounds`` or ``nodes`` is out of range, or the file has no such charge.

@@ -358,7 +358,8 @@ class RoundEvent:
                 isinstance(share, float) and exp(-min(epsilon, 700.0)) <= share < 1
             ):
                 raise ConfigError(
-                    f"round {self.round}: the release's blanket is {share}, expected from e^-epsilon to below 1 at epsilon {epsilon:g}"
+                    f"round {self.round}: the release's field 'blanket' is {share}, expected {exp(-epsilon):.4g} (e^-epsilon) or more, and "
+                    "below 1"
                 )
             case PureRelease(signed=True, blanket=share, unit=unit) if share is None or unit != "weight":
                 raise ConfigError(

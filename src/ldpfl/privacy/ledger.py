@@ -299,7 +299,7 @@ def _numbers_as_python_types(thing: RoundEvent | Release) -> dict[str, float]:
 def _event_from_json(tree: Any) -> RoundEvent:
     """Return the event of a JSON object that was read from a ledger."""
     if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
-        raise DataError("the event's release must be an object with the field kind")
+        raise DataError("the event's field 'release' must be an object that has a field 'kind'")
     kind = tree["release"].get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise DataError(f"unknown kind of release {_shortened(kind)}: {did_you_mean(str(kind)[:40], KINDS)}")

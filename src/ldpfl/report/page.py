@@ -24,7 +24,6 @@ from ldpfl.report import client_figures
 from ldpfl.report.methods import bibtex, methods
 from ldpfl.report.plots import plot_calibration, plot_protection, plot_risks, plot_scores, plot_spent
 from ldpfl.report.rendering import guarantee_values, inline, rendered
-from ldpfl.report.result_tables import POOLED
 from ldpfl.report.scores import (
     chosen_settings,
     clients_a_round,
@@ -45,6 +44,7 @@ from ldpfl.report.scores import (
     with_interval,
     zero_f1_sentence,
 )
+from ldpfl.report.terminal_tables import POOLED
 from ldpfl.report.unfinished import figures_so_far, progress_sentence
 from ldpfl.tasks import ACCURACY
 from ldpfl.tasks.weighted_metrics import COMMONEST

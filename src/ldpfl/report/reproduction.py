@@ -14,8 +14,8 @@ from ldpfl.experiments.reproduction import ReproducedRow, Reproduction, Shows
 from ldpfl.experiments.sweep_config import SweepConfig
 from ldpfl.report.fitted_table import Column, FittedTable
 from ldpfl.report.plots import figure_file, literal, mark_numbers, named_axis
-from ldpfl.report.result_tables import CLAIM_LEGEND, claim_mark
 from ldpfl.report.scores import display_factor, metric_heading
+from ldpfl.report.terminal_tables import CLAIM_LEGEND, claim_mark
 from ldpfl.tasks import ACCURACY
 from ldpfl.util.number_format import NO_EPSILON, epsilon_text
 

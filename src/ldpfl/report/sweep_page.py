@@ -15,7 +15,7 @@ from ldpfl.experiments.sweep_run import joint_guarantee, stored_results, stored_
 from ldpfl.privacy.guarantee import AUTHORS_CLAIM, WHAT_IS_PROTECTED, best_figure, least_protected, worth_of
 from ldpfl.report.plots import panels_of, plot_sweep, plot_worth
 from ldpfl.report.rendering import inline, inline_figure, rendered
-from ldpfl.report.result_tables import score_with_spread
+from ldpfl.report.terminal_tables import score_with_spread
 from ldpfl.util.number_format import epsilon_text
 
 

@@ -59,7 +59,8 @@ class ClientScores(RecordScores):
         A client without held-back records has zeros, and so sends only noise or uniform bits.
 
         Args:
-            confined: as in :func:`~ldpfl.simulation.record_sums.client_sums`: a record that fails has zeros.
+            confined: compute the records one by one, so that a record at which the task raises an error counts as zeros, and others do not
+                change; as in :func:`~ldpfl.simulation.record_sums.client_sums`.
         """
         vectors: RecordVectors = OneByOne(self) if confined else self
         return self.sent_values(mean_vectors(vectors, task, weights, list(units)))

@@ -102,7 +102,7 @@ class SampledReports:
             PrivacyError: reports of different shapes.
         """
         if len({(batch.dimension, batch.coordinates) for batch in reports}) != 1:
-            raise PrivacyError("reports with different numbers of weights cannot be shuffled together")
+            raise PrivacyError("reports of models of different sizes cannot be shuffled together: all clients must train the same model")
         order = generator.permutation(sum(batch.clients for batch in reports))
         index = np.concatenate([batch.index for batch in reports])[order]
         values = np.concatenate([batch.values for batch in reports])[order]

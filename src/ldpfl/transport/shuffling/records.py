@@ -233,4 +233,7 @@ def _for_canonical_json(value: object) -> object:
         return [_for_canonical_json(entry) for entry in value]
     if is_dataclass(value):
         return [type(value).__name__, *([field.name, _for_canonical_json(getattr(value, field.name))] for field in fields(value))]
-    raise ConfigError(f"a mechanism's terms hold a {type(value).__name__}: expected text, numbers, None, and lists or dataclasses of these")
+    raise ConfigError(
+        f"what terms() of the mechanism returns holds a {type(value).__name__}: expected text, numbers, None, and lists or dataclasses of "
+        "these"
+    )
