@@ -275,8 +275,8 @@ def _check_sign_errors(outcomes: Outcomes, blanket: float, error: float) -> Clai
     """Test that a report of a value at an end of the range does not have the wrong sign more often than claimed.
 
     With the probability ``blanket`` a report does not depend on the value, and has the wrong sign half of the time. If signs were wrong
-    more often, the lower bound that the accountant states for such reports would be too high. For each end, the bound of the measured frequency
-    fails with probability ``error``.
+    more often, the lower bound that the accountant states for such reports would be too high. For each end, the bound of the measured
+    frequency fails with probability ``error``.
     """
     lower = 0.0
     for end in (1.0, -1.0):
