@@ -148,7 +148,7 @@ def test_the_unprotected_model_is_the_runs_own_without_noise(run: Path, config_f
 def test_a_label_that_the_client_holds_is_warned_of(ldpfl: CommandLine, run: Path, tiny_data: Path) -> None:
     outcome = ldpfl("attack", "gan", run, *QUICK, "--label", "5", "--data-dir", tiny_data, "--out", "out")
     assert outcome.code == 0
-    assert "client 0 holds images of label 5 itself" in outcome.err
+    assert "client 0, the attacker, holds images of label 5 itself" in outcome.err
     assert "data.private_label=5" in outcome.err
 
 

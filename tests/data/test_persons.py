@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from ldpfl.data import held_out_by_person
+from ldpfl.data.columns import person_names
 from ldpfl.data.dataset import Dataset
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.holding_out import split_off_validation, with_tenth_as_test
 from ldpfl.data.partition import partition_by_code, partition_by_name
 from ldpfl.data.persons import Persons, number_names, uniform_by_name
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import table_from_frame
+from ldpfl.data.tables import read_table, table_from_frame
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.experiments.dataset import CallerObjects, load_dataset
 from ldpfl.experiments.recipes import load_recipe
@@ -199,6 +200,32 @@ def test_one_name_in_two_unicode_forms_is_one_person_and_so_is_one_number() -> N
         assert data.persons is not None
         assert data.test_persons is not None
         assert len({*data.persons, *data.test_persons}) == 31
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ("17,1,0\n18,2,1\n", "17.0,3,0\n", {"17", "18"}),  # as pandas writes whole numbers if one of them is missing
+        ("0017,1,0\n", "17.0,3,0\n", {"0017", "17"}),
+    ],
+)
+def test_a_person_has_one_name_in_all_files(first: str, second: str, named: set[str], tmp_path: Path) -> None:
+    for name, rows in (("a.csv", first), ("b.csv", second)):
+        (tmp_path / name).write_text("who,x,y\n" + rows, encoding="utf-8")
+    assert set(person_names(read_table(tmp_path), DataConfig(person="who", target="y"))) == named
+
+
+def test_names_that_one_of_several_files_has_rounded_are_refused(tmp_path: Path) -> None:
+    exact = pd.DataFrame({"who": [2**53 + 1, 2**53 + 3], "x": [1.0, 2.0], "y": [0, 1]})
+    rounded = exact.assign(who=[float(2**53 + 1), np.nan])
+    for number, (first, second) in enumerate(((exact, rounded), (rounded, exact))):
+        for kind in ("parquet", "csv"):
+            folder = tmp_path / f"{number}-{kind}"
+            folder.mkdir()
+            first.to_parquet(folder / "a.parquet")
+            second.to_parquet(folder / "b.parquet") if kind == "parquet" else second.to_csv(folder / "b.csv", index=False)
+            with pytest.raises(DataError, match=r"holds floats of 2\^53 or more, which may be rounded"):
+                person_names(read_table(folder), DataConfig(person="who", target="y"))
 
 
 def test_a_number_beyond_float32_is_read_without_a_word() -> None:

@@ -316,6 +316,12 @@ def test_samples_bring_no_code_of_their_own_into_the_training() -> None:
             load_user_data(DataConfig(name="given"), "class", data)
 
 
+def test_a_mask_is_not_lost() -> None:
+    rows, targets = np.random.default_rng(0).random((40, 3)), np.arange(40) % 2
+    with pytest.raises(DataError, match=r"inputs are a masked array, whose mask would be lost: fill it"):
+        load_user_data(DataConfig(name="given"), "class", (np.ma.masked_less(rows, 0.5), targets))
+
+
 def test_columns_of_a_frame_are_a_pair() -> None:
     frame = patients()
     pair = (frame[["age", "marker"]], (frame["outcome"] == "died").astype(int))

@@ -388,8 +388,9 @@ def test_a_subclass_that_changes_messages_is_refused_before_any_node_counts_a_re
     with pytest.raises(ConfigError, match="change arrays or config before you call super"):
         Late(config_of(), collector=world.collector(), folder=folder).start(world.grid(), start_arrays(), 1, timeout=100.0)
     assert all(read_books(path).refusals is None for path in world.folder.glob("budget-*.sqlite"))
-    assert world.run(folder=folder).history[-1].clients == CLIENTS
+    assert [metrics.clients for metrics in world.run(2, folder=folder).history] == [0, CLIENTS]
     assert world.charges() == [1] * CLIENTS
+    assert len(folder.ledger().events) == 2
 
 
 def test_a_server_that_asks_fewer_than_the_relay_mixes_is_told(world: World) -> None:

@@ -318,6 +318,23 @@ def test_a_ledger_of_later_rounds_than_the_checkpoint_is_not_overwritten(tmp_pat
     assert (folder.ledger_path.read_bytes(), node.steps) == (before, [])
 
 
+def test_a_run_that_is_killed_between_checkpoint_and_ledger_has_a_ledger(tmp_path: Path) -> None:
+    """The ledger then still has the round as it was charged before it began: with as few reports as the server allows."""
+    folder, snapshots = RunFolder(tmp_path / "run"), []
+
+    class Watches(DirectCollector):
+        def open(self, *args: Any) -> None:
+            super().open(*args)
+            snapshots.append(folder.ledger_path.read_bytes())
+
+    collector = Watches(0)
+    LdpStrategy(QUIET, collector=collector, folder=folder, waiting=Waiting(1, 0.0)).start(InProcessGrid(app_of(), 3), start_arrays(), 2)
+    whole = folder.ledger()
+    assert snapshots[-1] != folder.ledger_path.read_bytes()
+    folder.ledger_path.write_bytes(snapshots[-1])
+    assert folder.ledger() == whole
+
+
 def test_a_ledger_of_several_rounds_on_flower_is_not_read_without_the_participation(tmp_path: Path) -> None:
     """The participation shows whether nodes were told to train in later rounds."""
     folder = RunFolder(tmp_path / "run")
@@ -567,10 +584,12 @@ def test_a_subclass_tells_nodes_nothing_that_the_ledger_does_not_count(change: A
     with pytest.raises(ConfigError, match=rf"Changes\.configure_train returned .*{named}.*before you call super\(\)\.configure_train"):
         Changes(QUIET, waiting=Waiting(1, 0.0), folder=folder).start(InProcessGrid(app_of(node=node), 2), start_arrays(), 1)
     assert node.steps == []
-    # Nobody was told to train, so the corrected app trains this round, which is charged once.
+    # The round stays charged, since the method may have sent messages itself. The corrected app goes on with the next one.
+    assert len(folder.ledger().events) == 1
     resumed = LdpStrategy(QUIET, folder=folder)
-    assert resumed.start(InProcessGrid(app_of(), 2), start_arrays(), 1).train_metrics_clientapp[1]["reports"] == 2
-    assert len(resumed.checkpoint.ledger.events) == 1
+    metrics = resumed.start(InProcessGrid(app_of(), 2), start_arrays(), 2).train_metrics_clientapp
+    assert [metrics[number]["reports"] for number in (1, 2)] == [0, 2]
+    assert len(resumed.checkpoint.ledger.events) == 2
 
 
 @pytest.mark.parametrize("skipped", [1, 2])

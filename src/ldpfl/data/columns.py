@@ -170,18 +170,26 @@ def _number_as_word(number: float, cell: object) -> str:
 def check_exact_names(table: Table, name: str, setting: str) -> None:
     """Raise a :class:`DataError` if the column ``name``, which ``setting`` names, may have been rounded, so that different names are equal.
 
-    That may be so for whole numbers above 2^53 in a column of floats.
+    That may be so for whole numbers above 2^53 in a column of floats, or where a file has such floats, as numbers or written as text.
     """
     column = table.columns[name]
-    if column.dtype != np.float64 or name in table.long_numbers:
-        return
-    rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
+    if column.dtype == np.float64 and name not in table.long_numbers:
+        rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
+    else:
+        rounded = np.flatnonzero([_may_be_rounded(cell) for cell in table.exact_cells(name)])
     if rounded.size:
         raise DataError(
             f"{table.where(int(rounded[0]))}: the column {name!r}, which {setting} names, holds floats of 2^53 or more, which may be "
             "rounded, so different names may have become equal: give the column as texts or whole numbers (in pandas, read it with "
             f"dtype={{{name!r}: str}})"
         )
+
+
+def _may_be_rounded(cell: object) -> bool:
+    """Return whether ``cell`` is a float of 2^53 or more, or the text of one, such as 9007199254740992.0."""
+    if isinstance(cell, str) and re.fullmatch(r"\s*[+-]?\d{16,}\.0+\s*", cell):
+        return abs(float(cell)) >= MAX_EXACT
+    return isinstance(cell, float) and abs(cell) >= MAX_EXACT
 
 
 def person_names(table: Table, config: DataConfig) -> list[str]:

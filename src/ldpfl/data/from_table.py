@@ -25,7 +25,7 @@ from ldpfl.data.columns import (
 from ldpfl.data.dataset import Dataset, Owners, number_clients
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
-from ldpfl.data.persons import Names
+from ldpfl.data.persons import Names, without_zero_decimals
 from ldpfl.data.samples import MASK, TOKENS, Inputs, Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -193,11 +193,16 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
     train = tables[0]
     train.column(config.client, "data.client")  # raises if there is no such column
     check_exact_names(train, config.client, "data.client")
-    words = column_words(replace(train, missing=()), config.client)  # a client may be called None
+    words = _client_names(train, config)
     if "" in words:
         raise DataError(f"{train.where(words.index(''))}: data.client {config.client!r} has no value: fill it in, or remove the row")
     train_clients = [words[row] for row in np.flatnonzero(~is_test)]
     if len(tables) == 1:
         return number_clients(train_clients, [words[row] for row in np.flatnonzero(is_test)])
-    test_clients = column_words(replace(tables[1], missing=()), config.client) if config.client in tables[1].columns else None
+    test_clients = _client_names(tables[1], config) if config.client in tables[1].columns else None
     return number_clients(train_clients, None if test_clients is None or "" in test_clients else test_clients)
+
+
+def _client_names(table: Table, config: DataConfig) -> list[str]:
+    """Return the client of each row of ``table``. A client may have a name that usually means "no value", such as None."""
+    return [without_zero_decimals(word) for word in column_words(replace(table, missing=()), config.client)]

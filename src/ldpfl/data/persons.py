@@ -11,6 +11,7 @@ name too (:attr:`Persons.lanes`). So the lane does not depend on the order of th
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -53,12 +54,17 @@ def normalise_names(given: Iterable[object]) -> list[str]:
 def _normalise_name(value: object) -> str:
     """Return the name in one cell, by the rules of :func:`normalise_names`. A float such as 7.0 is a number that pandas has converted."""
     if isinstance(value, str):
-        return "" if means_no_value(value, MISSING_WORDS) else normalize("NFC", value.strip())
+        return "" if means_no_value(value, MISSING_WORDS) else normalize("NFC", without_zero_decimals(value.strip()))
     if isinstance(value, bool):
         return ""
     if isinstance(value, Integral):
         return str(int(value))
     return str(int(value)) if isinstance(value, float) and value.is_integer() else ""
+
+
+def without_zero_decimals(name: str) -> str:
+    """Return ``name``, and 17 for 17.0: pandas writes a column of whole numbers with a gap in this way, and another file may have 17."""
+    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", name)
 
 
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:

@@ -493,5 +493,7 @@ def _join_tables(parts: Sequence[Table]) -> Table:
 
 
 def _text_or_number_as_text(cell: str | float) -> str:
-    """Return a ``cell``, which is a text or a number, as text, with "" for NaN."""
-    return "" if cell != cell else cell_text(cell)  # only NaN differs from itself
+    """Return a ``cell``, which is a text or a number, as text, with "" for NaN. A float that may be rounded keeps its decimal point."""
+    if cell != cell:  # only NaN differs from itself
+        return ""
+    return f"{cell_text(cell)}.0" if isinstance(cell, float) and abs(cell) >= MAX_EXACT else cell_text(cell)

@@ -206,6 +206,8 @@ def _number_tensor(values: object, what: str) -> Tensor:
         if problem := density_problem(values):
             raise DataError(f"{what} are {problem}")
         _refuse_subclass(values, what)
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(f"{what} are a masked array, whose mask would be lost: fill it (X.filled(...)) or leave these samples out")
     try:
         # PyTorch warns of read-only arrays, so these are copied.
         numbers = torch.as_tensor(values if isinstance(values, Tensor) else np.require(np.asarray(values), requirements="W"))
@@ -295,7 +297,8 @@ def _stack(values: Sequence[Any]) -> Tensor:
     problems = [problem for value in values if isinstance(value, Tensor) and (problem := density_problem(value))]
     if problems:
         raise DataError(f"samples of the data set are {problems[0]}")
-    return torch.stack([torch.as_tensor(np.asarray(value)) for value in values])
+    arrays = (value.detach() if isinstance(value, Tensor) else value for value in values)
+    return torch.stack([torch.as_tensor(np.asarray(array)) for array in arrays])
 
 
 def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets) -> Dataset:

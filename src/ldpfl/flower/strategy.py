@@ -240,7 +240,9 @@ class LdpStrategy(Strategy):
         try:
             self._collector.open(progress.round, content)
         except LdpflError:
-            self._withdraw_unsent(progress)
+            self._withdraw_round(progress)  # nobody was told to train
+            with suppress(LdpflError):
+                self._collector.give_up(progress.round)
             raise
         progress.round_began = time.perf_counter()
         progress.asked_nodes, progress.asked_for = frozenset(agreeing_nodes), agreement_of(content, MessageType.TRAIN)
@@ -322,18 +324,18 @@ class LdpStrategy(Strategy):
 
         Raises:
             ConfigError: they are not exactly those of ``LdpStrategy.configure_train``, which alone are what the ledger counts and what a
-                relay lets nodes answer. The round is withdrawn.
+                relay lets nodes answer. The round stays charged, because such a method may have sent messages itself.
         """
         messages = list(returned) if isinstance(returned, Iterable) else []
         fault = _fault_of_messages(returned, messages, progress)
         if not fault:
             return messages
         if progress.asked_nodes:  # else LdpStrategy.configure_train was not called, so no round was begun
-            self._withdraw_unsent(progress)
+            self._finish_without_reports(progress)
         raise ConfigError(
             f"{type(self).__name__}.configure_train returned {fault}: return the messages of super().configure_train as they are, because "
             f"the ledger counts what these messages ask for. To change the model or the settings that nodes get, change {ARRAYS} or "
-            f"{CONFIG} before you call super().configure_train. No node was told to train"
+            f"{CONFIG} before you call super().configure_train. A round that was begun stays charged, and is over"
         )
 
     def _skip_round(self, progress: RunProgress, number: int) -> None:
@@ -491,12 +493,6 @@ class LdpStrategy(Strategy):
         if self._folder is not None:  # ledger first: whenever a reader comes, it counts at least the rounds that were begun
             self._folder.save_ledger(progress.checkpoint.ledger.charge(self._event_without_reports(progress)))
             participation.save(self._folder.participation_path)
-
-    def _withdraw_unsent(self, progress: RunProgress) -> None:
-        """Withdraw the current round, in which no node was told to train, and end it at the collector."""
-        self._withdraw_round(progress)
-        with suppress(LdpflError):
-            self._collector.give_up(progress.round)
 
     def _withdraw_round(self, progress: RunProgress) -> None:
         """Undo :meth:`_charge_before_sending`, since no node has charged or sent anything for the round.

@@ -7,6 +7,7 @@ needed here. It would also keep the last charges in a second file, so that a cop
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import sqlite3
 import stat
@@ -20,7 +21,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ldpfl.errors import ConfigError, Declined, NotSetUp
+from ldpfl.errors import ConfigError, Declined, NotSetUp, shown
 from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon
 from ldpfl.privacy.accounting import DELTA
 from ldpfl.privacy.events import KIND_NAMES, KINDS, BinaryRelease, GaussianRelease, PureRelease, Release, UnprotectedRelease, for_one_record
@@ -459,6 +460,12 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
         ConfigError: ``rounds`` or ``nodes`` is out of range, or the file has no such charge.
         Declined: the file is unreliable.
     """
+    try:  # NumPy's integers would be stored as bytes
+        rounds, nodes = operator.index(rounds), operator.index(nodes)
+        like = None if like is None else operator.index(like)
+    except TypeError:
+        got = ", ".join(map(shown, (rounds, nodes, like)))
+        raise ConfigError(f"the lost rounds, the nodes and the number of a charge must be whole numbers, got {got}") from None
     if min(rounds, nodes) < 1 or rounds * nodes > MAX_LOST_REPORTS:
         raise ConfigError(
             f"lost rounds and nodes must be 1 at least, and {MAX_LOST_REPORTS:,} at most when multiplied, got {rounds:,} and {nodes:,}"
