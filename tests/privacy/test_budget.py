@@ -967,7 +967,8 @@ def test_lost_rounds_count_nodes_that_the_backup_does_not_know(path: Path) -> No
 def test_lost_rounds_may_be_numbers_of_numpy(budget: Budget) -> None:
     """SQLite would store them as bytes, and the file would be damaged."""
     budget.charge(request(1))
-    assert charge_lost(budget.path, np.int64(2), np.int64(1), np.int64(1)).charges == 3
+    numbers: Any = (np.int64(2), np.int64(1), np.int64(1))
+    assert charge_lost(budget.path, *numbers).charges == 3
     assert read_books(budget.path).charges == 3
     with pytest.raises(ConfigError, match=r"must be whole numbers, got 2\.0, 1, None"):
         charge_lost(budget.path, 2.0, 1)  # type: ignore[arg-type]
