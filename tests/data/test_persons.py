@@ -207,6 +207,7 @@ def test_one_name_in_two_unicode_forms_is_one_person_and_so_is_one_number() -> N
     [
         ("17,1,0\n18,2,1\n", "17.0,3,0\n", {"17", "18"}),  # as pandas writes whole numbers if one of them is missing
         ("0017,1,0\n", "17.0,3,0\n", {"0017", "17"}),
+        ("+17,1,0\n17.,2,1\n", "17,3,0\n", {"17"}),
     ],
 )
 def test_a_person_has_one_name_in_all_files(first: str, second: str, named: set[str], tmp_path: Path) -> None:
@@ -215,12 +216,16 @@ def test_a_person_has_one_name_in_all_files(first: str, second: str, named: set[
     assert set(person_names(read_table(tmp_path), DataConfig(person="who", target="y"))) == named
 
 
-def test_names_that_one_of_several_files_has_rounded_are_refused(tmp_path: Path) -> None:
-    exact = pd.DataFrame({"who": [2**53 + 1, 2**53 + 3], "x": [1.0, 2.0], "y": [0, 1]})
-    rounded = exact.assign(who=[float(2**53 + 1), np.nan])
-    for number, (first, second) in enumerate(((exact, rounded), (rounded, exact))):
+@pytest.mark.parametrize("number", [2**53 + 1, 110_105_194_912_310_017])  # pandas writes floats of 1e16 or more with an exponent
+def test_names_that_one_of_several_files_has_rounded_are_refused(number: int, tmp_path: Path) -> None:
+    exact = pd.DataFrame({"who": [number, number + 2], "x": [1.0, 2.0], "y": [0, 1]})
+    rounded = exact.assign(who=[float(number), np.nan])
+    mixed = pd.DataFrame({"who": pd.Series([number, float(number)], dtype=object), "x": 1.0, "y": 0})
+    with pytest.raises(DataError, match=r"row 2: .* holds floats of 2\^53 or more"):
+        person_names(table_from_frame(mixed), DataConfig(person="who", target="y"))
+    for order, (first, second) in enumerate(((exact, rounded), (rounded, exact))):
         for kind in ("parquet", "csv"):
-            folder = tmp_path / f"{number}-{kind}"
+            folder = tmp_path / f"{order}-{kind}"
             folder.mkdir()
             first.to_parquet(folder / "a.parquet")
             second.to_parquet(folder / "b.parquet") if kind == "parquet" else second.to_csv(folder / "b.csv", index=False)

@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from ldpfl.flower import (
     Waiting,
     operator_relay,
 )
+from ldpfl.privacy import Ledger
 from ldpfl.privacy.accounting import run_epsilon
 from ldpfl.server import Checkpoint
 
@@ -333,6 +335,10 @@ def test_a_run_that_is_killed_between_checkpoint_and_ledger_has_a_ledger(tmp_pat
     assert snapshots[-1] != folder.ledger_path.read_bytes()
     folder.ledger_path.write_bytes(snapshots[-1])
     assert folder.ledger() == whole
+    last = whole.events[-1]
+    Ledger((*whole.events[:-1], replace(last, joined=1))).save(folder.ledger_path)
+    with pytest.raises(DataError, match=r"is not the ledger of this run|does not belong to this run"):
+        folder.ledger()
 
 
 def test_a_ledger_of_several_rounds_on_flower_is_not_read_without_the_participation(tmp_path: Path) -> None:

@@ -186,8 +186,8 @@ def check_exact_names(table: Table, name: str, setting: str) -> None:
 
 
 def _may_be_rounded(cell: object) -> bool:
-    """Return whether ``cell`` is a float of 2^53 or more, or the text of one, such as 9007199254740992.0."""
-    if isinstance(cell, str) and re.fullmatch(r"\s*[+-]?\d{16,}\.0+\s*", cell):
+    """Return whether ``cell`` is a float of 2^53 or more, or the text of one, such as 9007199254740992.0 or 1.1010519491231e+17."""
+    if isinstance(cell, str) and re.fullmatch(r"\s*[+-]?(\d{16,}\.0*|\d\.\d+[eE]\+\d{1,3})\s*", cell):
         return abs(float(cell)) >= MAX_EXACT
     return isinstance(cell, float) and abs(cell) >= MAX_EXACT
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ldpfl.data.columns import canonical_word, column_words, person_names
+from ldpfl.data.columns import canonical_word, check_exact_names, column_words, person_names
 from ldpfl.data.dataset import Dataset
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.scaling import scaled_by_bounds
@@ -63,7 +63,10 @@ def check_node_table(config: DataConfig, targets: Targets, path: Path) -> None:
         ConfigError: as :func:`server_view_of_node_tables`.
         DataError: a row does not fit. The message names its line.
     """
-    dataset_from_table(path.stem, read_table(path, names_shown=False), _made_up_table(config, targets), config, targets)
+    table = read_table(path, names_shown=False)
+    if config.person:  # not checked in a round, where an error would reveal that such a cell exists
+        check_exact_names(table, config.person, "data.person")
+    dataset_from_table(path.stem, table, _made_up_table(config, targets), config, targets)
 
 
 def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:

@@ -63,8 +63,8 @@ def _normalise_name(value: object) -> str:
 
 
 def without_zero_decimals(name: str) -> str:
-    """Return ``name``, and 17 for 17.0: pandas writes a column of whole numbers with a gap in this way, and another file may have 17."""
-    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", name)
+    """Return ``name``, and 17 for 17.0, 17. and +17: programs write whole numbers in these ways, and another file may have 17."""
+    return re.sub(r"^\+?(-?\d+)(?:\.0*)?$", r"\1", name)
 
 
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:

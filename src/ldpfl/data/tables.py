@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -451,7 +452,7 @@ def _series_texts(series: Any, label: str, where: Callable[[int], str], *, stric
         if not missing and not supported and strict:
             kind = type(value).__name__
             raise DataError(f"{where(row)}: {label} holds values of the type {kind}, expected numbers or words: convert them")
-        yield "" if missing or not supported else cell_text(value)
+        yield "" if missing or not supported else _text_of_cell(value)
 
 
 def cell_text(value: Any) -> str:
@@ -483,7 +484,7 @@ def _join_tables(parts: Sequence[Table]) -> Table:
     for name in parts[0].columns:
         exact_cells = np.concatenate([part.exact_cells(name) for part in parts])
         if len({part.columns[name].dtype for part in parts}) > 1:  # numbers in some files, texts in others
-            columns[name] = np.array([_text_or_number_as_text(cell) for cell in exact_cells], dtype=object)
+            columns[name] = np.array(["" if cell != cell else _text_of_cell(cell) for cell in exact_cells], dtype=object)
             continue
         columns[name] = np.concatenate([part.columns[name] for part in parts])
         if any(name in part.long_numbers for part in parts):
@@ -492,8 +493,6 @@ def _join_tables(parts: Sequence[Table]) -> Table:
     return Table(columns, where, digest, names_shown=parts[0].names_shown, in_several_files=True, long_numbers=long_numbers)
 
 
-def _text_or_number_as_text(cell: str | float) -> str:
-    """Return a ``cell``, which is a text or a number, as text, with "" for NaN. A float that may be rounded keeps its decimal point."""
-    if cell != cell:  # only NaN differs from itself
-        return ""
-    return f"{cell_text(cell)}.0" if isinstance(cell, float) and abs(cell) >= MAX_EXACT else cell_text(cell)
+def _text_of_cell(value: Any) -> str:
+    """Return the value of a cell as text. A float of 2^53 or more, which may be rounded, keeps a decimal point, as a mark of that."""
+    return f"{cell_text(value)}.0" if isinstance(value, float) and MAX_EXACT <= abs(value) < inf else cell_text(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,7 +24,7 @@ from ldpfl.experiments.other_folders import SWEEP as SWEEP, describe_other_folde
 from ldpfl.experiments.personal_file import load_personal, save_personal
 from ldpfl.experiments.result_schema import problem_in_result
 from ldpfl.models.adapters import ADAPTER_FILES, save_adapter
-from ldpfl.privacy.events import OURS, GaussianRelease
+from ldpfl.privacy.events import OURS, GaussianRelease, RoundEvent
 from ldpfl.privacy.ledger import LEDGER_FILE, Ledger
 from ldpfl.server import Checkpoint, RoundMetrics
 from ldpfl.server.round_log import log_path
@@ -362,9 +362,8 @@ class RunFolder:
         reported_rounds = (self.result() or {}).get("rounds", 0)  # 0 before the end of the run
         ledger = Ledger.load(self.ledger_path)
         checkpointed = ledger if checkpoint is None else checkpoint.ledger
-        if self.kind().on_flower and len(ledger.events) == len(checkpointed.events):
-            # A round is charged before it begins, as if few reports came, and its ledger is written again after its checkpoint.
-            ledger = replace(ledger, events=(*ledger.events[:-1], *checkpointed.events[-1:]))
+        if self.kind().on_flower and _is_charged_before(ledger.events, checkpointed.events):
+            ledger = checkpointed  # the server was stopped between the checkpoint and the ledger of the last round
         shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
             raise DataError(
@@ -688,3 +687,12 @@ def _all_printable(figures: Any) -> Any:
         case list():
             return [_all_printable(value) for value in figures]
     return figures
+
+
+def _is_charged_before(charged: Sequence[RoundEvent], finished: Sequence[RoundEvent]) -> bool:
+    """Return whether ``charged`` are the ``finished`` rounds, with the last one as it was charged before it began: for fewer reports."""
+    if not charged or len(charged) != len(finished) or charged[:-1] != finished[:-1]:
+        return False
+    before, after = charged[-1], finished[-1]
+    fewer = before.cohort <= after.cohort and before.colluding <= after.colluding
+    return fewer and replace(before, cohort=after.cohort, colluding=after.colluding) == after
