@@ -694,5 +694,5 @@ def _is_charged_before(charged: Sequence[RoundEvent], finished: Sequence[RoundEv
     if not charged or len(charged) != len(finished) or charged[:-1] != finished[:-1]:
         return False
     before, after = charged[-1], finished[-1]
-    fewer = before.cohort <= after.cohort and before.colluding <= after.colluding
-    return fewer and replace(before, cohort=after.cohort, colluding=after.colluding) == after
+    fewer = before.cohort <= after.cohort and before.colluding <= after.colluding and before.sampling in ("visible", after.sampling)
+    return fewer and replace(before, cohort=after.cohort, colluding=after.colluding, sampling=after.sampling) == after
