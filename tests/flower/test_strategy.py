@@ -336,7 +336,7 @@ def test_a_run_that_is_killed_between_checkpoint_and_ledger_has_a_ledger(tmp_pat
     folder.ledger_path.write_bytes(snapshots[-1])
     assert folder.ledger() == whole
     last = whole.events[-1]
-    Ledger((*whole.events[:-1], replace(last, joined=1))).save(folder.ledger_path)
+    Ledger((*whole.events[:-1], replace(last, linked=2))).save(folder.ledger_path)
     with pytest.raises(DataError, match=r"does not belong to this run's checkpoint"):
         folder.ledger()
 
