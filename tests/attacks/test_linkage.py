@@ -388,5 +388,5 @@ def test_trials_seeds_and_channels_that_cannot_be_are_refused() -> None:
         LinkagePlan((1.0,), 0)
     with pytest.raises(ConfigError, match="seed"):
         LinkagePlan((1.0,), 1, -1)
-    with pytest.raises(ConfigError, match="a channel with windows"):
+    with pytest.raises(ConfigError, match="no time windows"):
         window_starts(SMALL, "relay", generator())

@@ -175,8 +175,10 @@ def check_exact_names(table: Table, name: str, setting: str) -> None:
     column = table.columns[name]
     if column.dtype == np.float64 and name not in table.long_numbers:
         rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
+    elif name in table.rounded:
+        rounded = np.flatnonzero(table.rounded[name])
     else:
-        rounded = np.flatnonzero([_may_be_rounded(cell) for cell in table.exact_cells(name)])
+        rounded = np.flatnonzero([isinstance(cell, str) and _is_text_of_long_float(cell) for cell in column])
     if rounded.size:
         raise DataError(
             f"{table.where(int(rounded[0]))}: the column {name!r}, which {setting} names, holds floats of 2^53 or more, which may be "
@@ -185,11 +187,9 @@ def check_exact_names(table: Table, name: str, setting: str) -> None:
         )
 
 
-def _may_be_rounded(cell: object) -> bool:
-    """Return whether ``cell`` is a float of 2^53 or more, or the text of one, such as 9007199254740992.0 or 1.1010519491231e+17."""
-    if isinstance(cell, str) and re.fullmatch(r"\s*[+-]?(\d{16,}\.0*|\d\.\d+[eE]\+\d{1,3})\s*", cell):
-        return abs(float(cell)) >= MAX_EXACT
-    return isinstance(cell, float) and abs(cell) >= MAX_EXACT
+def _is_text_of_long_float(text: str) -> bool:
+    """Return whether ``text`` is a float of 2^53 or more as programs write it, such as 9007199254740992.0 or 1.1010519491231e+17."""
+    return re.fullmatch(r"\s*[+-]?(\d{16,}\.0*|\d\.\d+[eE]\+\d{1,3})\s*", text) is not None and abs(float(text)) >= MAX_EXACT
 
 
 def person_names(table: Table, config: DataConfig) -> list[str]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +71,7 @@ class Table:
         in_several_files: whether the rows are from several files of a folder.
         long_numbers: exact cells of the columns of whole numbers that float64 cannot hold, with NaN for an empty cell. They are used
             where a number is a name, such as a patient's.
+        rounded: for columns that have any, which cells were floats of 2^53 or more, so that whole numbers may have been rounded.
     """
 
     columns: Mapping[str, Column]
@@ -85,6 +85,7 @@ class Table:
     )
     in_several_files: bool = False
     long_numbers: Mapping[str, Column] = field(default_factory=dict)
+    rounded: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -117,7 +118,8 @@ class Table:
     def take(self, rows: NDArray[np.int64]) -> Table:
         """Return the table of these ``rows``. Error messages still give their places in the whole table."""
         columns, long_numbers = ({name: column[rows] for name, column in cells.items()} for cells in (self.columns, self.long_numbers))
-        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])), long_numbers=long_numbers)
+        rounded = {name: cells[rows] for name, cells in self.rounded.items()}
+        return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])), long_numbers=long_numbers, rounded=rounded)
 
     def exact_cells(self, name: str) -> Column:
         """Return the cells of the column ``name``: texts, or numbers of which no whole number is rounded."""
@@ -411,7 +413,19 @@ def _table_of_frame(
     labels = [f"the column {name!r}" if names_shown else f"column number {place}" for place, name in enumerate(names, start=1)]
     columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
     long_numbers = {name: cells for place, name in enumerate(names) if (cells := _long_numbers(frame.iloc[:, place])) is not None}
-    return Table(columns, where, digest, names_shown=names_shown, long_numbers=long_numbers)
+    rounded = {name: cells for place, name in enumerate(names) if (cells := _rounded_floats(frame.iloc[:, place])).any()}
+    return Table(columns, where, digest, names_shown=names_shown, long_numbers=long_numbers, rounded=rounded)
+
+
+def _rounded_floats(series: Any) -> NDArray[np.bool_]:
+    """Return which cells of a pandas series are floats of 2^53 or more."""
+    from pandas.api import types
+
+    if types.is_float_dtype(series):
+        return np.asarray(np.abs(series.to_numpy(dtype=np.float64, na_value=np.nan)) >= MAX_EXACT)
+    if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
+        return np.zeros(len(series), dtype=np.bool_)
+    return np.array([isinstance(cell, float) and abs(cell) >= MAX_EXACT for cell in series.to_numpy(dtype=object)], dtype=np.bool_)
 
 
 def _long_numbers(series: Any) -> Column | None:
@@ -452,7 +466,7 @@ def _series_texts(series: Any, label: str, where: Callable[[int], str], *, stric
         if not missing and not supported and strict:
             kind = type(value).__name__
             raise DataError(f"{where(row)}: {label} holds values of the type {kind}, expected numbers or words: convert them")
-        yield "" if missing or not supported else _text_of_cell(value)
+        yield "" if missing or not supported else cell_text(value)
 
 
 def cell_text(value: Any) -> str:
@@ -484,15 +498,15 @@ def _join_tables(parts: Sequence[Table]) -> Table:
     for name in parts[0].columns:
         exact_cells = np.concatenate([part.exact_cells(name) for part in parts])
         if len({part.columns[name].dtype for part in parts}) > 1:  # numbers in some files, texts in others
-            columns[name] = np.array(["" if cell != cell else _text_of_cell(cell) for cell in exact_cells], dtype=object)
+            columns[name] = np.array(["" if cell != cell else cell_text(cell) for cell in exact_cells], dtype=object)  # "" for NaN
             continue
         columns[name] = np.concatenate([part.columns[name] for part in parts])
         if any(name in part.long_numbers for part in parts):
             long_numbers[name] = exact_cells
+    rounded = {
+        name: np.concatenate([part.rounded.get(name, np.zeros(len(part), dtype=np.bool_)) for part in parts])
+        for name in {name for part in parts for name in part.rounded}
+    }
     digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
-    return Table(columns, where, digest, names_shown=parts[0].names_shown, in_several_files=True, long_numbers=long_numbers)
-
-
-def _text_of_cell(value: Any) -> str:
-    """Return the value of a cell as text. A float of 2^53 or more, which may be rounded, keeps a decimal point, as a mark of that."""
-    return f"{cell_text(value)}.0" if isinstance(value, float) and MAX_EXACT <= abs(value) < inf else cell_text(value)
+    names_shown = parts[0].names_shown
+    return Table(columns, where, digest, names_shown=names_shown, in_several_files=True, long_numbers=long_numbers, rounded=rounded)
