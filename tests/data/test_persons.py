@@ -233,6 +233,14 @@ def test_names_that_one_of_several_files_has_rounded_are_refused(number: int, tm
                 person_names(read_table(folder), DataConfig(person="who", target="y"))
 
 
+def test_names_that_float32_has_rounded_are_refused() -> None:
+    """2^24 + 1 would be 2^24, and another person than in a file of whole numbers."""
+    frame = pd.DataFrame({"who": np.array([17, 2**24 + 1], dtype=np.float32), "x": [1.0, 2.0], "y": [0, 1]})
+    with pytest.raises(DataError, match=r"row 2: .* holds floats of 2\^53 or more, which may be rounded \(float32: from 2\^24 on\)"):
+        person_names(table_from_frame(frame), DataConfig(person="who", target="y"))
+    assert person_names(table_from_frame(frame[:1]), DataConfig(person="who", target="y")) == ["17"]
+
+
 def test_a_number_beyond_float32_is_read_without_a_word() -> None:
     """A warning in a log would tell of one row; tests turn warnings into errors."""
     frame = visits()

@@ -173,17 +173,17 @@ def check_exact_names(table: Table, name: str, setting: str) -> None:
     That may be so for whole numbers above 2^53 in a column of floats, or where a file has such floats, as numbers or written as text.
     """
     column = table.columns[name]
-    if column.dtype == np.float64 and name not in table.long_numbers:
-        rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
-    elif name in table.rounded:
+    if name in table.rounded:
         rounded = np.flatnonzero(table.rounded[name])
+    elif column.dtype == np.float64 and name not in table.long_numbers:
+        rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
     else:
         rounded = np.flatnonzero([isinstance(cell, str) and _is_text_of_long_float(cell) for cell in column])
     if rounded.size:
         raise DataError(
             f"{table.where(int(rounded[0]))}: the column {name!r}, which {setting} names, holds floats of 2^53 or more, which may be "
-            "rounded, so different names may have become equal: give the column as texts or whole numbers (in pandas, read it with "
-            f"dtype={{{name!r}: str}})"
+            "rounded (float32: from 2^24 on), so different names may have become equal: give the column as texts or whole numbers (in "
+            f"pandas, read it with dtype={{{name!r}: str}})"
         )
 
 

@@ -71,7 +71,7 @@ class Table:
         in_several_files: whether the rows are from several files of a folder.
         long_numbers: exact cells of the columns of whole numbers that float64 cannot hold, with NaN for an empty cell. They are used
             where a number is a name, such as a patient's.
-        rounded: for columns that have any, which cells were floats of 2^53 or more, so that whole numbers may have been rounded.
+        rounded: for columns that have any, which cells were floats that are too long to hold every whole number exactly.
     """
 
     columns: Mapping[str, Column]
@@ -418,11 +418,12 @@ def _table_of_frame(
 
 
 def _rounded_floats(series: Any) -> NDArray[np.bool_]:
-    """Return which cells of a pandas series are floats of 2^53 or more."""
+    """Return which cells of a pandas series are floats of 2^53 or more, or of 2^24 or more if they are float32."""
     from pandas.api import types
 
     if types.is_float_dtype(series):
-        return np.asarray(np.abs(series.to_numpy(dtype=np.float64, na_value=np.nan)) >= MAX_EXACT)
+        max_exact = MAX_EXACT if series.dtype.itemsize >= 8 else MAX_EXACT_FLOAT32
+        return np.asarray(np.abs(series.to_numpy(dtype=np.float64, na_value=np.nan)) >= max_exact)
     if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
         return np.zeros(len(series), dtype=np.bool_)
     return np.array([isinstance(cell, float) and abs(cell) >= MAX_EXACT for cell in series.to_numpy(dtype=object)], dtype=np.bool_)
@@ -439,6 +440,8 @@ def _long_numbers(series: Any) -> Column | None:
 
 MAX_EXACT = 2**53
 """Number up to which float64 holds every whole number exactly."""
+
+MAX_EXACT_FLOAT32 = 2**24
 
 
 def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:
