@@ -54,7 +54,7 @@ def normalise_names(given: Iterable[object]) -> list[str]:
 def _normalise_name(value: object) -> str:
     """Return the name in one cell, by the rules of :func:`normalise_names`. A float such as 7.0 is a number that pandas has converted."""
     if isinstance(value, str):
-        return "" if means_no_value(value, MISSING_WORDS) else normalize("NFC", without_zero_decimals(value.strip()))
+        return "" if means_no_value(value, MISSING_WORDS) else normalize("NFC", normalise_whole_number(value.strip()))
     if isinstance(value, bool):
         return ""
     if isinstance(value, Integral):
@@ -62,8 +62,8 @@ def _normalise_name(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else ""
 
 
-def without_zero_decimals(name: str) -> str:
-    """Return ``name``, and 17 for 17.0, 17. and +17: programs write whole numbers in these ways, and another file may have 17."""
+def normalise_whole_number(name: str) -> str:
+    """Return 17 for the ``name`` 17.0, 17. or +17, since one file may have 17 and another file these. Other names stay as they are."""
     return re.sub(r"^\+?(-?\d+)(?:\.0*)?$", r"\1", name)
 
 

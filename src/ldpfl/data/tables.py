@@ -122,7 +122,7 @@ class Table:
         return replace(self, columns=columns, where=lambda row: self.where(int(rows[row])), long_numbers=long_numbers, rounded=rounded)
 
     def exact_cells(self, name: str) -> Column:
-        """Return the cells of the column ``name``: texts, or numbers of which no whole number is rounded."""
+        """Return the cells of the column ``name``, with all digits of whole numbers that a float64 would round."""
         return self.long_numbers.get(name, self.columns[name])
 
     def numbers(self, name: str, *, kind: Kind = "numbers", strict: bool = True) -> NDArray[np.float64]:
@@ -442,6 +442,7 @@ MAX_EXACT = 2**53
 """Number up to which float64 holds every whole number exactly."""
 
 MAX_EXACT_FLOAT32 = 2**24
+"""Number up to which float32 holds every whole number exactly."""
 
 
 def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:

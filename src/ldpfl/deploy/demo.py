@@ -209,7 +209,7 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
     """
 
     def has_ended() -> bool:
-        """Return whether the run has ended, after telling the observer what is new. Raise if the run cannot go on."""
+        """Tell the observer what is new. Return whether the run has ended, or raise if it cannot go on."""
         watch.tell_news()
         _check_no_refusal(watch.site)
         check_server_app_starts(watch.site)

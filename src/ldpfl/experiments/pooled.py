@@ -71,7 +71,7 @@ def _fit(name: str, rows: Tensor, targets: Tensor, outputs: int) -> Tensor:
     size = features - 1 + offsets if task.targets in tasks.PARALLEL else features * offsets
 
     def weights_of(parameters: Tensor) -> Tensor:
-        """Return the weights (F, outputs) for all free numbers (``size``,), of which the offsets are last."""
+        """Return the weights (F, outputs) that follow from the free numbers (``size``,). The offsets are the last free numbers."""
         if task.targets in tasks.PARALLEL:
             return torch.cat([parameters[:-offsets, None].expand(-1, outputs), parameters[None, -offsets:]])
         return F.pad(parameters.view(features, offsets), (outputs - offsets, 0))

@@ -140,7 +140,7 @@ def _check_evaluation_fits(config: RunConfig) -> None:
 
 
 def _evaluates_by_sums(config: RunConfig) -> bool:
-    """Return whether clients evaluate by noisy vectors, of which the server sees only the sum. Otherwise they send bits."""
+    """Return whether clients evaluate by noisy vectors, and the server sees only their sum. Otherwise clients send bits."""
     return isinstance(config.mechanism, DpFedAvgSettings) and config.shuffling.channel == "secure-sum"
 
 

@@ -362,7 +362,8 @@ class RunFolder:
         reported_rounds = (self.result() or {}).get("rounds", 0)  # 0 before the end of the run
         ledger = Ledger.load(self.ledger_path)
         checkpointed = ledger if checkpoint is None else checkpoint.ledger
-        if self.kind().on_flower and _is_charged_before(ledger.events, checkpointed.events):
+        on_flower = self.kind().on_flower
+        if on_flower and _is_charged_before(ledger.events, checkpointed.events):
             ledger = checkpointed  # the server was stopped between the checkpoint and the ledger of the last round
         shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
@@ -379,7 +380,7 @@ class RunFolder:
                 f"{self.ledger_path} has {len(longer.events):,} rounds, but {self.participation_path.name} says that nodes were told to "
                 f"train in {begun:,} rounds: ledger and checkpoint were put back to an earlier round; put back the latest ones"
             )
-        if len(longer.events) > 1 and self.kind().on_flower:  # the participation of a run's first round is saved after its ledger
+        if len(longer.events) > 1 and on_flower:  # the participation of a run's first round is saved after its ledger
             check_present(self.participation_path)
         self._check_states_users_code(longer)
         return longer

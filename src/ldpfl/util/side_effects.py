@@ -1,4 +1,4 @@
-"""Check that a model changes nothing while it runs. A change could carry samples into what is sent or kept without randomisation.
+"""Check that a model changes nothing while it runs. Otherwise samples could reach what is sent or kept, without noise.
 
 Inside ``vmap`` PyTorch counts every write to a tensor (``Tensor._version``), and forbids ``.data`` and NumPy, which write past the counter.
 Outside of ``vmap`` such writes are possible, so values are compared there, bit by bit.
