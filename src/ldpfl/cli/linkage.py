@@ -78,4 +78,4 @@ def _numbers(option: str, text: str, parse: Callable[[str], _Number]) -> list[_N
     try:
         return [parse(word) for word in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--{option} is {text!r}, expected numbers with commas between them, such as 1,100") from None
+        raise ConfigError(f"--{option} is {text!r}, expected numbers with commas between them, such as 1,10,50") from None

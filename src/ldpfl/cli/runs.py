@@ -132,10 +132,13 @@ def _write_report(folder: Path, errors: Console) -> None:
 
 
 def _print_as_json(result: dict[str, Any]) -> None:
-    """Print ``result.json``, without a secret seed that determines the noise, and without the fingerprint of a user's own data."""
-    hidden = {"seed"} if result.get("seed_is_secret") else set()
-    hidden |= {"data_fingerprint"} if result.get("own_data") or result.get("seed_is_secret") else set()
-    print_json({**result, **dict.fromkeys(hidden)})
+    """Print ``result.json``, with null for a secret seed, which determines the noise, and for the fingerprint of a user's own data."""
+    shown = dict(result)
+    if shown.get("seed_is_secret"):
+        shown["seed"] = None
+    if shown.get("own_data"):  # the seed is secret for such data alone
+        shown["data_fingerprint"] = None
+    print_json(shown)
 
 
 def _with_next_step(error: WriteError, next_command: str) -> WriteError:
