@@ -278,7 +278,7 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
     If a source returned too few values, PyTorch would broadcast them, and many weights would share their noise.
 
     Raises:
-        PrivacyError: the source ran out, or returned another shape or dtype.
+        PrivacyError: the source has no stream for a row, or returned another shape or dtype.
     """
     try:
         words = source.int32(row, count)
@@ -323,7 +323,7 @@ def _checked_words(call: Callable[[], NDArray[np.int32]], shape: tuple[int, ...]
     """Call ``call``, for client rows up to ``last``, and return its words, which must be int32 of ``shape``.
 
     Raises:
-        PrivacyError: the source ran out, or returned another shape or dtype.
+        PrivacyError: the source has no stream for a row, or returned another shape or dtype.
     """
     try:
         words = call()
@@ -343,9 +343,10 @@ def uniform(source: RandomSource, rows: range, count: int) -> NDArray[np.float64
 
     None of them is 0 or 1.
     """
-    words = draw_block(source, rows, 2 * count).view(np.uint32) >> 6  # 26 bits each
+    half_bits = UNIFORM_BITS // 2  # two words make a number, and each gives the upper 26 of its 32 bits
+    words = draw_block(source, rows, 2 * count).view(np.uint32) >> (32 - half_bits)
     high, low = words[:, 0::2].astype(np.float64), words[:, 1::2]
-    return np.asarray((high * 2.0**26 + low + 0.5) * 2.0**-UNIFORM_BITS)
+    return np.asarray((high * 2.0**half_bits + low + 0.5) * 2.0**-UNIFORM_BITS)
 
 
 COORDINATE_BLOCK = 1 << 15

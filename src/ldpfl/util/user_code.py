@@ -100,7 +100,7 @@ def call_user_code(what: str, path: str, *arguments: Any, offered: Mapping[str, 
             factory = getattr(module, attribute)
             keywords = options if offered is None else _with_required(factory, offered, options)
             return factory(*arguments, **keywords)
-    except _CannotCall as error:
+    except _CannotCall as error:  # its text says all: the traceback has no line of the user's code
         raise ConfigError(f"{what} {path!r} cannot be built: {error}") from None
     except Exception as error:  # the user's code may raise anything
         # The text of an error of code that reads data may repeat values of the data.
