@@ -280,6 +280,13 @@ def test_names_that_were_rounded_are_refused(setting: str) -> None:
     made(frame, columns=["age", "code"], numbers=["code"])
 
 
+def test_a_client_has_one_name_however_it_is_written() -> None:
+    """Two names of one client would count as two clients. Leading zeros stay, since clients' names are shown."""
+    names = ["Zu\u0308rich", "Zürich", "1.7E1", "17", "17.0", "007"]
+    data = made(rows(24).assign(site=names * 4), columns=["age"], client="site")
+    assert data.client_names == ("007", "17", "Zürich")
+
+
 def test_two_frames_that_differ_in_a_long_number_are_different_data() -> None:
     first, other = (table_from_frame(rows().assign(code=numbers)) for numbers in (LONG, [LONG[0] - 1, *LONG[1:]]))
     assert first.digest != other.digest

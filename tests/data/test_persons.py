@@ -88,6 +88,16 @@ def test_anybody_can_say_which_rows_are_test_rows() -> None:
     assert data.train.tensor[:, 0].tolist() == pytest.approx(frame["lab"][~held].tolist())
 
 
+@pytest.mark.parametrize("spoilt", ["{} ", "+{}", "{}.0", "0{}", None])
+def test_test_rows_are_found_however_names_are_written(spoilt: str | None) -> None:
+    frame = visits(60)
+    numbers = [int(name[1:]) for name in frame.patient]
+    frame["patient"] = [float(number) if spoilt is None else spoilt.format(number) for number in numbers]
+    data, held = data_of(frame), held_out_by_person(frame["patient"])
+    assert data.test.tensor[:, 0].tolist() == pytest.approx(frame["lab"][held].tolist())
+    assert held.tolist() == held_out_by_person(numbers).tolist()
+
+
 def parts_of(frame: pd.DataFrame) -> dict[str, set[str]]:
     """Return who is in which part."""
     data = data_of(frame)
@@ -206,8 +216,12 @@ def test_one_name_in_two_unicode_forms_is_one_person_and_so_is_one_number() -> N
     ("first", "second", "named"),
     [
         ("17,1,0\n18,2,1\n", "17.0,3,0\n", {"17", "18"}),  # as pandas writes whole numbers if one of them is missing
-        ("0017,1,0\n", "17.0,3,0\n", {"0017", "17"}),
+        ("0017,1,0\n", "17.0,3,0\n", {"17"}),
         ("+17,1,0\n17.,2,1\n", "17,3,0\n", {"17"}),
+        ("1.2345600E7,1,0\n1e+05,2,1\n", "12345600,3,0\n100000,1,1\n", {"12345600", "100000"}),  # as Java and R write floats
+        ("-0,1,0\n\u0661\u0667,2,1\n", "0,3,0\n17,1,1\n", {"0", "17"}),
+        ("12E5,1,0\n1.5,2,1\n1e+99999,1,1\n", "1200000,3,0\n", {"12E5", "1.5", "1e+99999", "1200000"}),
+        ("Zoe\u0308,1,0\n", "Zoë,3,0\n", {"Zoë"}),
     ],
 )
 def test_a_person_has_one_name_in_all_files(first: str, second: str, named: set[str], tmp_path: Path) -> None:
@@ -233,10 +247,25 @@ def test_names_that_one_of_several_files_has_rounded_are_refused(number: int, tm
                 person_names(read_table(folder), DataConfig(person="who", target="y"))
 
 
+@pytest.mark.parametrize("text", ["1.1010519491231E17", "1e+16", "9007199254740992.", "1.23457E+11", "-1.2e+12", "12.3457E10"])
+def test_texts_of_floats_that_a_program_has_rounded_are_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(f"who,x,y\nann,1,0\n{text},1,0\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"line 3: .* holds floats of 2\^53 or more, which may be rounded"):
+        person_names(read_table(file), DataConfig(person="who", target="y"))
+
+
+@pytest.mark.parametrize("text", ["1.234567E+11", "100000000000", "1e+05", "9007199254740993", "12E15"])
+def test_texts_of_exact_numbers_are_names(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(f"who,x,y\nann,1,0\n{text},1,0\n", encoding="utf-8")
+    assert len(person_names(read_table(file), DataConfig(person="who", target="y"))) == 2
+
+
 def test_names_that_float32_has_rounded_are_refused() -> None:
     """2^24 + 1 would be 2^24, and another person than in a file of whole numbers."""
     frame = pd.DataFrame({"who": np.array([17, 2**24 + 1], dtype=np.float32), "x": [1.0, 2.0], "y": [0, 1]})
-    with pytest.raises(DataError, match=r"row 2: .* holds floats of 2\^53 or more, which may be rounded \(float32: from 2\^24 on\)"):
+    with pytest.raises(DataError, match=r"row 2: .* holds floats of 2\^53 or more, which may be rounded \(float32: from 2\^24 on"):
         person_names(table_from_frame(frame), DataConfig(person="who", target="y"))
     assert person_names(table_from_frame(frame[:1]), DataConfig(person="who", target="y")) == ["17"]
 

@@ -178,18 +178,31 @@ def check_exact_names(table: Table, name: str, setting: str) -> None:
     elif column.dtype == np.float64 and name not in table.long_numbers:
         rounded = np.flatnonzero(np.abs(column) >= MAX_EXACT)  # 2^53 + 1 is rounded to 2^53
     else:
-        rounded = np.flatnonzero([isinstance(cell, str) and _is_text_of_long_float(cell) for cell in column])
+        rounded = np.flatnonzero([isinstance(cell, str) and _is_text_of_rounded_float(cell) for cell in column])
     if rounded.size:
         raise DataError(
             f"{table.where(int(rounded[0]))}: the column {name!r}, which {setting} names, holds floats of 2^53 or more, which may be "
-            "rounded (float32: from 2^24 on), so different names may have become equal: give the column as texts or whole numbers (in "
-            f"pandas, read it with dtype={{{name!r}: str}})"
+            "rounded (float32: from 2^24 on; also texts such as 1.23457E+11), so different names may have become equal: give the column "
+            f"as texts or whole numbers (in pandas, read it with dtype={{{name!r}: str}})"
         )
 
 
-def _is_text_of_long_float(text: str) -> bool:
-    """Return whether ``text`` is a float of 2^53 or more as programs write it, such as 9007199254740992.0 or 1.1010519491231e+17."""
-    return re.fullmatch(r"\s*[+-]?(\d{16,}\.0*|\d\.\d+[eE]\+\d{1,3})\s*", text) is not None and abs(float(text)) >= MAX_EXACT
+def _is_text_of_rounded_float(text: str) -> bool:
+    """Return whether ``text`` is a float that a program may have rounded.
+
+    That is a float of 2^53 or more, such as 9007199254740992.0 or 1.1010519491231E17, or one with six digits or fewer of twelve or more,
+    such as 1.23457E+11, as Excel writes long numbers.
+    """
+    parts = re.fullmatch(r"\s*[+-]?(\d+\.\d*|\d+(?=[eE][+-]))([eE][+-]?\d{1,3})?\s*", text)
+    if parts is None:
+        return False
+    few_digits = parts[2] is not None and len(parts[1].replace(".", "").strip("0")) <= _EXCEL_DIGITS
+    return abs(float(text)) >= (_EXCEL_ROUNDS_FROM if few_digits else MAX_EXACT)
+
+
+_EXCEL_DIGITS = 6
+_EXCEL_ROUNDS_FROM = 1e11
+"""Excel writes numbers from 1e11 on with six digits and an exponent."""
 
 
 def person_names(table: Table, config: DataConfig) -> list[str]:

@@ -25,7 +25,7 @@ from ldpfl.data.columns import (
 from ldpfl.data.dataset import Dataset, Owners, number_clients
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
-from ldpfl.data.persons import Names, normalise_whole_number
+from ldpfl.data.persons import Names, normalise_text
 from ldpfl.data.samples import MASK, TOKENS, Inputs, Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -204,5 +204,9 @@ def _clients(tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bo
 
 
 def _client_names(table: Table, config: DataConfig) -> list[str]:
-    """Return the client of each row of ``table``. A client may have a name that usually means "no value", such as None."""
-    return [normalise_whole_number(word) for word in column_words(replace(table, missing=()), config.client)]
+    """Return the client of each row of ``table``. A client may have a name that usually means "no value", such as None.
+
+    Names are normalised as those of persons, but for leading zeros: clients' names are shown, and site 007 is to stay 007.
+    """
+    words = column_words(replace(table, missing=()), config.client)
+    return [word if word.isdecimal() else normalise_text(word) for word in words]

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
-from unicodedata import normalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ldpfl.data.dataset import Dataset
-from ldpfl.data.persons import Names, uniform_by_name
+from ldpfl.data.persons import Names, normalise_names, uniform_by_name
 from ldpfl.data.samples import Division, Samples
 from ldpfl.data.tables import cell_text
 from ldpfl.errors import ConfigError
@@ -82,7 +81,7 @@ def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:
 
     ``persons`` (N,) names the person of each row. That name alone decides.
     """
-    return uniform_by_name((normalize("NFC", cell_text(name)) for name in persons), "test") < 1 / TEST_SHARE
+    return uniform_by_name(normalise_names(cell_text(person) for person in persons), "test") < 1 / TEST_SHARE
 
 
 def held_out_by_file_name(identities: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Integral
 from unicodedata import normalize
 
@@ -46,7 +47,7 @@ def number_names(names: Iterable[str | tuple[int, str]]) -> Numbers:
 def normalise_names(given: Iterable[object]) -> list[str]:
     """Normalise the names of persons as in a table. The result is "" for a value that names nobody.
 
-    Whole numbers become text. Texts are stripped and normalised to one Unicode form (NFC). Any other value names nobody.
+    Whole numbers become text, and texts are normalised by :func:`normalise_text`. Any other value names nobody.
     """
     return [_normalise_name(value) for value in given]
 
@@ -54,7 +55,7 @@ def normalise_names(given: Iterable[object]) -> list[str]:
 def _normalise_name(value: object) -> str:
     """Return the name in one cell, by the rules of :func:`normalise_names`. A float such as 7.0 is a number that pandas has converted."""
     if isinstance(value, str):
-        return "" if means_no_value(value, MISSING_WORDS) else normalize("NFC", normalise_whole_number(value.strip()))
+        return "" if means_no_value(value, MISSING_WORDS) else normalise_text(value)
     if isinstance(value, bool):
         return ""
     if isinstance(value, Integral):
@@ -62,9 +63,25 @@ def _normalise_name(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else ""
 
 
-def normalise_whole_number(name: str) -> str:
-    """Return 17 for the ``name`` 17.0, 17. or +17, since one file may have 17 and another file these. Other names stay as they are."""
-    return re.sub(r"^\+?(-?\d+)(?:\.0*)?$", r"\1", name)
+_NUMBER = re.compile(r"[+-]?(?:\d+|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]\d+)")
+"""Matches a number as programs write it. A code such as 12E5, without a point or a sign, is none."""
+
+_MAX_NUMBER_LENGTH = 60
+"""Maximum number of characters, and of digits before the point, of a name that is read as a number."""
+
+
+def normalise_text(text: str) -> str:
+    """Return the form in which names are compared: stripped, in one Unicode form (NFC), and whole numbers with digits alone.
+
+    One file may write 17 as 17.0, +17, 017 or 1.7E1. Two persons whose names become equal are protected as one, and so each of them. One
+    person with two names would count as two, and its epsilon would be larger than stated.
+    """
+    name = normalize("NFC", text.strip())
+    if len(name) > _MAX_NUMBER_LENGTH or not _NUMBER.fullmatch(name):
+        return name
+    number = Decimal(name)
+    is_whole = number.adjusted() < _MAX_NUMBER_LENGTH and number == number.to_integral_value()
+    return str(int(number)) if is_whole else name
 
 
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:
