@@ -27,6 +27,7 @@ from relay_support import (
     members,
     on_disk,
     opened,
+    postgres_programs,
     process,
     pull,
     put,
@@ -39,13 +40,13 @@ from relay_support import (
     sum_terms,
     upload_id,
 )
-from sqlalchemy import event, text
+from sqlalchemy import event, insert, select, text
 
 from ldpfl.relay.database import open_engine
 from ldpfl.relay.errors import Conflict, Forbidden, Refusal, RoundOver, StoreFull, StoreUnavailable, TooEarly, Unknown, WrongLength
 from ldpfl.relay.queries import try_lock
 from ldpfl.relay.rounds_listed import cancel_round, list_rounds
-from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, parts, uploads
+from ldpfl.relay.schema import SCHEMA, blocks, is_sqlite, parts, rounds, uploads
 from ldpfl.relay.store import Store
 from ldpfl.transport.sums import ENVELOPE_BYTES, SumBinding, new_seed, open_seeds, seal_seed, shard, signer_of, unshard
 
@@ -293,6 +294,33 @@ def test_races_of_several_workers(store: Store, another: Callable[[], Store], cl
     assert errors.count(None) == {"same share": 8, "other share": 1, "same envelope": 1, "too many": 3}[race]
     clock.now += 100
     assert len(members(pull(store), shares, size)) == (3 if race == "too many" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_race_leaves_no_client_s_name_in_the_log_of_the_database_server(clock: Clock) -> None:
+    """PostgreSQL logs the values of a row that violates a constraint."""
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    server = Postgres(programs, logging_collector="on", log_directory="log")
+    try:
+        store = Store(open_engine(server.new_store()), clock=clock)
+        sum_opened(store, min_clients=1)
+        with ThreadPoolExecutor(1) as pool:
+            with store.engine.begin() as connection:
+                connection.execute(insert(uploads).values(round_id=select(rounds.c.id).scalar_subquery(), client="alice", upload_id="0"))
+                late = pool.submit(give, store, signer("alice"), share_for("alice"))
+                while not connection.scalar(text("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")):
+                    assert not late.done()
+            with pytest.raises(Conflict, match="another upload"):
+                late.result()
+        store.close()
+        log = "".join(file.read_text() for file in (server.folder / "data" / "log").iterdir())
+    finally:
+        server.stop()
+    assert "ready to accept connections" in log
+    assert "alice" not in log
 
 
 def beside(store: Store, places: int, action: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, Row, and_, delete, insert, select, union, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from ldpfl.errors import ProtocolError
@@ -46,8 +47,8 @@ _VACUUMED_BYTES = 64 * 2**20
 _PARTIAL_SUMS = 8
 """Number of partial sums of a round, and so of processes that add at once. A further process waits for one of them."""
 
-_RACE_CODES = ("23505", "40P01")
-"""PostgreSQL's error codes for a duplicate client or envelope (unique violation), and for a deadlock of two transactions."""
+_DEADLOCK = "40P01"
+"""PostgreSQL's error code for a deadlock of two transactions."""
 
 
 class _Raced(Exception):
@@ -253,16 +254,23 @@ def _uploads_present(connection: Connection, row: Row[Any], requests: list[tuple
 
 
 def _store_envelopes(connection: Connection, row: Row[Any], shares: list[Share]) -> None:
-    """Store the shares' envelopes as complete uploads; raise :class:`_Raced` if another process has just stored one of them."""
+    """Store the shares' envelopes as complete uploads; raise :class:`_Raced` if another process has just stored one of them.
+
+    A row that violates a constraint is left out, and not an error, because PostgreSQL would log the client's name with the error.
+    """
     shares = sorted(shares, key=lambda share: share.client)  # one order for all transactions, which avoids deadlocks
     rows = [{"round_id": row.id, "client": share.client, "upload_id": share.upload_id, "received": ENVELOPE_BYTES} for share in shares]
+    insert_row = (sqlite.insert if is_sqlite(connection) else postgresql.insert)(uploads)
+    statement = insert_row.on_conflict_do_nothing().returning(uploads.c.id, uploads.c.client)
     try:
-        ids = connection.scalars(insert(uploads).returning(uploads.c.id, sort_by_parameter_order=True), rows).all()
+        id_of = {row.client: row.id for row in connection.execute(statement, rows)}
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) in _RACE_CODES:
+        if getattr(error.orig, "sqlstate", None) == _DEADLOCK:
             raise _Raced from None
         raise
-    envelopes = [{"upload": upload, "start": 0, "data": share.envelope} for upload, share in zip(ids, shares, strict=True)]
+    if len(id_of) != len(shares):
+        raise _Raced
+    envelopes = [{"upload": id_of[share.client], "start": 0, "data": share.envelope} for share in shares]
     connection.execute(insert(blocks), envelopes)
 
 
