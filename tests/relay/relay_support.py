@@ -294,7 +294,6 @@ class Postgres:
             "ssl": "on",
             "ssl_cert_file": files.certificate,
             "ssl_key_file": files.key,
-            "fsync": "off",
             "max_connections": 60,
             **more,
         }

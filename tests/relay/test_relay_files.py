@@ -187,6 +187,30 @@ def test_a_store_with_a_write_ahead_log_is_converted_before_it_is_served(
     second.close()
 
 
+def test_a_write_ahead_log_that_another_program_sets_meanwhile_keeps_nothing(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would keep what was deleted, for as long as somebody has the file open."""
+    monkeypatch.setattr("ldpfl.relay.database._SQLITE_WAIT_S", 0.2)
+    store = Store(open_engine(str(tmp_path / "relay.db")), clock=clock)
+    opened(store, min_clients=1)
+    with closing(sqlite3.connect(tmp_path / "relay.db", isolation_level=None)) as other:
+        assert other.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM relay_rounds").fetchone()
+        with pytest.raises(StoreUnavailable):
+            put(store, "alice")
+        assert "store_unfit" in caplog.text
+    assert b"alice" not in on_disk(tmp_path / "relay.db")
+    put(store, "alice")
+    clock.now += 100
+    assert records(pull(store)) == records(blob("alice"))
+    store.acknowledge("aggregator", RUN, 1)
+    assert b"alice" not in on_disk(tmp_path / "relay.db")
+    assert not (tmp_path / "relay.db-wal").exists()
+    store.close()
+
+
 @pytest.mark.parametrize("end", ["", "-journal", "-wal", "-shm"])
 @pytest.mark.parametrize("mode", [0o666, 0o640, 0o604, 0o620])
 def test_a_store_that_others_may_use_is_refused(tmp_path: Path, end: str, mode: int) -> None:

@@ -247,6 +247,8 @@ def test_a_server_whose_log_would_hold_what_is_sent_is_refused(setting: str, rem
     ("setting", "value", "expected"),
     [
         ("track_commit_timestamp", "on", "= on, so it stores when each row came: set track_commit_timestamp = off"),
+        ("fsync", "off", "= off, so after a crash of its machine a round that was released may be open again: set fsync = on"),
+        ("full_page_writes", "off", "= off, so a crash of its machine may damage the store: set full_page_writes = on"),
         ("max_prepared_transactions", "2", r"FROM pg_prepared_xacts.*ROLLBACK PREPARED 'GID'.*, then set max_prepared_transactions = 0"),
     ],
 )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 import ldpfl
 from ldpfl.api.arguments import checked
 from ldpfl.api.certifying import certify
 from ldpfl.api.results import RunResult
-from ldpfl.errors import ConfigError, printable
+from ldpfl.errors import ConfigError, DataError, printable
 from ldpfl.experiments.model_file import ModelFile, check_no_personal_layers
 from ldpfl.experiments.other_folders import GUARANTEE
 from ldpfl.experiments.run_folder import RunFolder
@@ -131,6 +132,24 @@ def _exchange_files(
         yield f"model{suffix}", file_bytes(module, example, suffix)
 
 
+def _check_model_is_of_checkpoint(run_folder: RunFolder, tensors: Mapping[str, Tensor]) -> None:
+    """Raise unless ``tensors`` are the model of the run's checkpoint, to which its ledger belongs.
+
+    Raises:
+        DataError: a weight of the checkpoint's model is not in the model's file.
+    """
+    checkpoint = run_folder.checkpoint_needed()
+    if checkpoint is None:
+        return
+    stored = [tensor.view(torch.int32).flatten() for tensor in tensors.values() if tensor.dtype == torch.float32]
+    weights = checkpoint.state.model.contiguous().view(torch.int32)  # as bits, since a NaN differs from itself
+    if not stored or not torch.isin(weights, torch.cat(stored)).all():
+        raise DataError(
+            f"{run_folder.model_path} has other weights than the run's checkpoint, so the ledger may not be that of this model: one of the "
+            "two was changed, or is of another run or an earlier round; put back the latest ones"
+        )
+
+
 def write_model(run_folder: RunFolder, out: Path) -> None:
     """Write the model of a finished run, and the files that are needed to use it, to the folder ``out``.
 
@@ -142,6 +161,7 @@ def write_model(run_folder: RunFolder, out: Path) -> None:
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
         described.copy_weights(run_folder.model_path, temporary)
+        _check_model_is_of_checkpoint(run_folder, load_file(temporary))
     if described.base and run_folder.adapter_path.exists():
         copy_adapter(run_folder.adapter_path, out)
     if (encoder := run_folder.measured_encoder()) is not None:

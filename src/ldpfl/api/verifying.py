@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ldpfl.api.arguments import checked
 from ldpfl.errors import DataError
+from ldpfl.privacy.ledger import LEDGER_FILE
 
 if TYPE_CHECKING:
     from ldpfl_verify import Certificate, SecondOpinion
@@ -22,11 +23,27 @@ def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None =
         signed_by: the public key, in hexadecimal digits, that must have signed the certificate.
 
     Raises:
-        DataError: the certificate was changed, is signed by another key, is about another ledger, or charges less than the ledger.
+        DataError: the certificate was changed, is signed by another key, is about another ledger, or charges less than the ledger; or the
+            run's folder holds another ledger than its checkpoint.
     """
     import ldpfl_verify  # slow to import
 
+    if ledger is not None:
+        check_ledger_of_run(Path(ledger))
     try:
         return ldpfl_verify.verify(certificate, ledger=ledger, signed_by=signed_by)
     except ldpfl_verify.CertificateError as error:
         raise DataError(str(error)) from None
+
+
+def check_ledger_of_run(ledger: Path) -> None:
+    """Raise if ``ledger`` is a run's folder, or the ledger in it, and the run's other files contradict it.
+
+    Raises:
+        DataError: the ledger is older than the run's checkpoint or result, or another run's.
+    """
+    folder = ledger if ledger.is_dir() else ledger.parent
+    if (ledger.is_dir() or ledger.name == LEDGER_FILE) and (folder / "config.toml").exists():
+        from ldpfl.experiments.run_folder import RunFolder  # imports PyTorch
+
+        RunFolder(folder).ledger()

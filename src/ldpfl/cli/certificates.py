@@ -35,7 +35,10 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check certificates by a second implementation of the accountants. Exit code 3: one is not confirmed; 4: one is not checked."""
+    from ldpfl.api.verifying import check_ledger_of_run
     from ldpfl_verify.command_line import check_files  # slow to import
 
+    if ledger is not None:
+        check_ledger_of_run(ledger)
     if code := check_files(files, ledger, signed_by, as_json=as_json, program="ldpfl"):
         raise SystemExit(code)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral
-from unicodedata import normalize
+from unicodedata import category, normalize
 
 import numpy as np
 import torch
@@ -63,25 +63,28 @@ def _normalise_name(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else ""
 
 
-_NUMBER = re.compile(r"[+-]?(?:\d+|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]\d+)")
+_NUMBER = re.compile(r"[+-]?(?:\d+|(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]\d+)")
 """Matches a number as programs write it. A code such as 12E5, without a point or a sign, is none."""
 
 _MAX_NUMBER_LENGTH = 60
-"""Maximum number of characters, and of digits before the point, of a name that is read as a number."""
+"""Maximum number of characters, and of digits before or after the point, of a name that is read as a number."""
 
 
 def normalise_text(text: str) -> str:
-    """Return the form in which names are compared: stripped, in one Unicode form (NFC), and whole numbers with digits alone.
+    """Return the form in which names are compared: without characters of no width, in one Unicode form (NFKC), and numbers in one form.
 
     One file may write 17 as 17.0, +17, 017 or 1.7E1. Two persons whose names become equal are protected as one, and so each of them. One
     person with two names would count as two, and its epsilon would be larger than stated.
     """
-    name = normalize("NFC", text.strip())
+    visible = text if text.isascii() else "".join(sign for sign in normalize("NFKC", text) if category(sign) != "Cf")
+    name = visible.strip()
     if len(name) > _MAX_NUMBER_LENGTH or not _NUMBER.fullmatch(name):
         return name
     number = Decimal(name)
-    is_whole = number.adjusted() < _MAX_NUMBER_LENGTH and number == number.to_integral_value()
-    return str(int(number)) if is_whole else name
+    if abs(number.adjusted()) >= _MAX_NUMBER_LENGTH:
+        return name
+    digits = f"{number:f}" if number else "0"  # a number 0 may have a sign
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:

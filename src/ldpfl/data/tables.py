@@ -418,11 +418,11 @@ def _table_of_frame(
 
 
 def _rounded_floats(series: Any) -> NDArray[np.bool_]:
-    """Return which cells of a pandas series are floats of 2^53 or more, or of 2^24 or more if they are float32."""
+    """Return which cells of a pandas series are floats that may be rounded: from 2^53 on, or 2^24 (float32), or 2^11 (float16)."""
     from pandas.api import types
 
     if types.is_float_dtype(series):
-        max_exact = MAX_EXACT if series.dtype.itemsize >= 8 else MAX_EXACT_FLOAT32
+        max_exact = _MAX_EXACT_BY_BYTES.get(series.dtype.itemsize, MAX_EXACT)
         return np.asarray(np.abs(series.to_numpy(dtype=np.float64, na_value=np.nan)) >= max_exact)
     if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
         return np.zeros(len(series), dtype=np.bool_)
@@ -441,8 +441,8 @@ def _long_numbers(series: Any) -> Column | None:
 MAX_EXACT = 2**53
 """Number up to which float64 holds every whole number exactly."""
 
-MAX_EXACT_FLOAT32 = 2**24
-"""Number up to which float32 holds every whole number exactly."""
+_MAX_EXACT_BY_BYTES = {4: 2**24, 2: 2**11}
+"""Number up to which a float of 4 or 2 bytes holds every whole number exactly."""
 
 
 def _column_of_series(series: Any, label: str, where: Callable[[int], str], *, strict: bool) -> Column:

@@ -143,17 +143,41 @@ def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
     # A write-ahead log would keep deleted rows as long as somebody reads. A rollback journal is gone when its transaction is over, with
     # EXTRA even after a power loss. Acknowledged data survives a power loss as well.
     connection.execute("PRAGMA synchronous = EXTRA")
+    _set_journal_mode(connection)
+
+
+def _set_journal_mode(connection: Any) -> None:
+    """Have the SQLite file keep a rollback journal.
+
+    Raises:
+        sqlite3.OperationalError: another program has locked the file.
+        UnfitStore: the mode cannot be changed.
+    """
     mode = connection.execute("PRAGMA journal_mode = DELETE").fetchone()[0]
     if mode != "delete":
-        raise ConfigError(
-            f"the store's journal mode is {mode!r} and cannot be set to 'delete': end other processes that use the store, and try again"
-        )
+        raise _unfit_journal_error(mode)
+
+
+def _unfit_journal_error(mode: str) -> UnfitStore:
+    """Return the error for a store that keeps another journal than the relay needs."""
+    return UnfitStore(
+        f"the store's journal mode is {mode!r} and cannot be set to 'delete': end other processes that use the store, and try again"
+    )
 
 
 def _begin_sqlite(connection: Connection) -> None:
     """Begin a SQLite transaction: exclusive, unless the connection has the option ``READ_ONLY``. SQLAlchemy calls this."""
     # EXCLUSIVE: a writer waits for other processes at its beginning, not in the middle or at its commit.
-    connection.exec_driver_sql(f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'EXCLUSIVE')}")
+    kind = connection.get_execution_options().get("sqlite_begin", "EXCLUSIVE")
+    connection.exec_driver_sql(f"BEGIN {kind}")
+    if kind == "EXCLUSIVE" and connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal":
+        # Another program has set this mode since the file was opened.
+        connection.exec_driver_sql("ROLLBACK")
+        try:
+            _set_journal_mode(connection.connection.driver_connection)
+        except sqlite3.OperationalError:
+            raise _unfit_journal_error("wal") from None
+        connection.exec_driver_sql("BEGIN EXCLUSIVE")
 
 
 def _create_tables(engine: Engine, store_name: str) -> None:

@@ -67,6 +67,8 @@ _LOGS_VALUES = {"auto_explain.log_min_duration": ("-1",), "pgaudit.log_parameter
 """Settings by which the server would keep clients' names and reports, and their values that do not."""
 
 _SET_AT_START = {
+    "fsync": ("on", "after a crash of its machine a round that was released may be open again", ""),
+    "full_page_writes": ("on", "a crash of its machine may damage the store", ""),
     "track_commit_timestamp": ("off", "it stores when each row came", ""),
     "max_prepared_transactions": (
         "0",
@@ -74,7 +76,7 @@ _SET_AT_START = {
         "end each one (SELECT gid, owner, database FROM pg_prepared_xacts; in that database ROLLBACK PREPARED 'GID'), then ",
     ),
 }
-"""Settings that only a restart of the server changes: the value that the relay needs, the harm of others, what to do before a change."""
+"""Settings of the whole server: the value that the relay needs, the harm of others, what to do before a change. A restart changes them."""
 
 _QUERY_STRONG_RIGHTS = """SELECT rolname,
     CASE WHEN rolsuper THEN 'SUPERUSER' WHEN rolreplication THEN 'REPLICATION' ELSE 'BYPASSRLS' END
@@ -169,7 +171,7 @@ def _check_settings(connection: psycopg.Connection[Any], expected: Mapping[str, 
 
 
 def _check_start_settings(connection: psycopg.Connection[Any]) -> None:
-    """Raise if a setting that only a restart of the server can change has a value that the relay cannot use."""
+    """Raise if a setting of the whole server has a value that the relay cannot use."""
     current = _read_settings(connection, _SET_AT_START)
     for name, (needed, harm, first_step) in _SET_AT_START.items():
         if current[name] != needed:
