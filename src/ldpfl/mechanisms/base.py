@@ -296,9 +296,7 @@ def is_finite(vector: Tensor) -> bool:
 
 
 def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` (K, d), detached from autograd, after checking dtype and shape, but not that all values are finite.
-
-    For mechanisms that check the values block by block, or read only a sample of them.
+    """Return ``values`` (K, d), detached from autograd, after checking dtype and shape. The caller checks the values that it reads.
 
     Raises:
         PrivacyError: wrong dtype or shape.

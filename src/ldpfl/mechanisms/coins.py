@@ -37,8 +37,7 @@ def compare_random_words(
 
     def decide(row: Places, column: Places) -> NDArray[np.bool_]:
         """Decide for the words at these rows (m,) and columns (m,), whose first 16 bits equal those of their thresholds."""
-        clients = row + rows.start
-        return compare_remaining_bits(first_bits[row, column], exact_thresholds(row, column), source, clients)
+        return compare_remaining_bits(first_bits[row, column], exact_thresholds(row, column), source, row + rows.start)
 
     return _compare_first_bits(first_bits, decide, source, rows)
 
@@ -57,8 +56,7 @@ def compare_remaining_bits(first_bits: NDArray[np.int16], thresholds: Places, so
 def toss_coins(probability: int, source: RandomSource, rows: range, count: int) -> NDArray[np.bool_]:
     """Draw ``count`` booleans for each client in ``rows``, (k, count). Each is true with probability exactly ``probability`` / 2^64 < 1."""
     remaining_bits = 64 - FIRST_BITS
-    # The first 16 bits of ``probability``, less 2^15, because the words that are compared with them are signed.
-    signed_first = (probability >> remaining_bits) - (1 << (FIRST_BITS - 1))
+    signed_first = (probability >> remaining_bits) - (1 << (FIRST_BITS - 1))  # less 2^15: the words that are compared with it are signed
     first_bits = np.full((len(rows), count), signed_first, dtype=np.int16)
 
     def decide(row: Places, column: Places) -> NDArray[np.bool_]:

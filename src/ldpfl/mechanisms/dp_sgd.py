@@ -116,10 +116,7 @@ class DpSgd(LatticeMechanism, PerRecord):
         return self._report_divisor  # a report is the sum over a batch, divided by the average size of batches
 
     def _clipped_points(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return ``values``, which are sums (K, d) of clipped gradients in lattice points, after checking that they are exact.
-
-        Each client's gradients were clipped before they were added up, so nothing is clipped here.
-        """
+        """Return ``values``, sums (K, d) of gradients that were clipped already, in lattice points, after checking that they are exact."""
         if values.dtype != torch.int64:
             raise PrivacyError(f"dp-sgd needs int64 sums of clipped gradients of records, got {values.dtype}; nothing was sent")
         sums = require_shape_of_any_dtype(values, self.sent_ranges(ranges))

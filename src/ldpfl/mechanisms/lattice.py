@@ -59,10 +59,7 @@ class Lattice:
 
     @classmethod
     def of(cls, facts: Facts, parts: float, noise_multiplier: float) -> Lattice:
-        """Return the lattice for a federation with the public ``facts``: the default, or that of :meth:`for_sum` if reports are summed.
-
-        ``parts`` and ``noise_multiplier`` are explained there.
-        """
+        """Return the default lattice, or if reports are summed, that of :meth:`for_sum`, which explains the other arguments."""
         return cls.for_sum(facts.clients, parts, noise_multiplier, facts.ranges.dimension) if facts.summed else cls()
 
     @classmethod

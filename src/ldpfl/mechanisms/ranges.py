@@ -110,9 +110,7 @@ class LayerRanges:
         return torch.cat([per_layer[:0], *(per_layer[layer].expand(count) for layer, count in zip(layers, counts, strict=True))])
 
     def part(self, chosen: Tensor) -> LayerRanges:
-        """Return the ranges of the ``chosen`` weights, (d,) bool, in their order.
-
-        The size of a layer is then the number of its chosen weights. Layers without a chosen weight are left out.
+        """Return the ranges of the ``chosen`` weights, (d,) bool. Sizes count only these. Layers without a chosen weight are left out.
 
         Raises:
             ConfigError: no weight is chosen, or ``chosen`` has the wrong shape.
@@ -155,9 +153,6 @@ class LayerRanges:
         Radii are enlarged by the factor ``margin``, and are at least ``floor``.
 
         Source: LDP-FL, section 3.1: (C_0, R_0) are agreed on "based on prior knowledge" at the start.
-
-        Raises:
-            ConfigError: ``vector`` has another dimension, or a range is out of bounds.
         """
         if vector.shape != (sum(sizes),):
             raise ConfigError(f"the vector has shape {tuple(vector.shape)}, expected ({sum(sizes)},) for all layers together")
@@ -263,10 +258,7 @@ class Denoised:
         return LayerRanges(centers, (ranges.radius * factors).clamp_min(self.floor), ranges.sizes)
 
     def _next_center(self, center: float, values: Tensor, variance: Tensor) -> float:
-        """Return a layer's ``center``, moved towards the mean of its ``values``.
-
-        It moves by the part of the distance that exceeds two standard deviations of the mean's noise, so that noise hardly moves it.
-        """
+        """Return ``center``, moved towards the mean of ``values`` by the distance beyond two standard deviations of the mean's noise."""
         shift = float(values.mean()) - center
         significant = max(0.0, abs(shift) - 2 * math.sqrt(float(variance.mean()) / values.numel()))
         return center + math.copysign(significant, shift)
@@ -345,11 +337,7 @@ class NormQuantile:
 
 
 def range_rule(name: str, *, floor: float) -> RangeRule:
-    """Return the rule with this ``name`` in a config: ``fixed``, ``noisy-minmax`` or ``denoised``. ``floor`` is the smallest radius.
-
-    Raises:
-        ConfigError: the ``name`` is unknown.
-    """
+    """Return the rule with this ``name`` in a config: ``fixed``, ``noisy-minmax`` or ``denoised``. ``floor`` is the smallest radius."""
     rules: dict[str, RangeRule] = {"fixed": Fixed(), "noisy-minmax": NoisyMinMax(floor), "denoised": Denoised(floor)}
     if name not in rules:
         raise ConfigError(f"ranges.rule {name!r} is unknown: {did_you_mean(name, rules)}")

@@ -158,9 +158,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
 
 
 def with_defaults(name: str, epsilon: float) -> Mechanism:
-    """Build the mechanism ``name`` at ``epsilon``, if it has this setting, and with its other settings at their defaults.
-
-    For planning and auditing.
+    """Build the mechanism ``name`` at ``epsilon``, if it has an epsilon, with all other settings at their defaults.
 
     Raises:
         ConfigError: as :func:`create`.

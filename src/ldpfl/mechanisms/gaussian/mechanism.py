@@ -215,10 +215,7 @@ class _Lattice:
         self._exact_squares = np.zeros(steps.shape, dtype=np.int64)
 
     def round_and_add(self, values: NDArray[np.float32], noise: Floats, rows: range, columns: slice) -> None:
-        """Round ``values`` (k, b), of k clients ``rows`` at b coordinates ``columns``, and add ``noise`` (k, b), in place.
-
-        ``noise`` is in lattice points, and whole.
-        """
+        """Round ``values`` (k, b), of k clients ``rows`` at b coordinates ``columns``, and add ``noise`` (lattice points) in place."""
         first, last = np.searchsorted(self._ends, [columns.start, columns.stop - 1], side="right").tolist()  # layers that ``columns`` meets
         for layer in range(first, last + 1):
             start, stop = max(columns.start, int(self._ends[layer - 1]) if layer else 0), min(columns.stop, int(self._ends[layer]))

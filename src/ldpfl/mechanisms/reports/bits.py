@@ -52,8 +52,7 @@ class BitReports:
             make_encoder: returns the encoder of a block of coordinates.
             values: number of bits to draw at a time. Fewer would be slower: a draw takes some 70 microseconds at least.
         """
-        packed = np.empty((clients, packed_size(dimension)), dtype=np.uint8)
-        ones = np.zeros(dimension, dtype=np.int32)
+        packed, ones = np.empty((clients, packed_size(dimension)), dtype=np.uint8), np.zeros(dimension, dtype=np.int32)
         for columns in coordinate_blocks(dimension):
             draw_bits, packed_columns = make_encoder(columns), slice(columns.start // 8, packed_size(columns.stop))  # blocks start at bytes
             for rows in client_blocks(clients, columns.stop - columns.start, values=values):

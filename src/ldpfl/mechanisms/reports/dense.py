@@ -59,8 +59,7 @@ class DenseReports:
         """Return all reports with the values of each weight in a random order of its own."""
         values = torch.cat([batch.values for batch in batches])
         mixed = torch.empty_like(values)
-        # Number of weights that are permuted at once, which makes about 64 COORDINATE_BLOCK values at most.
-        width = max(1, COORDINATE_BLOCK // max(1, values.shape[0] // 64))
+        width = max(1, COORDINATE_BLOCK // max(1, values.shape[0] // 64))  # at most about 64 COORDINATE_BLOCK values at once
         for start in range(0, values.shape[1], width):
             block = values[:, start : start + width].numpy()
             mixed[:, start : start + width] = torch.from_numpy(generator.permuted(block, axis=0))

@@ -103,10 +103,7 @@ class SampledReports:
             PrivacyError: reports of different shapes.
         """
         if len({(batch.dimension, batch.coordinates) for batch in reports}) != 1:
-            raise PrivacyError(
-                "reports about models of different sizes, or of different numbers of sampled weights, cannot be shuffled together: "
-                "all clients must use the same model and settings"
-            )
+            raise PrivacyError("reports about different numbers of weights cannot be shuffled together: use one model and mechanism")
         order = generator.permutation(sum(batch.clients for batch in reports))
         index = np.concatenate([batch.index for batch in reports])[order]
         values = np.concatenate([batch.values for batch in reports])[order]

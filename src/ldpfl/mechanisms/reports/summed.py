@@ -87,10 +87,7 @@ class SummedReports:
 
     @staticmethod
     def noise_parameter_bytes(reports: Sequence[object]) -> bytes:
-        """Return as bytes all that determines the size of a sum's noise: the number of clients, the noise and the scale.
-
-        A simulation seeds the noise with them, so that sums with different noise never share random numbers.
-        """
+        """Return as bytes what determines the size of a sum's noise: number of clients, noise, scale. The noise is seeded with them."""
         sums = [batch for batch in reports if isinstance(batch, SummedReports)]
         return repr((sum(batch.clients for batch in sums), sorted({(batch.noise, batch.scale) for batch in sums}))).encode()
 
