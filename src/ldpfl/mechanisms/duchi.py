@@ -107,8 +107,8 @@ class Duchi(Mechanism, ByComparison):
 
         def make_encoder(columns: slice) -> Encoder:
             """Return a function that draws the bits about the coordinates ``columns``, for a range of clients."""
-            thresholds = Thresholds.of(self._half, ranges, columns)
-            return lambda rows: thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
+            block_thresholds = Thresholds.of(self._half, ranges, columns)
+            return lambda rows: block_thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
 
         return BitReports.from_encoder(make_encoder, *values.shape)
 
@@ -119,10 +119,10 @@ class Duchi(Mechanism, ByComparison):
         """
         if ranges.dimension > COORDINATE_BLOCK:  # ``encode`` draws one block after the other, a comparison all coordinates at once
             return None
-        thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
-        limits = torch.full((ranges.dimension,), thresholds.limit)
-        arguments = (thresholds.center.contiguous(), thresholds.first_slope.contiguous(), limits)
-        return Comparison(_first_bits, arguments, thresholds.exact)
+        all_thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
+        limits = torch.full((ranges.dimension,), all_thresholds.limit)
+        arguments = (all_thresholds.center.contiguous(), all_thresholds.first_slope.contiguous(), limits)
+        return Comparison(_first_bits, arguments, all_thresholds.exact)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not; A is :attr:`gain`."""

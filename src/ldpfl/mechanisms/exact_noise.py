@@ -284,7 +284,7 @@ def first_tail_bits(word: Any) -> int:
 
 
 def make_bit_drawer(source: RandomSource, row: int) -> Callable[[], int]:
-    """Return a function that draws 64 more bits of the client ``row``."""
+    """Return a function that draws 64 more bits of the client ``row``, as a number from 0 to 2^64 - 1."""
     return lambda: int(draw_words64(source, range(row, row + 1), 1)[0, 0]) & (2**64 - 1)
 
 

@@ -153,7 +153,7 @@ def create(name: str, **parameters: Any) -> Mechanism:
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
     # Any facts do: no training is needed, and epsilon is for each unit, however many units the ranges have.
     mechanism = _build_checked(settings, Facts(LayerRanges(0.0, 1.0, (1,))))
-    _check_name(name, mechanism.name)  # another package's settings may take a ``name`` from ``parameters``
+    _check_name(name, mechanism.name)  # a validator of another package's settings could change their name
     return mechanism
 
 

@@ -204,14 +204,14 @@ class LadpSound(PublicSchedule):
         Raises:
             ConfigError: ``smallest_share`` times the number of layers is not below 1.
         """
-        reserved = self.smallest_share * len(public.sizes)
+        layers = len(public.sizes)
+        reserved = self.smallest_share * layers  # what all layers get before the rest is divided
         if reserved >= 1:
-            layers = len(public.sizes)
             raise ConfigError(f"smallest_share is {self.smallest_share}, but must be below 1/{layers}: the model has {layers} layers")
-        weights = self._share_weights(public)
-        return self.smallest_share + (1 - reserved) * weights / weights.sum()
+        proportions = self._proportions(public)
+        return self.smallest_share + (1 - reserved) * proportions / proportions.sum()
 
-    def _share_weights(self, public: PublicState) -> Tensor:
+    def _proportions(self, public: PublicState) -> Tensor:
         """Return the numbers (L,) to which shares are proportional, by ``share_rule``: S_l sqrt(d_l) or (S_l P_l / p_max)^2.
 
         Layer l has d_l weights and the clipping norm S_l. P_l is the divergence of the last two broadcasts.

@@ -54,7 +54,7 @@ class BitReports:
         """
         packed, ones = np.empty((clients, packed_size(dimension)), dtype=np.uint8), np.zeros(dimension, dtype=np.int32)
         for columns in coordinate_blocks(dimension):
-            draw_bits, packed_columns = make_encoder(columns), slice(columns.start // 8, packed_size(columns.stop))  # blocks start at bytes
+            draw_bits, packed_columns = make_encoder(columns), slice(columns.start // 8, packed_size(columns.stop))  # at whole bytes
             for rows in client_blocks(clients, columns.stop - columns.start, values=values):
                 bits = draw_bits(rows)
                 packed[rows.start : rows.stop, packed_columns] = np.packbits(bits, axis=1, bitorder="little")

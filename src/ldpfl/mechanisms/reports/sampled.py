@@ -66,7 +66,7 @@ class SampledReports:
         """Yield the bytes that each client sends."""
         bit_numbers = np.arange(index_bits(self.dimension))
         for index, values in zip(self.index, self.values, strict=True):
-            bits = (index[:, None] >> bit_numbers & 1).astype(np.uint8)
+            bits = ((index[:, None] >> bit_numbers) & 1).astype(np.uint8)
             yield np.packbits(bits.ravel(), bitorder="little").tobytes() + values.astype("<f4").tobytes()
 
     @classmethod
