@@ -198,7 +198,7 @@ def _scaled_tails(words: Integers) -> Floats:
 def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, owner: NDArray[np.intp]) -> Floats:
     """Return the lattice points of ``words`` (n,), drawing as many more bits as needed.
 
-    ``owner`` (n,) is the index in ``rows`` of the client that each word belongs to. Its bits are drawn.
+    ``owner`` (n,) is the index in ``rows`` of the client that each word belongs to. This client's stream gives the bits.
     """
     tail, negative = tails_and_signs(words)
     size = law.size_of_tail(tail)

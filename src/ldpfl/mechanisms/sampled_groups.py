@@ -104,7 +104,7 @@ def _group_sizes_and_counts(ranges: LayerRanges, group: int | None) -> tuple[NDA
     group_sizes = layer_sizes if group is None else np.minimum(layer_sizes, group)
     if group_sizes.max() >> 32:  # products in :func:`sample_places` would overflow
         raise ConfigError(f"a group has {group_sizes.max()} weights, expected less than 2^32: set mechanism.group to a smaller number")
-    counts = (layer_sizes + group_sizes - 1) // group_sizes  # rounded up
+    counts = -(-layer_sizes // group_sizes)  # rounded up, without a sum that could overflow
     return group_sizes, counts, layer_sizes - group_sizes * (counts - 1)
 
 

@@ -172,8 +172,8 @@ class AdapLDP(NoiseSchedule):
 
     From a client's second round on, it sends v (1 + I) instead of its noised weights v. Let u be the product of the client's and the
     broadcast's last changes, coordinate by coordinate, over the product of their norms in the layer + 1e-4. The paper means I = 0.02 u.
-    ``degrees_bug`` keeps what the authors' program computes. It takes arccos(u) in degrees for radians, and so I is 0.02 times the cosine
-    of a wrong angle: about -0.00896 for almost every weight.
+    ``degrees_bug`` keeps what the authors' program computes. It takes the degrees of arccos(u) for radians, so I is 0.02 times the
+    cosine of a wrong angle: about -0.00896 for almost every weight.
 
     Guarantee: none; c_i is private, and the sensitivity is not a bound. Source: Yue et al. 2025 (IEEE TMC 24(6)) and the authors'
     program. Clients' memory holds d weights each.

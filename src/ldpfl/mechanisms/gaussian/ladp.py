@@ -66,7 +66,7 @@ class LayerSelection:
         if self.rule == "rms":
             return norms / torch.tensor(sizes).double().sqrt() > self.value
         ranks = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0 for a client's largest norm
-        return ranks < ceil(self.value * len(sizes) - 1e-9)  # less 1e-9, since 0.1 x 30 rounds to above 3: that are 3 layers, not 4
+        return ranks < ceil(self.value * len(sizes) - 1e-9)  # less 1e-9, since 0.1 x 30 rounds to above 3, which would give 4 layers
 
 
 @dataclass(frozen=True)
