@@ -46,7 +46,7 @@ def thresholds(epsilon: float) -> tuple[int, int]:
     """
     try:
         usable = not isinstance(epsilon, bool) and isfinite(epsilon) and epsilon > 0
-    except (TypeError, OverflowError):
+    except (TypeError, OverflowError):  # not a number, or an integer that no float can hold
         usable = False
     if not usable:
         raise ConfigError(f"epsilon must be a positive finite number, got {epsilon}")

@@ -237,6 +237,7 @@ class LatticeMechanism(VectorMechanism):
 
         The last coordinate of each vector has ``clip.bit`` lattice points if the vector was not longer than C, else minus as many.
         """
+        # Mean of the last coordinate over vectors, in lattice points.
         mean_bit = float(self._mean(reports, ranges)[-1]) / (self._scale * self._vectors_in_round)
         return (1 + mean_bit / self.clip.bit) / 2
 

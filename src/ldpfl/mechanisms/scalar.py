@@ -169,7 +169,7 @@ class ScalarMechanism(Mechanism):
     def _variance_coefficients(self, ranges: LayerRanges) -> tuple[float, float]:
         """Return (a, b): the variance of a client's estimate is radius^2 (a + b t^2), t the value's distance from the center in radii."""
         law, factor = self.law_for(ranges), self._sampling_factor(ranges)
-        return factor * law.offset, factor * law.slope + (factor - 1)
+        return factor * law.offset, factor * law.slope + (factor - 1)  # factor - 1: from sampling, see :meth:`noise`
 
     def _count_clients(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> int:
         """Return the number of clients of ``reports``, after checking that :meth:`encode` could have made them.

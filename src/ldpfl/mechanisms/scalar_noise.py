@@ -52,7 +52,7 @@ def checked_epsilon(epsilon: float) -> float:
     """
     try:
         usable = not isinstance(epsilon, bool) and isfinite(epsilon) and epsilon > 0
-    except (TypeError, OverflowError):
+    except (TypeError, OverflowError):  # not a number, or an integer that no float can hold
         usable = False
     if not usable:
         raise ConfigError(f"epsilon must be a positive finite number, got {epsilon}")

@@ -245,7 +245,7 @@ class AdapLDP(NoiseSchedule):
             for block in blocks(sent.shape[0], public.sizes[layer]):
                 weights = (public.weights[part] + sent[block, part]).double()
                 client_change = weights - clients.memory["sent"][block, part]
-                norms = client_change.norm(dim=1, keepdim=True) * broadcast_change[part].norm() + 1e-4
+                norms = client_change.norm(dim=1, keepdim=True) * broadcast_change[part].norm() + 1e-4  # never 0
                 weights *= 1 + self._influence(client_change * broadcast_change[part] / norms)
                 update = (weights - public.weights[part]).float()
                 corrected[block, part] = torch.where(joined_before[block, None], update, sent[block, part])
