@@ -82,12 +82,13 @@ class PrivUnitG(VectorMechanism):
 
     @property
     def properties(self) -> Properties:
-        caveats: tuple[str, ...] = (
-            f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",
-        )
+        if self.magnitude_share:
+            caveats = Duchi(self.length_epsilon).properties.caveats
+        else:
+            caveats = (f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",)
         return replace(
             super().properties,
-            caveats=Duchi(self.length_epsilon).properties.caveats if self.magnitude_share else caveats,
+            caveats=caveats,
             source="Asi, Feldman & Talwar 2022",
             assumptions=("ranges and norm are public", "random bits are uniform and secret"),
         )

@@ -252,9 +252,9 @@ class Denoised:
         # A layer counts by its degrees of freedom, size - 1: a layer of one weight has no spread, and so no step.
         freedom = torch.tensor(sizes, dtype=torch.float64) - 1
         model_step = (own_steps * freedom).sum() / freedom.sum().clamp_min(1)
-        own_weights = freedom / (freedom + self.borrowed)
+        own_shares = freedom / (freedom + self.borrowed)
         # A radius is at most doubled or halved.
-        factors = torch.exp((own_weights * own_steps + (1 - own_weights) * model_step).clamp(-math.log(2), math.log(2)))
+        factors = torch.exp((own_shares * own_steps + (1 - own_shares) * model_step).clamp(-math.log(2), math.log(2)))
         return LayerRanges(centers, (ranges.radius * factors).clamp_min(self.floor), ranges.sizes)
 
     def _next_center(self, center: float, values: Tensor, variance: Tensor) -> float:

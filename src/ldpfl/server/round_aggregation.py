@@ -346,7 +346,7 @@ def _with_best_model(rules: ServerRules, before: Checkpoint, state: ServerState)
     """
     if rules.validate is None:
         return state, None
-    loss = rules.validate(state.model)
+    loss = rules.validate(state.model)  # the current model, since ``state`` has no best one yet
     earlier_losses = [loss_for_comparison(metrics.validation) for metrics in before.history if metrics.validation is not None]
     is_best = loss_for_comparison(loss) < min(earlier_losses, default=inf)
     return replace(state, best=state.model if is_best else before.state.best), loss
