@@ -94,7 +94,7 @@ class _Normal(Law):
     fast_size_error: ClassVar[float] = 2.0**-42
 
     def fast_size(self, bits: Floats) -> Floats:
-        """Return erfinv(1 - 2 t) in place of ``bits``, t = ``bits`` / 2^64: x / sqrt(2) for the x that a normal exceeds with probability t."""
+        """Return erfinv(1 - 2 t) in place of ``bits``, t = ``bits`` / 2^64: x / sqrt(2), t = P(normal value > x)."""
         bits *= -(2.0 ** (1 - WORD))
         bits += 1
         argument = torch.from_numpy(bits)
