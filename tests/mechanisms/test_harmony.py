@@ -432,7 +432,7 @@ def test_a_group_larger_than_every_layer_is_refused_and_the_largest_is_not() -> 
 
 def test_a_group_that_a_word_cannot_index_is_refused() -> None:
     assert payload_bits(Harmony(1.0), box([0.0], [1.0], [WORDS - 1])) == 33
-    with pytest.raises(ConfigError, match="set a smaller group"):
+    with pytest.raises(ConfigError, match="to a smaller number"):
         payload_bits(Harmony(1.0), box([0.0], [1.0], [WORDS]))
 
 
