@@ -19,6 +19,7 @@ from ldpfl.mechanisms import BitReports, guarantee_of, payload_bits, privatize
 from ldpfl.mechanisms.base import read_valid
 from ldpfl.mechanisms.duchi import BITS, Duchi, thresholds
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.reports.bits import WRONG_LENGTH_HINT
 from ldpfl.mechanisms.reports.indexed import IndexedBitReports
 from ldpfl.util.randomness import COORDINATE_BLOCK
 
@@ -399,7 +400,7 @@ def test_good_reports_are_kept_when_bad_ones_arrive_with_them() -> None:
     assert list(received.payloads()) == good
     assert [(one.place, one.reason) for one in refused] == [
         (1, "a report names index 7 in a group of 5 weights"),
-        (3, "a report has 0 bytes, expected 1 for 1 groups"),
+        (3, f"a report has 0 bytes, expected 1 for 1 groups: {WRONG_LENGTH_HINT}"),
         (4, "a report has bits set after its 1 groups, expected zeros"),
     ]
     assert read_valid(mechanism, [bytes([7])], ranges)[0] is None
@@ -432,7 +433,7 @@ def test_a_group_larger_than_every_layer_is_refused_and_the_largest_is_not() -> 
 
 def test_a_group_that_a_word_cannot_index_is_refused() -> None:
     assert payload_bits(Harmony(1.0), box([0.0], [1.0], [WORDS - 1])) == 33
-    with pytest.raises(ConfigError, match="set a smaller group"):
+    with pytest.raises(ConfigError, match="to a smaller number"):
         payload_bits(Harmony(1.0), box([0.0], [1.0], [WORDS]))
 
 

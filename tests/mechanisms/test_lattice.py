@@ -141,7 +141,7 @@ def test_rounding_takes_next_to_nothing_off_a_vector() -> None:
 
 
 def test_who_does_not_say_how_many_are_added_up_is_told_what_to_set() -> None:
-    with pytest.raises(ConfigError, match=r"as by --set shuffling\.max_clients=100"):
+    with pytest.raises(ConfigError, match=r"add --set shuffling\.max_clients=100"):
         Lattice.for_sum(0, 1.0, 1.0, 10)
     with pytest.raises(ConfigError, match="does not fit 64 bits"):
         Lattice.for_sum(10**9, 1e9, 1.0, 10)

@@ -44,7 +44,7 @@ class PublicState:
         sizes: number of weights of each layer.
 
     Raises:
-        PrivacyError: shapes that contradict each other, or weights that are NaN or infinite.
+        PrivacyError: a round below 1, shapes that contradict each other, or weights that are NaN or infinite.
     """
 
     round: int
@@ -66,7 +66,7 @@ class PublicState:
 class Reports(Protocol):
     """The reports of ``clients`` clients about ``dimension`` weights; each form is a file in ``reports``.
 
-    ``bytes_per_client`` is the length of one client's report on the wire. ``payload_bits`` of a mechanism gives it without reports.
+    ``bytes_per_client`` is the length of one client's report on the wire. :func:`payload_bits` computes it, in bits, without any report.
     """
 
     @property
@@ -84,13 +84,13 @@ class Reports(Protocol):
     def mix(cls, batches: Sequence[Any], generator: np.random.Generator) -> Reports:
         """Return all reports of ``batches`` in a uniformly random order, which says nothing about clients.
 
-        Called by :func:`ldpfl.transport.shuffling.mix`, which checks that there are reports, all of one class and dimension.
+        :func:`ldpfl.transport.shuffling.mix` calls this after checking that there are reports, and that all have one class and dimension.
 
-        A unit is a part of a report that has a guarantee of its own, such as one weight. A unit stays together. Different units of a report
-        are reordered independently.
+        A unit is a part of a report that has a guarantee of its own, such as one weight. The bits of a unit stay together. Different units
+        of a report are reordered independently.
 
         Raises:
-            PrivacyError: reports that differ in another way.
+            PrivacyError: the reports differ in more than class and dimension, for instance in their groups of weights.
         """
         ...
 
@@ -105,12 +105,13 @@ _ADJACENCY: Mapping[str, str] = {
     "person": REPLACE_PERSON,
     "client": REPLACE_ONE,
 }
+"""Difference between the two data sets that a guarantee compares, by the unit of the release."""
 
 
 class Mechanism(ABC):
     """A local randomiser and its estimator.
 
-    ``values`` is always (K, d) float32 with one row for each client; ``ranges`` is public.
+    ``values`` is (K, d): d values for each of K clients. It is float32, unless the class says otherwise. ``ranges`` is public.
     """
 
     name: ClassVar[str]
@@ -148,8 +149,8 @@ class Mechanism(ABC):
         """Return the layout of a report: its units that a shuffler may separate. ``Units.whole`` if the report must stay together.
 
         Units may be separated only if each was randomised independently, so that what a unit reveals does not depend on the other units.
-        The bits of all units add up to the length of a report, which must not depend on the values. Whether :meth:`read` refuses a unit
-        may depend on its bits and its number of weights, but not on which weights these are.
+        The bits of all units add up to the length of a report, which must not depend on the values. :meth:`read` may refuse a unit because
+        of its bits and its number of weights, but not because of which weights it is about.
         """
 
     @abstractmethod
@@ -224,6 +225,7 @@ def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
         adjacency=_ADJACENCY[release.unit],
         trust_model="local",
         status="proved" if release.author == OURS else AUTHORS_CLAIM,
+        # A guarantee has assumptions. Without a guarantee, the field says why there is none.
         assumptions=properties.assumptions if epsilon < inf else (release.why_unprotected or "nothing is protected",),
         source=properties.source,
     )
@@ -281,7 +283,7 @@ def require_finite_block(values: Tensor) -> Tensor:
     Raises:
         PrivacyError: a value is NaN or infinite.
     """
-    if values.numel():
+    if values.numel():  # an empty tensor has no minimum
         require_finite_sample(torch.stack(values.aminmax()))  # NaN propagates through both
     return values
 
@@ -294,7 +296,7 @@ def is_finite(vector: Tensor) -> bool:
 
 
 def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` (K, d) without autograd after checking dtype and shape. For mechanisms that read only a sample of the values.
+    """Return ``values`` (K, d), detached from autograd, after checking dtype and shape. The caller checks the values that it reads.
 
     Raises:
         PrivacyError: wrong dtype or shape.
@@ -305,7 +307,7 @@ def require_shape(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 
 def require_shape_of_any_dtype(values: Tensor, ranges: LayerRanges) -> Tensor:
-    """Return ``values`` (K, d) of any dtype without autograd after checking their shape.
+    """Return ``values`` (K, d), detached from autograd, after checking their shape, but not their dtype.
 
     Raises:
         PrivacyError: wrong shape.
@@ -316,7 +318,7 @@ def require_shape_of_any_dtype(values: Tensor, ranges: LayerRanges) -> Tensor:
 
 
 def require_finite_sample(sampled: Tensor) -> Tensor:
-    """Return the ``sampled`` values, which are about to be randomised, after checking that all are finite. Messages contain no value.
+    """Return the ``sampled`` values after checking that all are finite. Error messages contain no value.
 
     Raises:
         PrivacyError: a value is NaN or infinite.
@@ -327,7 +329,7 @@ def require_finite_sample(sampled: Tensor) -> Tensor:
 
 
 def total_clients(reports: Sequence[Reports], ranges: LayerRanges, kind: type) -> int:
-    """Count the clients of ``reports``, after checking that all are of class ``kind`` and fit ``ranges``.
+    """Return the number of clients of ``reports``, after checking that all are of class ``kind`` and fit ``ranges``.
 
     Raises:
         PrivacyError: there is no report, or a report has another class or dimension.
@@ -336,7 +338,7 @@ def total_clients(reports: Sequence[Reports], ranges: LayerRanges, kind: type) -
         if not isinstance(batch, kind):
             raise PrivacyError(f"reports are of type {type(batch).__name__}, expected {kind.__name__} for this mechanism")
         if batch.dimension != ranges.dimension:
-            raise PrivacyError(f"a report has {batch.dimension} weights, but the ranges have {ranges.dimension}: use those of one model")
+            raise PrivacyError(f"a report has {batch.dimension} weights, but the ranges have {ranges.dimension}: use ranges of this model")
     clients = sum(batch.clients for batch in reports)
     if clients == 0:
         raise PrivacyError("there are no reports to aggregate, expected at least one")

@@ -18,7 +18,10 @@ FIRST_BITS = 16
 """Number of bits of a random number that are compared first."""
 
 Places = NDArray[np.int64]
+"""Row or column numbers, or the integers at these places."""
+
 Decision = Callable[[Places, Places], NDArray[np.bool_]]
+"""Returns a boolean for each place, given the places' rows and columns."""
 
 
 def compare_random_words(
@@ -27,8 +30,8 @@ def compare_random_words(
     """Draw signed 32-bit words for the clients in ``rows``, and return which words lie below their thresholds, (k, b) bool.
 
     Args:
-        first_bits: the first 16 bits of each threshold, (k, b). If rounding makes them slightly wrong, the probability is that of a
-            threshold between the rounded and the exact one.
+        first_bits: the first 16 bits of each threshold, (k, b): b thresholds for each of k clients. If rounding makes them slightly wrong,
+            the probability is that of a threshold between the rounded and the exact one.
         exact_thresholds: returns the exact thresholds (m,) at the given rows (m,) and columns (m,).
     """
 
@@ -72,7 +75,7 @@ def _compare_first_bits(first_bits: NDArray[np.int16], decide: Decision, source:
     (m,) bool.
     """
     width = first_bits.shape[1]
-    drawn = draw_block(source, rows, -(-width // 2)).view(np.int16)[:, :width]  # a 32-bit word is two of 16 bits
+    drawn = draw_block(source, rows, (width + 1) // 2).view(np.int16)[:, :width]  # a drawn word of 32 bits is two words of 16 bits
     below: NDArray[np.bool_] = drawn < first_bits
     row, column = np.divmod(np.flatnonzero(drawn == first_bits), width)
     below[row, column] = decide(row, column)

@@ -26,10 +26,11 @@ class Comparison:
     the threshold. :func:`~ldpfl.mechanisms.coins.compare_random_words` draws in the same order, so the bits equal those of ``encode``.
 
     Attributes:
-        first_bits: a function of values (k, b) and of the same coordinates of each tensor in ``arguments``. It returns the first 16 bits
-            of the thresholds, as whole numbers in float32. It uses only PyTorch functions and no other variable.
+        first_bits: returns the first 16 bits of the thresholds, as whole numbers in float32. It takes values (k, b) of k clients at b
+            coordinates, and each tensor in ``arguments`` at the same coordinates. So that it can be compiled, it uses only PyTorch
+            functions and no other variable.
         arguments: further arguments of ``first_bits``, one tensor (d,) each.
-        exact_thresholds: returns the whole thresholds (m,) of values (m,), given the coordinate of each, (m,).
+        exact_thresholds: returns all 32 bits of the thresholds (m,) of values (m,), given the coordinate of each value, (m,).
     """
 
     first_bits: Callable[..., Tensor]
@@ -50,6 +51,6 @@ def comparison_of(mechanism: Mechanism, ranges: LayerRanges) -> Comparison | Non
 
     A subclass that overrides only ``encode`` inherits a comparison that no longer describes its ``encode``, so the result is None.
     """
-    # The most derived class that defines ``encode`` or ``comparison``: it has to define ``comparison``.
+    # Of the classes that define ``encode`` or ``comparison``, the most derived one. It has to define ``comparison``.
     last_override = next(cls for cls in type(mechanism).__mro__ if "encode" in vars(cls) or "comparison" in vars(cls))
     return mechanism.comparison(ranges) if "comparison" in vars(last_override) and isinstance(mechanism, ByComparison) else None

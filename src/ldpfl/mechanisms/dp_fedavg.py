@@ -48,7 +48,7 @@ class DpFedAvg(LatticeMechanism):
 
     @property
     def _report_divisor(self) -> float:
-        """1 / C: a vector in units of C, divided by this, is the vector itself."""
+        """1 / C: dividing a vector in units of C by it gives the vector itself."""
         return 1 / self.clip.norm
 
     def _norm_ratio(self, ranges: LayerRanges) -> float:
@@ -79,11 +79,11 @@ class DpFedAvgSettings(MechanismSettings):
     name: Literal["dp-fedavg"] = "dp-fedavg"
     perturbed: Literal["update", "gradient"] = "update"
     noise_multiplier: Positive = 4.0
-    """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a client and round is 2 over it, and where only a
-    sum over n clients is seen, that over the root of n."""
+    """Standard deviation of a client's own noise, as a multiple of ``clip_norm``. In one round, mu of a client is 2 / ``noise_multiplier``.
+    If only a sum over n clients is seen, mu is divided by sqrt(n)."""
     clip_norm: Positive = 1.0
-    """Longest update or gradient of a client; a longer one is shortened to it. With ``clipping.target_quantile``, that of the first
-    round."""
+    """Clipping norm: a client's update or gradient that is longer is shortened to it. With ``clipping.target_quantile``, the clipping
+    norm of the first round."""
 
     uses_ranges: ClassVar[bool] = False
 

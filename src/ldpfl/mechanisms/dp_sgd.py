@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LONGEST_SUM = 2**52
-"""Largest sum of gradients, in lattice points, for which sums and noise are exact in float64 and in 64 bits: that of 2^32 records."""
+"""Largest sum of gradients, in lattice points. Up to it, sums with noise are exact in float64 and int64. 2^32 records cannot exceed it."""
 
 
 def require_dp_sgd(mechanism: Mechanism) -> DpSgd:
@@ -40,8 +40,8 @@ def require_dp_sgd(mechanism: Mechanism) -> DpSgd:
 def on_users_code(mechanism: Mechanism) -> Mechanism:
     """Return ``mechanism``, marked as randomising gradients that a user's own code computes, such as a custom model.
 
-    Only a :class:`DpSgd` is marked: its guarantee holds only if that code treats each record by itself. Other mechanisms are returned
-    unchanged: the built-in ones bound and randomise whatever a client sends as a whole.
+    Only a :class:`DpSgd` is marked, because its guarantee needs that this code treats each record by itself. Other mechanisms are returned
+    unchanged: the built-in ones clip and randomise all that a client sends, whatever code computed it.
     """
     return replace(mechanism, users_code=True) if isinstance(mechanism, DpSgd) else mechanism
 
@@ -54,8 +54,8 @@ class DpSgd(LatticeMechanism, PerRecord):
 
     Guarantee: mu-GDP with mu = 2 / s for **one record** of a client, replaced by any other, in the report of one round. The report is the
     gradient at the broadcast weights over all its records. It protects against everybody, because the client itself adds the noise. T
-    rounds have mu sqrt(T). The client as a whole is not protected: m of its records have m mu; with Poisson batches, m epsilon at a larger
-    delta. The guarantee holds for the exact bits that are sent: clipped gradients are points of a lattice, whose norms are checked as
+    rounds have mu sqrt(T). The client as a whole is not protected: m of its records have m mu (with Poisson batches, m epsilon at a larger
+    delta). The guarantee holds for the exact bits that are sent: clipped gradients are points of a lattice, whose norms are checked as
     integers; their sum is exact; the noise is real noise rounded to that lattice. The number of a client's records is public: replacing a
     record does not change it.
 
@@ -116,7 +116,7 @@ class DpSgd(LatticeMechanism, PerRecord):
         return self._report_divisor  # a report is the sum over a batch, divided by the average size of batches
 
     def _clipped_points(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return ``values``, sums (K, d) of clipped gradients in lattice points, after checking that each is small enough to be exact."""
+        """Return ``values``, sums (K, d) of gradients that were clipped already, in lattice points, after checking that they are exact."""
         if values.dtype != torch.int64:
             raise PrivacyError(f"dp-sgd needs int64 sums of clipped gradients of records, got {values.dtype}; nothing was sent")
         sums = require_shape_of_any_dtype(values, self.sent_ranges(ranges))
@@ -147,16 +147,17 @@ class DpSgdSettings(MechanismSettings):
     name: Literal["dp-sgd"] = "dp-sgd"
     perturbed: Literal["gradient"] = "gradient"
     noise_multiplier: Positive = 10.0
-    """Standard deviation of a client's own noise, as a multiple of ``clip_norm``; mu of a record and round is 2 over it."""
+    """Standard deviation of a client's own noise, as a multiple of ``clip_norm``. In a round a record has mu = 2 / ``noise_multiplier``."""
     clip_norm: Positive | Literal["auto"] = 0.02
-    """Longest gradient of a record, or mean gradient of a person's records; a small one makes directions of nearly all of them, which
-    spares choosing it well. ``auto`` takes, for tables, images and arrays, about the longest that a record with a usual row has, so that
-    the gradients of a rare class are not cut. With ``clipping.target_quantile``, that of the first round."""
+    """Clipping norm of a record's gradient, or of the mean gradient of a person's records. With a small one nearly all gradients are
+    shortened to it, so only their directions count, and its exact value matters little. ``auto``, for tables, images and arrays, is about
+    the norm of the longest gradient of a usual row, so that the gradients of a rare class are not shortened. With
+    ``clipping.target_quantile``, the clipping norm of the first round."""
     records: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Mean number of records a client, or of persons with ``data.person``, which is public; 0 takes that of the simulated clients."""
+    """Mean number of records per client, or with ``data.person`` of persons. It is public. 0 takes the mean of the simulated clients."""
     sample_rate: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
-    """Probability with which each record, or person, takes part in a round (Poisson batches); in simulations alone. 1 makes for the least
-    noise."""
+    """Probability with which each record, or person, takes part in a round (Poisson batches). Only a simulation can use less than 1. With 1
+    the noise is least."""
 
     uses_ranges: ClassVar[bool] = False
     needs_training: ClassVar[bool] = True

@@ -39,23 +39,23 @@ def thresholds(epsilon: float) -> tuple[int, int]:
     """Return the smallest and the largest threshold (lo, hi) that ensure epsilon. With threshold t, a bit is + with probability t / 2**32.
 
     lo = ceil(2**32 / (1 + e**epsilon)) with e**epsilon rounded down, and hi = 2**32 - lo. Then hi / lo <= e**epsilon holds exactly, and so
-    does epsilon-LDP, however t was rounded. Above an epsilon of about 22, lo is 1, and the true epsilon of a bit stays at 22.18.
+    does epsilon-LDP for all thresholds from lo to hi. Above an epsilon of about 22, lo is 1, and the true epsilon of a bit stays at 22.18.
 
     Raises:
         ConfigError: epsilon is not a positive finite number, or below about 1e-9.
     """
     try:
         usable = not isinstance(epsilon, bool) and isfinite(epsilon) and epsilon > 0
-    except (TypeError, OverflowError):
+    except (TypeError, OverflowError):  # not a number, or an integer that no float can hold
         usable = False
     if not usable:
         raise ConfigError(f"epsilon must be a positive finite number, got {epsilon}")
-    if epsilon > BITS:  # lo is 1 from here on; spares a huge exponential
+    if epsilon > BITS:  # lo is 1 for so large an epsilon, and e**epsilon need not be computed
         return 1, (1 << BITS) - 1
     context = Context(prec=60, traps=[])
     # e**epsilon: exp is correctly rounded, and one step down makes it a lower bound. The caller's own decimal context plays no part.
-    growth = Fraction(Decimal(epsilon).exp(context).next_minus(context))
-    lo = ceil((1 << BITS) / (1 + growth))
+    exp_epsilon = Fraction(Decimal(epsilon).exp(context).next_minus(context))
+    lo = ceil((1 << BITS) / (1 + exp_epsilon))
     if 2 * lo >= 1 << BITS:
         raise ConfigError(f"epsilon {epsilon:g} is too small to tell + from - with {BITS} random bits: at least 1e-09 is needed")
     return lo, (1 << BITS) - lo
@@ -106,9 +106,9 @@ class Duchi(Mechanism, ByComparison):
         values, source = require_shape(values, ranges).cpu(), as_source(generator)
 
         def make_encoder(columns: slice) -> Encoder:
-            """Return a function that draws the bits of the clients in a range of rows about the coordinates ``columns``."""
-            thresholds = Thresholds.of(self._half, ranges, columns)
-            return lambda rows: thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
+            """Return a function that draws the bits about the coordinates ``columns``, for a range of clients."""
+            block_thresholds = Thresholds.of(self._half, ranges, columns)
+            return lambda rows: block_thresholds.bits(values[rows.start : rows.stop, columns], source, rows)
 
         return BitReports.from_encoder(make_encoder, *values.shape)
 
@@ -117,12 +117,12 @@ class Duchi(Mechanism, ByComparison):
 
         None for models of more than one block of coordinates.
         """
-        if ranges.dimension > COORDINATE_BLOCK:  # clients draw all bits of a block before the next block
+        if ranges.dimension > COORDINATE_BLOCK:  # ``encode`` draws one block after the other, a comparison all coordinates at once
             return None
-        thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
-        limits = torch.full((ranges.dimension,), thresholds.limit)
-        arguments = (thresholds.center.contiguous(), thresholds.first_slope.contiguous(), limits)
-        return Comparison(_first_bits, arguments, thresholds.exact)
+        all_thresholds = Thresholds.of(self._half, ranges, slice(0, ranges.dimension))
+        limits = torch.full((ranges.dimension,), all_thresholds.limit)
+        arguments = (all_thresholds.center.contiguous(), all_thresholds.first_slope.contiguous(), limits)
+        return Comparison(_first_bits, arguments, all_thresholds.exact)
 
     def decode(self, reports: BitReports, ranges: LayerRanges) -> Tensor:
         """Return estimates (K, d): center + radius A for a bit that is set, center - radius A for one that is not; A is :attr:`gain`."""
@@ -134,7 +134,7 @@ class Duchi(Mechanism, ByComparison):
         return BitReports.from_payloads(payloads, ranges.dimension)
 
     def aggregate(self, reports: Sequence[BitReports], ranges: LayerRanges) -> Tensor:
-        """Return the mean estimate (d,): center + radius A (2 f - 1), A the :attr:`gain`, f the share of a weight's bits that are set."""
+        """Return the mean estimate (d,): center + radius A (2 f - 1). A is the :attr:`gain`, f the share of set bits of a weight."""
         clients = total_clients(reports, ranges, BitReports)
         ones, gain = count_ones(reports), self.gain
         mean = torch.empty(ranges.dimension, dtype=torch.float32)
@@ -145,7 +145,7 @@ class Duchi(Mechanism, ByComparison):
         return mean
 
     def noise(self, ranges: LayerRanges) -> TwoValueNoise:
-        """Return the error of LDP-FL, proof of Lemma 2 (the lemma itself drops the last term), and Lemma 3, upper bound."""
+        """Return the error: the variance in LDP-FL's proof of Lemma 2 (the lemma drops its last term), and the upper bound of Lemma 3."""
         return TwoValueNoise(ranges, self.gain)
 
     @property
@@ -180,7 +180,7 @@ class DuchiSettings(EpsilonSettings):
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Turns values of a block of coordinates into bits: + is sent when a uniform signed 32-bit integer lies below t = half * (w - c) / r.
+    """Turns the values at b coordinates into bits: + is sent when a uniform signed 32-bit integer lies below t = half * (w - c) / r.
 
     The first 16 bits of the integer decide, unless they equal those of t. That happens once in 65536 draws, whatever the value; only then
     are the other 16 bits drawn.
@@ -196,6 +196,7 @@ class Thresholds:
     is 0 there are two, and the error is below 2^-23.
 
     Attributes:
+        half: the largest t, which determines epsilon.
         center, slope: c and half / r of each coordinate, (b,).
         first_slope: ``slope`` / 2^16, as float32.
         limit: a float32, the largest t / 2^16, or slightly less.
@@ -222,7 +223,7 @@ class Thresholds:
         return cls(half, center, slope, first_slope, float(limit), not bool(center.any()))
 
     def bits(self, values: Tensor, source: RandomSource, rows: range) -> NDArray[np.bool_]:
-        """Return the bits (k, b) that stand for the ``values`` (k, b) of the clients in ``rows``.
+        """Draw the bits (k, b) that stand for the ``values`` (k, b) of the k clients in ``rows``.
 
         Raises:
             PrivacyError: a value is NaN or infinite.
@@ -230,6 +231,7 @@ class Thresholds:
         # Checked here, while the block is in the cache: a separate pass over all values would take longer.
         require_finite_block(values)
         offset = values if self.centered else values - self.center
+        # Clamping to ``limit`` clips the values to their ranges, which epsilon needs.
         first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)  # first 16 bits of t
         # Only where 16 random bits equal these, the whole threshold is computed and more bits are drawn.
         return compare_random_words(first.numpy(), lambda row, column: self.exact(values.numpy()[row, column], column), source, rows)

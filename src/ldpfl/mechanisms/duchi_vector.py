@@ -59,8 +59,8 @@ class DuchiVector(Mechanism):
     finite precision. Assumes public ranges and an unguessable source of random bits.
 
     The client rounds t = (w - c) / r to signs v without bias. Sign vectors x with <x, v> > 0 are sent with e^epsilon times
-    the probability of the others, and x_j stands for c + r B x_j. The half-space has to be open: for an even dimension
-    the closed one, as in the papers, costs ln(1 + e^epsilon) and is biased.
+    the probability of the others, and x_j stands for c + r B x_j. The papers include <x, v> = 0, which is possible for an even
+    dimension. That would cost ln(1 + e^epsilon), and the estimate would be biased.
 
     Source: Duchi, Jordan & Wainwright 2018; Nguyen et al. 2016 for the even dimension; Optimal LDP-FL, equations (6)-(8).
     """
@@ -86,7 +86,7 @@ class DuchiVector(Mechanism):
         return Duchi(self.epsilon).gain / central_binomial(dimension // 2) - (dimension % 2 == 0)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> VectorBitReports:
-        """Round each row to signs, then draw the vector that is sent, both packed to bits."""
+        """Round each row to signs, then draw the sign vector that is sent instead. Both are packed to bits."""
         values = require_finite(values, ranges)
         source = as_source(generator)
         packed = _round_to_signs(values, ranges, source)
@@ -136,7 +136,7 @@ class DuchiVector(Mechanism):
         return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, blanket))
 
     def _centers_and_amplitudes(self, ranges: LayerRanges) -> tuple[Tensor, Tensor]:
-        """Return each weight's center, and its amplitude: the radius times :meth:`gain`, which a sign stands for; (d,) each."""
+        """Return each weight's center and its amplitude radius x :meth:`gain`, (d,) each. A sign stands for plus or minus the amplitude."""
         center, radius = ranges.expand()
         return center, radius * self.gain(ranges.dimension)
 
@@ -167,19 +167,22 @@ def _round_to_signs(values: Tensor, ranges: LayerRanges, source: RandomSource) -
     """Round each value w to a random sign, + with probability (1 + t) / 2 for t = (w - c) / r, clipped to [-1, 1]; a set bit is +.
 
     c and r are the center and the radius of the value's range. A uniform integer in [-2^31, 2^31) is compared with 2^31 t, so values
-    outside the range count as its ends, and the probability is too large by 2^-32 at most. Rounding here affects only the estimate;
+    outside the range count as its ends, and the probability is too large by 2^-32 at most. Such errors affect only the estimate, because
     ``_draw_vectors`` alone ensures epsilon.
     """
 
     def make_encoder(columns: slice) -> Encoder:
         """Return a function that rounds the values at the coordinates ``columns``."""
         center, radius = ranges.slice(columns.start, columns.stop)
-        slope, centered = (1 << (BITS - 1)) / radius, not bool(center.any())
+        slope = (1 << (BITS - 1)) / radius
+        centers_are_zero = not bool(center.any())  # as for updates; saves a pass over the values
 
         def draw_bits(rows: range) -> NDArray[np.bool_]:
-            """Return the signs (k, b) of the clients in ``rows``, True for +."""
-            words, block = draw_block(source, rows, columns.stop - columns.start), values[rows.start : rows.stop, columns]
-            scaled = block * slope if centered else (block - center).mul_(slope)
+            """Draw the signs of the k clients in ``rows`` at the b coordinates, (k, b), True for +."""
+            block = values[rows.start : rows.stop, columns]
+            scaled = block * slope if centers_are_zero else (block - center).mul_(slope)  # 2^31 t
+            words = draw_block(source, rows, columns.stop - columns.start)
+            # Words are uniform on [-2^31, 2^31), so one lies below 2^31 t with probability (1 + t) / 2.
             return np.asarray(words < scaled.numpy())
 
         return draw_bits
@@ -209,7 +212,7 @@ def _draw_vectors(signs: PackedBits, dimension: int, disagree_share: int, source
         # A coin below 2^32 - s asks for the vector that agrees, so the opposite is taken where the drawn vector is not the one asked for.
         opposite = ~half_agree & ((coins < (1 << BITS) - disagree_share) != most_agree)
         vectors[opposite] = ~vectors[opposite]
-        vectors[:, -1] &= 0xFF >> (-dimension % 8)
+        vectors[:, -1] &= 0xFF >> (-dimension % 8)  # inverting set the unused bits
         drawn[undecided] = vectors
         undecided = undecided[half_agree & (coins >= 2 * disagree_share)]  # rejected: these rows draw again
         if not undecided.size:

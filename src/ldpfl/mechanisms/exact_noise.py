@@ -60,7 +60,7 @@ class Law:
     """Error of :meth:`size_of_tail`, relative to size + 1."""
 
     fast_size_limit: ClassVar[float]
-    """A lower bound of the size of the tail 2^-12. Below it, :meth:`fast_size` is precise enough."""
+    """A lower bound of the size of the tail 2^-12. Sizes below it are computed by :meth:`fast_size`, which is precise enough there."""
     fast_size_unit: ClassVar[float]
     """Unit of the results of :meth:`fast_size`."""
     fast_size_error: ClassVar[float]
@@ -94,7 +94,7 @@ class _Normal(Law):
     fast_size_error: ClassVar[float] = 2.0**-42
 
     def fast_size(self, bits: Floats) -> Floats:
-        """Return erfinv(1 - 2 t) for the tails t = ``bits`` / 2^64: the x that a normal value exceeds with probability t, over sqrt(2)."""
+        """Return erfinv(1 - 2 t) in place of ``bits``, t = ``bits`` / 2^64: x / sqrt(2), t = P(normal value > x)."""
         bits *= -(2.0 ** (1 - WORD))
         bits += 1
         argument = torch.from_numpy(bits)
@@ -116,7 +116,7 @@ class _Laplace(Law):
     fast_size_error: ClassVar[float] = 2.0**-44
 
     def fast_size(self, bits: Floats) -> Floats:
-        """Return log(2 t) for the tails t = ``bits`` / 2^64: minus the x that a Laplace value exceeds with probability t."""
+        """Return log(2 t) in place of ``bits``, for t = ``bits`` / 2^64: minus the x that a Laplace value exceeds with probability t."""
         bits *= 2.0 ** (1 - WORD)
         return np.log(bits, out=bits)
 
@@ -146,7 +146,7 @@ def draw_rounded_noise(law: Law, steps: float, source: RandomSource, rows: range
     words = draw_words64(source, rows, count)
     points = np.empty(words.shape)
     flat_words, flat_points = words.reshape(-1), points.reshape(-1)  # views
-    undecided_in_blocks = [np.empty(0, dtype=np.intp)]
+    undecided_in_blocks = [np.empty(0, dtype=np.intp)]  # ``concatenate`` needs one array, even if there are no words
     for start in range(0, flat_words.size, _BLOCK):
         block = slice(start, start + _BLOCK)
         undecided_in_blocks.append(_write_nearest_points(law, steps, flat_words[block], flat_points[block]) + start)
@@ -177,7 +177,7 @@ def _write_nearest_points(law: Law, steps: float, words: Integers, points: Float
 
 
 def sizes_and_errors(law: Law, words: Integers) -> tuple[Floats, Floats]:
-    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors as :meth:`Law.size_error` has them."""
+    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors, which :meth:`Law.size_error` defines."""
     tail_sizes, errors = np.empty(words.shape), np.full(words.shape, law.fast_size_error)
     flat_words, flat_sizes, flat_errors = words.reshape(-1), tail_sizes.reshape(-1), errors.reshape(-1)  # views
     for start in range(0, flat_words.size, _BLOCK):
@@ -195,17 +195,17 @@ def _scaled_tails(words: Integers) -> Floats:
     return (words & np.int64(2**63 - 1)).astype(np.float64)
 
 
-def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, row: NDArray[np.intp]) -> Floats:
+def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: RandomSource, rows: range, owner: NDArray[np.intp]) -> Floats:
     """Return the lattice points of ``words`` (n,), drawing as many more bits as needed.
 
-    ``row`` (n,) is the index in ``rows`` of the client whose bits are drawn.
+    ``owner`` (n,) is the index in ``rows`` of the client that each word belongs to. This client's stream gives the bits.
     """
     tail, negative = tails_and_signs(words)
     size = law.size_of_tail(tail)
     error = law.size_error(size, tail)
     points, highest_points = _nearest_points((size - error) * steps), _nearest_points((size + error) * steps)
     for place in np.flatnonzero((points != highest_points) | (tail < _MIN_SIGNIFICANT_TAIL)).tolist():
-        draw_more_bits = make_bit_drawer(source, rows[int(row[place])])
+        draw_more_bits = make_bit_drawer(source, rows[int(owner[place])])
         points[place] = _find_exact_point(law, steps, first_tail_bits(words[place]), draw_more_bits)
     return np.where(negative, -points, points).astype(np.float64)
 
@@ -235,15 +235,17 @@ def _find_exact_point(law: Law, steps: float, known_bits: int, draw_more_bits: C
         context = mpmath.MPContext()  # mpmath's own is shared by all threads
         context.prec = bits + _EXTRA_BITS
         lowest, highest = context.mpf(known_bits) / 2**bits, context.mpf(known_bits + 1) / 2**bits  # bounds of the tail
+        # A tail of 0 has no finite size. No candidate near 0 will fit it, so more bits are drawn.
         guess = 0 if known_bits == 0 else floor(float(law.size_of_tail(np.array([float(lowest)]))[0]) * steps + 0.5)
         rounding = context.mpf(2) ** -(bits + _EXTRA_BITS // 2)  # bound of the relative error of a probability
 
         def at_least(point: int, context: Any = context) -> Any:
-            """Return the probability of ``point`` or a larger lattice point."""
+            """Return the tail of the smallest noise size that rounds to ``point``, (2 point - 1) / (2 steps); 1/2 for point 0."""
             return context.mpf(0.5) if point <= 0 else law.tail_beyond((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
 
         for candidate in (guess - 1, guess, guess + 1):
-            # Only probabilities that mpmath computed have a rounding error: that of point 0 or more is exactly 1/2.
+            # The tail belongs to the candidate if it lies between those of the smallest sizes that round to it and to the next. Only tails
+            # that mpmath computed have a rounding error: that of point 0 is exactly 1/2.
             not_smaller = highest <= at_least(candidate) * (1 - rounding * (candidate > 0))
             not_larger = lowest >= at_least(candidate + 1) * (1 + rounding)
             if candidate >= 0 and not_smaller and not_larger:
@@ -282,7 +284,7 @@ def first_tail_bits(word: Any) -> int:
 
 
 def make_bit_drawer(source: RandomSource, row: int) -> Callable[[], int]:
-    """Return a function that draws 64 more bits of the client ``row``."""
+    """Return a function that draws 64 more bits of the client ``row``, as a number from 0 to 2^64 - 1."""
     return lambda: int(draw_words64(source, range(row, row + 1), 1)[0, 0]) & (2**64 - 1)
 
 
@@ -299,6 +301,7 @@ def draw_integers_below(limits: Floats, source: RandomSource, rows: range) -> Fl
     drawn = np.floor(products)
     products -= drawn
     products -= 0.5
+    # Fractions less 1/2. Those close to -1/2 or 1/2 come from products near an integer, whose floor the error may change.
     near_an_integer = np.abs(products, out=products) >= 0.5 - _ERROR_BELOW
     for row, column in _positions_of_true(near_an_integer):
         known_bits = int(words[row, column]) & (2**64 - 1)

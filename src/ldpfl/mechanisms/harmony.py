@@ -34,11 +34,11 @@ _CLAIM = 'Optimal LDP-FL, section 4: the "framework satisfies eps-LDP"; epsilon 
 class Harmony(Mechanism):
     """Sample one weight of each group uniformly, and send its place and its sign as ``duchi`` would.
 
-    Guarantee: epsilon-LDP (pure) for each group of each round's report, replacing all of the group's weights at once;
-    a report of G groups costs G * epsilon. Assumes public ranges and random bits nobody can guess, even from the places.
+    Guarantee: epsilon-LDP (pure) for each group of each round's report, replacing all of the group's weights at once. A report of
+    G groups costs G * epsilon. Assumes public ranges and random bits nobody can guess, even from the places.
 
-    A layer is cut into consecutive groups of ``group`` weights; the last may be smaller, and so may a whole layer, which
-    is then one group. Without ``group`` a layer is one group, as in the paper; ``group=1`` is ``duchi``, bit for bit.
+    A layer is cut into consecutive groups of ``group`` weights, of which the last may be smaller. A layer with fewer weights is one
+    group. Without ``group`` every layer is one group, as in the paper. With ``group=1`` the bits are those of ``duchi``.
 
     The estimate is c + s r A * sign at the sampled weight of a group of s weights (c: center, r: radius, A: :attr:`gain`), and c at the
     others. Only this fill value is unbiased: equations (11) and (12) have 0 instead, which adds -c (1 - 1/s) to every mean. The sampled
@@ -89,7 +89,7 @@ class Harmony(Mechanism):
         groups = Groups.of(ranges, self.group)
         groups.count_clients([reports], ranges)
         center, step = groups.centers_and_steps(self.gain)
-        estimates = _centers(ranges).repeat(reports.clients, 1)
+        estimates = _centers(ranges).repeat(reports.clients, 1)  # changed through ``numpy()``, which is a view
         for rows, columns, signs in groups.entries([reports]):
             np.put_along_axis(estimates.numpy()[rows], columns, (center + step * signs).astype(np.float32), axis=1)
         return estimates
@@ -102,13 +102,13 @@ class Harmony(Mechanism):
         groups = Groups.of(ranges, self.group)
         clients = groups.count_clients(reports, ranges)
         center, step = groups.centers_and_steps(self.gain / clients)
-        # Left uninitialised, so that a large model costs no more: only the entries of sampled weights are set and read.
+        # Left uninitialised, which saves time for a large model: only the entries of sampled weights are set and read.
         sums = torch.empty(ranges.dimension, dtype=torch.int64).numpy()
         for _, columns, _ in groups.entries(reports):
             sums[columns] = 0
         for _, columns, signs in groups.entries(reports):
             np.add.at(sums, columns.ravel(), signs.ravel())
-        mean = _centers(ranges)
+        mean = _centers(ranges)  # changed through ``numpy()``, which is a view
         for _, columns, _ in groups.entries(reports):  # a weight that two clients sampled is written twice, with the same value
             mean.numpy()[columns] = center + step * sums[columns]
         return mean
@@ -124,7 +124,7 @@ class Harmony(Mechanism):
         return Units(unit_bits(groups.sizes), groups.sizes, groups.counts, reader=self._reader_of_part)
 
     def _reader_of_part(self, part: LayerRanges) -> Harmony:
-        """Return the mechanism that reads reports about the weights in ``part``. Its groups may not exceed the part's largest layer."""
+        """Return the mechanism that reads reports about the weights in ``part``. Its group size may not exceed the part's largest layer."""
         return self if self.group is None else replace(self, group=min(self.group, max(part.sizes)))
 
     def release(self, ranges: LayerRanges) -> BinaryRelease:
@@ -147,7 +147,7 @@ class HarmonySettings(EpsilonSettings):
 
     name: Literal["harmony"] = "harmony"
     group: Count | Literal["layer"] = "layer"
-    """Weights of which one is sent; ``layer`` as in Optimal LDP-FL."""
+    """Number of weights in a group, of which a client sends one. ``layer``: each layer is one group, as in Optimal LDP-FL."""
     sends_bits: ClassVar[bool] = True
 
     def at(self, epsilon: float) -> Harmony:
@@ -155,7 +155,7 @@ class HarmonySettings(EpsilonSettings):
 
 
 def _centers(ranges: LayerRanges) -> Tensor:
-    """Return the center of each weight's range, (d,) float32, in memory of its own."""
+    """Return the center of each weight's range, (d,) float32. The caller may write to it, unlike to that of ``ranges.expand``."""
     centers = torch.empty(ranges.dimension, dtype=torch.float32)
     for layer, center in zip(centers.split_with_sizes(list(ranges.sizes)), ranges.center.tolist(), strict=True):
         layer.fill_(center)

@@ -11,7 +11,7 @@ from ldpfl.mechanisms.noise import ConstantNoise
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.dense import DenseReports, mean_of_rows
-from ldpfl.mechanisms.reports.units import Units
+from ldpfl.mechanisms.reports.units import FLOAT_BITS, Units
 from ldpfl.mechanisms.settings import Facts, MechanismSettings
 from ldpfl.privacy import UnprotectedRelease
 from ldpfl.util.lazy_imports import torch
@@ -36,7 +36,7 @@ class Identity(Mechanism):
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> DenseReports:
         values = require_finite(values, ranges)
-        return DenseReports(ranges.clamp(values).float() if self.clamp else values.clone())
+        return DenseReports(ranges.clamp(values).float() if self.clamp else values.clone())  # a copy: values may change
 
     def decode(self, reports: DenseReports, ranges: LayerRanges) -> Tensor:
         total_clients([reports], ranges, DenseReports)  # raises if the reports do not fit
@@ -56,7 +56,7 @@ class Identity(Mechanism):
         return Properties(adds_up=True)
 
     def units(self, ranges: LayerRanges) -> Units:
-        return Units.whole(ranges.dimension, 32 * ranges.dimension)
+        return Units.whole(ranges.dimension, FLOAT_BITS * ranges.dimension)
 
     def release(self, ranges: LayerRanges) -> UnprotectedRelease:
         return UnprotectedRelease(self.name, "values leave as they are", ranges.dimension, "weight")
@@ -67,7 +67,7 @@ class IdentitySettings(MechanismSettings):
 
     name: Literal["none"] = "none"
     clamp: bool = False
-    """Clamps values to their ranges, as mechanisms with noise do: what clamping costs by itself."""
+    """Whether values are clamped to their ranges, as by mechanisms with noise. A run then shows what clamping alone costs."""
 
     protects: ClassVar[bool] = False
 

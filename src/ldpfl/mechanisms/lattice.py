@@ -46,11 +46,12 @@ and so the vector by less than C sqrt(d) / steps."""
 
 @dataclass(frozen=True)
 class Lattice:
-    """Format of the integers that clients send.
+    """Format of the integers that clients send, which stand for points of a lattice.
 
     Attributes:
         steps: number of lattice points per norm C, a power of two.
-        bits: width of a number, 32 or 64. Sums are right modulo 2^bits, so exact if each coordinate lies in [-2^(bits - 1), 2^(bits - 1)).
+        bits: width of a number, 32 or 64. Sums are right modulo 2^bits. So they are exact if each of their coordinates lies in
+            [-2^(bits - 1), 2^(bits - 1)).
     """
 
     steps: int = STEPS
@@ -58,7 +59,7 @@ class Lattice:
 
     @classmethod
     def of(cls, facts: Facts, parts: float, noise_multiplier: float) -> Lattice:
-        """Return the lattice for a federation with the public ``facts``: that of :meth:`for_sum` if reports are summed."""
+        """Return the default lattice, or if reports are summed, that of :meth:`for_sum`, which explains the other arguments."""
         return cls.for_sum(facts.clients, parts, noise_multiplier, facts.ranges.dimension) if facts.summed else cls()
 
     @classmethod
@@ -86,7 +87,7 @@ class Lattice:
         """
         if clients < 1:
             raise ConfigError(
-                "shuffling.max_clients, the largest number of clients in a sum, is not set: add it, as by --set shuffling.max_clients=100"
+                "shuffling.max_clients, the largest number of clients in a sum, is not set: add --set shuffling.max_clients=100, say"
             )
         length = clients * parts + _MAX_STDS * sqrt(clients) * noise_multiplier  # largest coordinate of a sum, in units of C
         if length * STEPS + clients / 2 >= 2.0**63:
@@ -94,8 +95,8 @@ class Lattice:
                 f"a sum over {clients:,} clients of {parts:,g} vectors each does not fit 64 bits: sum over fewer clients, or use less noise"
             )
         max_steps = (2.0**31 - clients / 2) / length
-        steps = min(STEPS, 2 ** int(log2(max_steps))) if max_steps > 1 else 0
-        exact = steps * length + clients / 2 < 2.0**31
+        steps = min(STEPS, 2 ** int(log2(max_steps))) if max_steps > 1 else 0  # 0: no power of two is small enough
+        exact = steps * length + clients / 2 < 2.0**31  # checked again, since ``log2`` may have rounded up
         rounding_harmless = steps * noise_multiplier >= _MIN_STD and steps * _MAX_SHORTENING >= sqrt(dimension)
         return cls(steps, 32) if exact and rounding_harmless else cls()
 
@@ -147,17 +148,18 @@ class LatticeMechanism(VectorMechanism):
         return self.clip.steps
 
     def sent_ranges(self, ranges: LayerRanges) -> LayerRanges:
-        """Return the ranges of the numbers that a client sends: ``ranges``, or with adaptive clipping those of one more number.
+        """Return the ranges of the numbers that a client sends: ``ranges`` themselves, unless clipping is adaptive.
 
-        The additional number shows whether the vector was clipped. The center is then 0, and is added to the estimates afterwards.
+        With adaptive clipping a client sends one more number, which shows whether the vector was clipped. Then these ranges have the center
+        0, and :meth:`_weight_estimates` adds the center of ``ranges`` afterwards.
         """
         return LayerRanges(0.0, 1.0, (self.clip.width(ranges.dimension),)) if self.clip.adaptive else ranges
 
     def points(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> NDArray[np.int64]:
         """Return the lattice points that each client adds to a sum, its own noise included, (K, d). Exact.
 
-        A coordinate exceeds ``bits`` bits with a probability below 10^-32, see :meth:`Lattice.for_sum`. Even then the sum is right modulo
-        2^bits.
+        A coordinate of the sum exceeds ``bits`` bits with a probability below 10^-32, see :meth:`Lattice.for_sum`. Even then the sum is
+        right modulo 2^bits.
 
         Raises:
             PrivacyError: the values are invalid and must not be sent.
@@ -187,10 +189,11 @@ class LatticeMechanism(VectorMechanism):
     def max_sum_length(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
         """Return a length, in lattice points, that an honest sum over ``clients`` of the ``asked`` clients exceeds once in 10^31.
 
-        Proof: let x be the sum of honest vectors, each of length ``vector`` C at most, and N the number of vectors of all clients that were
-        asked. Then |x| <= N ``vector`` C. The noise z is Gaussian with standard deviation s sqrt(n) C in each coordinate, n = ``clients``.
-        Each of two events has a probability below 10^-31: |z| exceeds its root mean square by 12 standard deviations, or the component of z
-        along x exceeds 12 of them. So |x + z|^2 = |x|^2 + 2 x z + |z|^2 is bounded. Rounding adds less than n / 2 per coordinate.
+        Proof: let x be the sum of honest vectors, each of length ``vector`` C at most. Let N be the number of vectors of all clients that
+        were asked, since a few clients may hold most vectors. Then |x| <= N ``vector`` C. The noise z is Gaussian with standard deviation
+        s sqrt(n) C in each coordinate, where s is ``noise_multiplier`` and n is ``clients``. Each of two events has a probability below
+        10^-31: |z| exceeds its root mean square by 12 standard deviations, or the component of z along x exceeds 12 of them. So
+        |x + z|^2 = |x|^2 + 2 x z + |z|^2 is bounded. Rounding adds less than n / 2 per coordinate.
         """
         noise_std, length = self._noise_std * sqrt(clients), asked * self._vectors_held * vector * self.steps
         squared = length**2 + 2 * _MAX_STDS * noise_std * length + noise_std**2 * (sqrt(dimension) + _MAX_STDS) ** 2
@@ -230,10 +233,11 @@ class LatticeMechanism(VectorMechanism):
         return self._weight_estimates(self._mean(reports, ranges), ranges)
 
     def fraction_within(self, reports: Sequence[Any], ranges: LayerRanges) -> float:
-        """Return an unbiased estimate, with noise, of the share of vectors that were not longer than C. It may lie outside 0 to 1.
+        """Return an unbiased estimate of the share of vectors that were not longer than C. Its noise may put it outside 0 to 1.
 
         The last coordinate of each vector has ``clip.bit`` lattice points if the vector was not longer than C, else minus as many.
         """
+        # Mean of the last coordinate over vectors, in lattice points.
         mean_bit = float(self._mean(reports, ranges)[-1]) / (self._scale * self._vectors_in_round)
         return (1 + mean_bit / self.clip.bit) / 2
 
@@ -244,10 +248,11 @@ class LatticeMechanism(VectorMechanism):
         return super().aggregate(reports, self.sent_ranges(ranges))
 
     def _weight_estimates(self, sent: Tensor, ranges: LayerRanges) -> Tensor:
-        """Return the estimates of the weights (..., d), from those of all numbers that are ``sent``: with adaptive clipping one more."""
+        """Return estimates (..., d) of the weights from ``sent``, the estimates of all numbers in :meth:`sent_ranges`."""
         if not self.clip.adaptive:
             return sent
-        return (ranges.expand()[0] + sent[..., :-1].double() * self._norm_ratio(ranges)).float()
+        weights = sent[..., :-1].double()  # the last number shows whether the vector was clipped
+        return (ranges.expand()[0] + weights * self._norm_ratio(ranges)).float()
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> VectorReports:
         return super().read(payloads, self.sent_ranges(ranges))

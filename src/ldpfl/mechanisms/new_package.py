@@ -15,6 +15,7 @@ from ldpfl.util.files import write_text
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_LENGTH = 40
+"""Pattern of a mechanism's name, and its largest number of characters."""
 
 
 def package_files(name: str) -> dict[str, str]:
@@ -35,7 +36,7 @@ def write_package(folder: Path, name: str) -> None:
     """Write the files of a package that provides the mechanism ``name`` into a new ``folder``.
 
     Raises:
-        ConfigError: ``name`` is no valid name, a mechanism or a Python module has it already, or ``folder`` is not empty.
+        ConfigError: ``name`` is not valid, a mechanism or a Python module has it already, or ``folder`` is a file or not empty.
     """
     if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
         raise ConfigError(f"{name[:60]!r} is not a valid name: use up to {_MAX_LENGTH} small letters, digits and single hyphens")

@@ -28,14 +28,14 @@ class Noise(ABC):
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
         """Return an estimate (d,) of the noise variance of the mean of ``clients`` reports.
 
-        It is computed from the released ``mean`` alone, so the server may use it. It is unbiased where all clients hold the same value.
-        Otherwise it is too large by the variance among the clients' values over (clients - 1), because the mean alone does not show it.
+        It is computed from the released ``mean`` alone, so the server may use it. It is unbiased if all clients hold the same value.
+        Otherwise it is too large by (variance among the clients' values) / (clients - 1), because the mean does not show that variance.
         Where no unbiased estimate is known, it is an upper bound, at most the square of :meth:`largest_std`.
         """
 
     @abstractmethod
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return the largest standard deviation (L,) that the mean's noise can have in each layer. Without PyTorch, for planning."""
+        """Return the largest standard deviation (L,) of the mean's noise in each layer. It needs no PyTorch, so that planning is fast."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class TwoValueNoise(Noise):
     largest: NDArray[np.int64] | int = 1
 
     def variance(self, values: Tensor) -> Tensor:
-        """Return the mean square of an estimate's distance from the center, less the square of the clamped value's distance, (K, d)."""
+        """Return E[(estimate - center)^2] - (clamped value - center)^2, (K, d): estimates have the clamped value as their mean."""
         center = self.ranges.expand()[0]
         clipped = self.ranges.clamp(values)
         return (self._mean_square() - (clipped - center) ** 2).to(values.dtype)
@@ -100,12 +100,13 @@ class TwoValueNoise(Noise):
         return ((self._mean_square() - (mean - center) ** 2) / (clients - 1)).clamp_min(0).float()
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return radius A sqrt(s / n), A the gain, for the largest group size s of each layer and n = ``clients``: that at the center."""
+        """Return radius A sqrt(s / n): A is the gain, s a layer's largest group size, n = ``clients``. Values at the center have it."""
         return np.asarray(self.ranges.radii * np.sqrt(self.largest) * (self.gain / sqrt(clients)))
 
     def _mean_square(self) -> Tensor:
-        """Return the mean square of an estimate's distance from the center, (d,): (radius A)^2 for the gain A, times the group size."""
+        """Return the mean square of an estimate's distance from the center, (d,): the group size times (radius A)^2, for the gain A."""
         square: Tensor = (self.ranges.expand()[1] * self.gain) ** 2
+        # ``repeat`` gives each weight the size of its group: a group of s weights stands for s entries s.
         return square if self.groups is None else torch.from_numpy(np.repeat(self.groups, self.groups)) * square
 
 
@@ -118,8 +119,8 @@ class QuadraticNoise(Noise):
     Attributes:
         ranges: ranges of the values.
         offset, slope: a and b.
-        clipped: whether :meth:`mean_variance` takes a negative b as 0. Otherwise its estimate could turn negative where only some of the
-            weights are reported. The result a / n is an upper bound, too large by t^2 / n at most.
+        clipped: whether :meth:`mean_variance` takes a negative b as 0. Otherwise its estimate could become negative if clients report
+            only some weights. The result r^2 a / n is an upper bound, too large by -b r^2 t^2 / n at most.
     """
 
     ranges: LayerRanges
@@ -146,7 +147,7 @@ class QuadraticNoise(Noise):
         return estimate.clamp_min(0).float()  # below 0 only by the rounding of the mean
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return radius sqrt((offset + slope t^2) / n) for n = ``clients`` at the worst t: 0 if the slope is negative, else 1."""
+        """Return radius sqrt((offset + slope t^2) / n) for n = ``clients``. The worst t is 0 if the slope is negative, else 1."""
         return np.asarray(self.ranges.radii * sqrt((self.offset + max(0.0, self.slope)) / clients))
 
 

@@ -42,13 +42,13 @@ class PrivUnitG(VectorMechanism):
     """Send the direction of w - c with noise around it, times ``norm`` or times a one-bit estimate of its own length.
 
     Guarantee: epsilon-LDP (pure) for the whole vector of each round's report, replacing it by any other vector, of the bits that
-    leave: they follow from points of a public lattice. Assumes public ranges and norm, and unguessable random bits.
+    leave, because they follow from points of a public lattice. Assumes public ranges and norm, and unguessable random bits.
 
-    Of ``ranges`` only the centers are used: vectors are clipped to the Euclidean ball of radius ``norm`` around them, and
-    coordinates to nothing. A zero vector gets a random corner of the cube as its direction.
+    Only the centers of ``ranges`` are used: vectors are clipped to the Euclidean ball of radius ``norm`` around them, and single
+    coordinates are not clipped. A zero vector gets a random corner of the cube as its direction.
 
     Attributes:
-        norm: longest vector; a longer one is shortened to it.
+        norm: clipping norm; a longer vector is shortened to it.
         magnitude_share: part of epsilon that is spent on the length. With 0 every vector counts as one of length ``norm``: the estimates
             of short vectors are too long (biased).
 
@@ -82,12 +82,13 @@ class PrivUnitG(VectorMechanism):
 
     @property
     def properties(self) -> Properties:
-        caveats: tuple[str, ...] = (
-            f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",
-        )
+        if self.magnitude_share:
+            caveats = Duchi(self.length_epsilon).properties.caveats
+        else:
+            caveats = (f"lengths are not sent: every update counts as one of norm {self.norm:g}, so short ones are overstated (biased)",)
         return replace(
             super().properties,
-            caveats=Duchi(self.length_epsilon).properties.caveats if self.magnitude_share else caveats,
+            caveats=caveats,
             source="Asi, Feldman & Talwar 2022",
             assumptions=("ranges and norm are public", "random bits are uniform and secret"),
         )
@@ -123,14 +124,14 @@ class PrivUnitG(VectorMechanism):
             directions = np.where(lengths[block, None] > 0, _lengths_and_directions((values[block] - center).numpy())[1], corners)
             sent[block] = torch.from_numpy(randomised_directions(law, directions, source, rows)).mul_(noisy_lengths[block, None]).float()
         if not isfinite(sent.sum(dtype=torch.float64)):
-            raise PrivacyError("the noise that was drawn has NaN or infinity: check the random source; nothing was sent")
+            raise PrivacyError("a report has NaN or infinity, so the random source is broken: pass another source; nothing was sent")
         return VectorReports(sent)
 
     def noise(self, ranges: LayerRanges) -> Noise:
         return _DirectionNoise(self, ranges)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        # The length's bit has a blanket of twice the probability of its rarer value.
+        # The bit of the length has a blanket of twice the probability of its rarer value, lo / 2^32 with lo from ``thresholds``.
         length_blanket = thresholds(self.length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0
         return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, self.law.blanket * length_blanket))
 
@@ -148,7 +149,7 @@ class PrivUnitG(VectorMechanism):
         """Return unbiased one-bit estimates of ``lengths`` (K,) in [0, norm] by ``duchi``; or ``norm`` for all if lengths are not sent."""
         if not self.magnitude_share:
             return torch.full_like(lengths, self.norm)
-        half = torch.tensor([self.norm / 2], dtype=torch.float64)  # [0, norm], as the range of a single weight
+        half = torch.tensor([self.norm / 2], dtype=torch.float64)  # as center and radius, it makes [0, norm] the range of one weight
         return privatize(Duchi(self.length_epsilon), lengths.float()[:, None], LayerRanges(half, half, (1,)), source)[:, 0].double()
 
 
@@ -171,7 +172,7 @@ class _DirectionNoise(Noise):
         """
         offset = values.double() - self.ranges.expand()[0]
         length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
-        squares = torch.where(length > 0, (offset / length) ** 2, 1 / self.ranges.dimension)  # 0 / 0 is not taken
+        squares = torch.where(length > 0, (offset / length) ** 2, 1 / self.ranges.dimension)  # u_j^2; 0 / 0 is not taken
         clipped = length.clamp_max(self.mechanism.norm)
         mean = (length > 0) * (clipped if self.mechanism.magnitude_share else torch.full_like(clipped, self.mechanism.norm))
         direction_square: Tensor = (1 + (self.mechanism.law.second_moment - 1) * squares) / self.mechanism.law.scale**2
@@ -226,7 +227,7 @@ class _DirectionNoise(Noise):
         it is norm^2 (1 / m^2 + 1 / d), for the zero vector, whose direction is random; other vectors have norm^2 / m^2.
         """
         noise = 1 / self.mechanism.law.scale**2
-        length = self.mechanism.norm * min(1.0, (1 + noise) / 2)  # the worst N
+        length = self.mechanism.norm * min(1.0, (1 + noise) / 2)  # the worst N: the maximum of ``with_length``, quadratic in N, up to norm
         with_length = self._second_moment(length) * (1 + noise) - length**2
         return with_length if self.mechanism.magnitude_share else self.mechanism.norm**2 * (noise + 1 / self.ranges.dimension)
 
@@ -236,7 +237,7 @@ class PrivUnitGSettings(EpsilonSettings):
 
     name: Literal["privunit-g"] = "privunit-g"
     norm: Positive = 1.0
-    """Longest vector; a longer one is shortened to it."""
+    """Clipping norm: a longer vector is shortened to it."""
     magnitude_share: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.5
     """Part of ``epsilon`` that is spent on the vector's length."""
 
@@ -245,14 +246,15 @@ class PrivUnitGSettings(EpsilonSettings):
 
 
 def _is_number_between(value: object, low: float, high: float) -> bool:
+    """Whether ``value``, which may be of any type, is a number from ``low`` to ``high``. True and False are not numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and low <= value <= high
 
 
 def _lengths_and_directions(offsets: Floats) -> tuple[Floats, Floats]:
-    """Return the lengths (k,) of ``offsets`` (k, d), and their directions (k, d), unit vectors; that of a zero vector is 0.
+    """Return the lengths (k,) of ``offsets`` (k, d), and their directions (k, d). Directions are unit vectors; that of a zero vector is 0.
 
-    Rows are divided by their largest entry first, so that no square underflows, whatever center a server chose: otherwise a direction
-    could be no unit vector, and a report would reveal it. NumPy adds up a row in the same order, whatever the other rows are.
+    Rows are divided by their largest entry first, so that no square underflows, whatever center a server chose. Otherwise a direction
+    might not be a unit vector, and a report would reveal this. NumPy adds up a row in the same order, whatever the other rows are.
     """
     largest = np.abs(offsets).max(axis=1, keepdims=True)
     scaled = offsets / np.where(largest > 0, largest, 1.0)

@@ -38,7 +38,7 @@ STEPS = 1 << 10
 _SMALLEST_TAIL = 2.0**-53
 """Tail probability below which :meth:`DirectionLaw.bound` neglects values."""
 _LARGEST_NORMAL = float(-ndtri(_SMALLEST_TAIL))
-"""The normal quantile of that tail, about 8.21."""
+"""Value that a standard normal number exceeds with the probability ``_SMALLEST_TAIL``, about 8.21."""
 
 _SUM_ERROR = 2.0**-46
 """Relative error of NumPy's pairwise sums of products of two floats."""
@@ -52,10 +52,10 @@ Closer to 1, float64 has too few digits of 1 - tail."""
 class DirectionLaw:
     """The law of a randomised unit vector u: Z = (alpha u + g) / scale, with g standard normal in the space orthogonal to u.
 
-    alpha is a standard normal value conditioned to lie above ``gamma`` with probability ``p``, and below it otherwise. Unconditioned, it
-    would lie above with probability q. So the densities of Z for any two u differ by at most the factor (p / q) / ((1 - p) / (1 - q)).
-    ``threshold`` is the largest integer for which p = threshold / 2^64 keeps that factor within e^epsilon, with q computed for the exact
-    value of the float ``gamma``. ``scale`` is E[alpha], m in the paper, which makes Z unbiased.
+    With probability ``p``, alpha is a standard normal value conditioned to lie above ``gamma``, otherwise one conditioned to lie below.
+    Unconditioned, it would lie above with probability q. So the densities of Z for any two u differ by at most the factor
+    (p / q) / ((1 - p) / (1 - q)). ``threshold`` is the largest integer for which p = threshold / 2^64 keeps that factor within e^epsilon,
+    with q computed for the exact value of the float ``gamma``. ``scale`` is E[alpha], m in the paper, which makes Z unbiased.
     """
 
     threshold: int
@@ -70,7 +70,7 @@ class DirectionLaw:
 
     @property
     def blanket(self) -> float:
-        """Share of the law of Z that does not depend on u: its lowest density relative to a normal vector, which is (1 - p) / (1 - q)."""
+        """Share of the law of Z that does not depend on u: (1 - p) / (1 - q), its lowest density relative to that of a normal vector."""
         return float((2**WORD - self.threshold) / 2**WORD / -expm1(self.log_q))
 
     @property
@@ -84,9 +84,10 @@ class DirectionLaw:
         return 1 + self.gamma * self.scale
 
     def alpha(self, above: NDArray[np.bool_], tail: Floats) -> Floats:
-        """Return the values (k,) that alpha exceeds with probability ``tail`` (k,) in (0, 1], given its side of gamma, ``above`` (k,).
+        """Return the values (k,) that alpha exceeds with probability ``tail`` (k,) in (0, 1], for k clients.
 
-        Computed from the nearer tail, or from the logarithm of the far one, so that no digits cancel.
+        ``above`` (k,) says on which side of gamma each alpha lies; ``tail`` is meant on this side. The values are computed from the nearer
+        tail of the normal law, or from the logarithm of the far one, so that no digits cancel.
         """
         mass_below = -expm1(self.log_q)  # 1 - q
         left_tail = (1 - tail) * mass_below
@@ -94,13 +95,14 @@ class DirectionLaw:
         return np.asarray(np.where(above, -ndtri_exp(np.log(tail) + self.log_q), alpha_below))
 
     def bound(self, dimension: int) -> float:
-        """Return a bound of the entries of Z for any direction u. One report in 2^50 exceeds it and is cut off.
+        """Return a bound of the absolute entries of Z for any direction u. One report in 2^50 exceeds it, and is clipped to it.
 
         Let m be the scale, d the dimension, and G = 8.21 the largest |g_i| that counts. Then m Z_j = alpha u_j + h_j, where
         h = g - <g, u> u is the part of g orthogonal to u. |alpha| is largest at an end of one side of gamma. For |h_j|, let a = |u_j|.
         Cauchy-Schwarz over the other entries of u gives |h_j| <= G ((1 - a^2) + a sqrt(1 - a^2) sqrt(d - 1)). With a = sin(x) this is
         G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)), at most G (1 + sqrt(d)) / 2. Both maxima are added, though no direction attains both.
         """
+        # The largest alpha above gamma, and the smallest below.
         ends = self.alpha(np.array([True, False]), np.array([_SMALLEST_TAIL, 1 - _SMALLEST_TAIL]))
         return (max(float(ends[0]), -float(ends[1])) + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
 
@@ -125,7 +127,7 @@ def direction_law(epsilon: float) -> DirectionLaw:
 
 
 def _gamma_at(epsilon: float, logit: float) -> float:
-    """Return gamma, the limit between the two sides of alpha, if ``logit`` of epsilon is spent on the choice of the side.
+    """Return gamma, the limit between the two sides of alpha, if the part ``logit`` of epsilon is spent on the choice of the side.
 
     A standard normal value lies above gamma with the probability q for which ln(q / (1 - q)) = ``logit`` - ``epsilon``.
     """
@@ -143,9 +145,9 @@ def _scale_at(epsilon: float, logit: float) -> float:
 
 
 def randomised_directions(law: DirectionLaw, directions: Floats, source: RandomSource, rows: range) -> Floats:
-    """Draw Z (k, d) for the unit vectors ``directions`` (k, d) of the clients in ``rows``. E[Z] is the unit vector."""
+    """Draw Z (k, d) for the unit vectors ``directions`` (k, d) of the k clients in ``rows``. The mean of Z is the unit vector."""
     points = _Draws.of(law, directions, source, rows).points()
-    largest = law.bound(directions.shape[1]) * law.scale  # of an entry before it is divided by the scale
+    largest = law.bound(directions.shape[1]) * law.scale  # largest entry, before it is divided by the scale
     return np.asarray((points / STEPS).clip(-largest, largest) / law.scale)
 
 
@@ -179,16 +181,16 @@ class _Draws:
     def points(self) -> Integers:
         """Return the lattice points (k, d) of alpha u + g, with g projected to the space orthogonal to the unit vector u."""
         values, errors = self._estimate()
-        # Where both ends of the error interval round to one point, that point is right. The others are computed with more bits.
-        points, highest_points = (np.floor((values + sign * errors) * STEPS + 0.5) for sign in (-1, 1))
-        doubtful = points != highest_points
+        # If both ends of the error interval round to one point, that point is right. The others are computed with more bits.
+        points = np.floor((values - errors) * STEPS + 0.5)
+        doubtful = points != np.floor((values + errors) * STEPS + 0.5)
         for row in np.flatnonzero(doubtful.any(axis=1)).tolist():
             columns = np.flatnonzero(doubtful[row])
             points[row, columns] = self._exact_points(row, columns)
         return points.astype(np.int64)
 
     def _estimate(self) -> tuple[Floats, Floats]:
-        """Return the entries of alpha u + g and bounds of their floating-point errors, (k, d) both. The part of g along u is taken off.
+        """Return the entries of alpha u + g and bounds of their floating-point errors, (k, d) both. g is projected as in :meth:`points`.
 
         The bounds are infinite for a client with a tail so close to 0 or 1 that 64 bits and float64 leave too few digits.
         """
@@ -200,7 +202,7 @@ class _Draws:
         # Tails that have enough significant bits: those of the noise are 2^-40 or more.
         usable = (share > _MIN_SHARE) & (share < 1 - _MIN_SHARE) & ((self.noise_words & np.int64(2**63 - 1)).min(axis=1) >= 2**24)
         alpha = np.where(usable, self.law.alpha(self.above, share.clip(_MIN_SHARE, 1 - _MIN_SHARE)), 0.0)
-        along = alpha - (g * u).sum(axis=1)
+        along = alpha - (g * u).sum(axis=1)  # factor of u: alpha, less the part of g along u
         length_error = np.abs((u * u).sum(axis=1) - 1) + _SUM_ERROR  # u stands for the exact unit vector of its direction
         # Bounds of the error of ``along`` and of its product with u: from alpha and g, from sums, and since u is not exactly of length 1.
         error_along = _ALPHA_ERROR * (1 + np.abs(alpha)) + (entry_sizes * g_error).sum(axis=1)
@@ -218,7 +220,7 @@ class _Draws:
         while True:
             alpha_bits, tails = alpha_bits << WORD | draw_more_bits(), [tail << WORD | draw_more_bits() for tail in tails]
             bits = bits_after_next_draw(bits)
-            context = mpmath.MPContext()
+            context = mpmath.MPContext()  # mpmath's own is shared by all threads
             context.prec = bits + 2 * WORD
             u = [context.mpf(float(entry)) for entry in self.directions[row]]
             norm = context.sqrt(context.fsum(entry**2 for entry in u))

@@ -58,12 +58,13 @@ class LayerRanges:
             if not np.isfinite(value).all():
                 raise ConfigError(f"range {name} must be finite, found {_format_few(value[~np.isfinite(value)])}")
             object.__setattr__(self, field, value)
-        # Below, squares of differences would underflow; nothing is lost, for no float32 around a radius is as close to its center.
+        # A center closer to 0 than the smallest radius becomes 0, because squares of such differences would underflow.
         self.centers[np.abs(self.centers) < 1 / _MAX_RANGE] = 0.0
         if not (self.radii > 0).all():
             raise ConfigError(f"each clipping range's radius must be positive, found {_format_few(self.radii[~(self.radii > 0)])}")
         if not ((self.radii >= 1 / _MAX_RANGE) & (self.radii <= _MAX_RANGE) & (np.abs(self.centers) <= _MAX_RANGE)).all():
-            raise ConfigError(f"ranges must lie between {1 / _MAX_RANGE:g} and {_MAX_RANGE:g}, so that float32 can hold every estimate")
+            limits = f"its radius must be {1 / _MAX_RANGE:g} to {_MAX_RANGE:g}, and its center at most {_MAX_RANGE:g}"
+            raise ConfigError(f"a clipping range is too large or too small for float32: {limits}")
 
     @cached_property
     def center(self) -> Tensor:
@@ -98,30 +99,33 @@ class LayerRanges:
 
         If all these coordinates lie in one layer, the result is an expanded scalar: fast, and without memory of its own.
         """
-        ends = list(accumulate(self.sizes))
-        first, last = bisect_right(ends, start), bisect_left(ends, stop)
+        ends = list(accumulate(self.sizes))  # the coordinate after the last of each layer
+        first, last = bisect_right(ends, start), bisect_left(ends, stop)  # the layers of the first and the last coordinate
         if first == last:
             value = per_layer[first].expand(stop - start)
             return value.clone() if stop - start == 1 else value  # writing to a view of one element would change ``per_layer``
         layers = range(first, last + 1)
         counts = [min(stop, ends[layer]) - max(start, ends[layer] - self.sizes[layer]) for layer in layers]
-        # Twice as fast as ``repeat_interleave`` on one thread, and ten times on two.
+        # Twice as fast as ``repeat_interleave`` on one thread, and ten times on two. ``cat`` needs one tensor, even for no coordinate.
         return torch.cat([per_layer[:0], *(per_layer[layer].expand(count) for layer, count in zip(layers, counts, strict=True))])
 
     def part(self, chosen: Tensor) -> LayerRanges:
-        """Return the ranges of the ``chosen`` weights, (d,) bool, in their order. Layers without a chosen weight are left out.
+        """Return the ranges of the ``chosen`` weights, (d,) bool. Sizes count only these. Layers without a chosen weight are left out.
 
         Raises:
             ConfigError: no weight is chosen, or ``chosen`` has the wrong shape.
         """
         counts = self._count_per_layer(chosen)
-        layers = counts > 0
+        layers = counts > 0  # the layers with a chosen weight
         if not bool(layers.any()):
             raise ConfigError("no weight is chosen, expected at least one True")
         return LayerRanges(self.center[layers], self.radius[layers], tuple(counts[layers].tolist()))
 
     def with_part(self, part: LayerRanges, chosen: Tensor) -> LayerRanges:
-        """Return these ranges, with those of ``part`` for every layer that has a ``chosen`` weight, (d,) bool. It undoes :meth:`part`.
+        """Return these ranges with the centers and radii of ``part`` in every layer that has a ``chosen`` weight, (d,) bool.
+
+        ``part`` has the form that the method :meth:`part` returns for the same ``chosen``: it lacks the other layers, and its sizes count
+        only chosen weights.
 
         Raises:
             ConfigError: ``part`` has other layer sizes than the chosen weights.
@@ -130,7 +134,7 @@ class LayerRanges:
         layers = counts > 0
         if part.sizes != tuple(counts[layers].tolist()):
             raise ConfigError(f"the part's {len(part.sizes)} layers differ from those of the {int(counts.sum())} chosen weights")
-        center, radius = self.center.clone(), self.radius.clone()
+        center, radius = self.center.clone(), self.radius.clone()  # so that these ranges do not change
         center[layers], radius[layers] = part.center, part.radius
         return LayerRanges(center, radius, self.sizes)
 
@@ -165,7 +169,7 @@ def _float_array(array: ArrayLike) -> NDArray[np.float64]:
 
 
 def _whole_numbers(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the layer ``sizes`` as Python integers, after checking that there is one at least, and all are positive."""
+    """Return the layer ``sizes`` as Python integers, or raise a ConfigError if there is none, or one is not a positive whole number."""
     try:
         integers = tuple(operator.index(size) for size in sizes)
     except TypeError:
@@ -193,11 +197,11 @@ class Fixed:
 
 @dataclass(frozen=True)
 class NoisyMinMax:
-    """Take half the spread between a layer's extreme noisy means as its radius.
+    """Take half the difference of a layer's largest and smallest noisy mean as its radius.
 
-    The paper says only "update C and R from W_l" (LDP-FL, Algorithm 1); this is its direct reading. The noise is
-    part of the spread, so the radius grows without bound once A sqrt(2 ln d / n) exceeds about 1, for instance at
-    epsilon 0.3 and n = 100. Use :class:`Denoised` there.
+    The paper says only "update C and R from W_l" (LDP-FL, Algorithm 1); this is its direct reading. The noise is part of that
+    difference. So the radius grows without bound once A sqrt(2 ln d / n) exceeds about 1, for the mechanism's gain A, d weights and
+    n clients, for instance at epsilon 0.3 and n = 100. Use :class:`Denoised` there.
     """
 
     floor: float
@@ -208,7 +212,7 @@ class NoisyMinMax:
 
 @dataclass(frozen=True)
 class Denoised:
-    """Estimate a layer's spread without the noise, and set the radius to a stable multiple of it: the more noise, the smaller.
+    """Estimate a layer's standard deviation without the noise, and set the radius to a multiple of it. More noise, smaller multiple.
 
     Subtracting the known noise variance from a layer's variance leaves the variance of its clipped values. Inverting the variance of a
     clipped normal gives sigma, the standard deviation before clipping. The next radius is kappa * sigma.
@@ -244,16 +248,17 @@ class Denoised:
         layers = list(zip(mean.double().split_with_sizes(sizes), mean_variance.double().split_with_sizes(sizes), strict=True))
         centers = [self._next_center(float(ranges.center[i]), values, variance) for i, (values, variance) in enumerate(layers)]
         steps = [self._log_step(float(ranges.radius[i]), values, variance) for i, (values, variance) in enumerate(layers)]
-        step = torch.tensor(steps, dtype=torch.float64)
-        size = torch.tensor(sizes, dtype=torch.float64)
+        own_steps = torch.tensor(steps, dtype=torch.float64)
         # A layer counts by its degrees of freedom, size - 1: a layer of one weight has no spread, and so no step.
-        model_step = (step * (size - 1)).sum() / (size - 1).sum().clamp_min(1)
-        own_weight = (size - 1) / (size - 1 + self.borrowed)
-        factor = torch.exp((own_weight * step + (1 - own_weight) * model_step).clamp(-math.log(2), math.log(2)))
-        return LayerRanges(centers, (ranges.radius * factor).clamp_min(self.floor), ranges.sizes)
+        freedom = torch.tensor(sizes, dtype=torch.float64) - 1
+        model_step = (own_steps * freedom).sum() / freedom.sum().clamp_min(1)
+        own_shares = freedom / (freedom + self.borrowed)
+        # A radius is at most doubled or halved.
+        factors = torch.exp((own_shares * own_steps + (1 - own_shares) * model_step).clamp(-math.log(2), math.log(2)))
+        return LayerRanges(centers, (ranges.radius * factors).clamp_min(self.floor), ranges.sizes)
 
     def _next_center(self, center: float, values: Tensor, variance: Tensor) -> float:
-        """Move a layer's ``center`` towards the mean of its ``values``, by the distance beyond two standard deviations of the noise."""
+        """Return ``center``, moved towards the mean of ``values`` by the distance beyond two standard deviations of the mean's noise."""
         shift = float(values.mean()) - center
         significant = max(0.0, abs(shift) - 2 * math.sqrt(float(variance.mean()) / values.numel()))
         return center + math.copysign(significant, shift)
@@ -275,7 +280,7 @@ class Denoised:
         radius_over_sigma = _bisect(lambda ratio: _clipped_variance(ratio) / ratio**2 - signal, *_RADIUS_OVER_SIGMA_RANGE)
         # The largest kappa for which a round without training changes sigma^2 by the factor ``contraction`` at most.
         kappa = _bisect(lambda ratio: self.contraction - _clipped_variance(ratio) - ratio**2 * noise, 0.0, self.widest)
-        return math.log(kappa / radius_over_sigma) / 2  # half of it: the step is damped
+        return math.log(kappa / radius_over_sigma) / 2  # half of the logarithm damps the step
 
 
 _RADIUS_OVER_SIGMA_RANGE = (0.05, 20.0)
@@ -289,7 +294,7 @@ def _clipped_variance(ratio: float) -> float:
 
 
 def _bisect(decreasing: Callable[[float], float], low: float, high: float) -> float:
-    """Return where the ``decreasing`` function changes its sign between ``low`` and ``high``, or the end nearest to its change."""
+    """Return where the ``decreasing`` function is 0 between ``low`` and ``high``. If it is 0 nowhere, return the end nearer to that."""
     for _ in range(60):  # enough for all digits of a float
         middle = (low + high) / 2
         if decreasing(middle) > 0:
@@ -335,7 +340,7 @@ def range_rule(name: str, *, floor: float) -> RangeRule:
     """Return the rule with this ``name`` in a config: ``fixed``, ``noisy-minmax`` or ``denoised``. ``floor`` is the smallest radius."""
     rules: dict[str, RangeRule] = {"fixed": Fixed(), "noisy-minmax": NoisyMinMax(floor), "denoised": Denoised(floor)}
     if name not in rules:
-        raise ConfigError(f"unknown range rule {name!r}: {did_you_mean(name, rules)}")
+        raise ConfigError(f"ranges.rule {name!r} is unknown: {did_you_mean(name, rules)}")
     return rules[name]
 
 

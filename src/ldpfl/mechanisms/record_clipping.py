@@ -37,8 +37,8 @@ class RecordClip:
             predicts well already stay shorter than C.
         steps: number of lattice points per C, a power of two. Less than :data:`STEPS` if sums of points have to fit 32 bits.
         adaptive: whether C changes from round to round, so that ``norm`` is that of the first round. Each vector then has one more
-            coordinate, :attr:`bit` if it was not longer than C and minus :attr:`bit` if it was. Vector and coordinate are shortened, so
-            that both together are not longer than C: the same noise protects both in one release.
+            coordinate, :attr:`bit` if it was not longer than C and minus :attr:`bit` if it was. Vector and coordinate together are
+            shortened to the length C, so that the same noise protects both in one release.
 
     Raises:
         ConfigError: the norm or the number of steps is out of range.
@@ -61,7 +61,7 @@ class RecordClip:
 
     @property
     def shortened(self) -> float:
-        """Factor on vectors, so that vector and :attr:`bit` together are not longer than C; 1 without adaptive clipping."""
+        """Factor on vectors, with which vector and :attr:`bit` together are not longer than C; 1 without adaptive clipping."""
         return _SHORTENED if self.adaptive else 1.0
 
     @property
@@ -71,7 +71,7 @@ class RecordClip:
 
     def width(self, dimension: int) -> int:
         """Return the number of coordinates that :meth:`points` returns for a vector of ``dimension`` numbers: one more if adaptive."""
-        return dimension + self.adaptive
+        return dimension + int(self.adaptive)
 
     def in_round(self, ranges: LayerRanges) -> RecordClip:
         """Return the clipping of the round with these public ``ranges``. Their radius is C if it is adaptive.
@@ -96,7 +96,7 @@ class RecordClip:
         if watch is not None:
             watch(norms[usable] > self.norm)
         if not bool(usable.all()):
-            rows[~usable] = 0.0
+            rows[~usable] = 0.0  # a factor of 0 would not do: NaN and infinity times 0 are NaN
         rows.mul_(torch.where(usable, self.scale / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
         if self.adaptive:
             bits = torch.where(norms <= self.norm, self.bit, -self.bit).where(usable, 0)

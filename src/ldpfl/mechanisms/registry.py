@@ -28,7 +28,7 @@ _RUN_SETTINGS = {"budget", "perturbed"}
 
 
 def names(*, alone: bool = False) -> tuple[str, ...]:
-    """Return the names of all mechanisms; with ``alone`` only those that :func:`create` can build without a training."""
+    """Return the names of all mechanisms, or with ``alone`` only of those that :func:`create` can build without a training."""
     return tuple(name for name in _import_paths() if not alone or _needs_no_training(name))
 
 
@@ -36,7 +36,7 @@ def _needs_no_training(name: str) -> bool:
     """Whether the mechanism ``name`` can be built without a training. False also if its package cannot be loaded."""
     try:
         return not settings_of(name).needs_training
-    except ConfigError:  # a mechanism that cannot be loaded raises when it is asked for, and must not hide the others
+    except ConfigError:  # raised again when a user asks for this mechanism; until then, one broken package must not hide the others
         return False
 
 
@@ -74,8 +74,8 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     """Return the mechanism that ``settings`` describe.
 
     Raises:
-        ConfigError: a setting is out of range or does not fit the facts. Or the mechanism, or its release, has another name than its
-            settings; policies and ledgers rely on the name. Or it states a lower sampling rate of records than it uses.
+        ConfigError: a setting is out of range or does not fit the facts. Or the mechanism or its release has another name than the
+            settings, on which policies and ledgers rely. Or the release states a lower sampling rate of records than the mechanism uses.
     """
     mechanism = _build_checked(settings, facts)
     release = mechanism.release(facts.ranges)
@@ -107,7 +107,7 @@ def _check_name(expected: str, name: str) -> None:
 
 
 def read_settings(value: Any) -> MechanismSettings:
-    """Parse a config's section ``[mechanism]`` as the settings of the mechanism that it names. A validator of pydantic.
+    """Parse a config's section ``[mechanism]`` as the settings of the mechanism that it names. Pydantic calls this to validate the section.
 
     Raises:
         ValidationError: ``value`` is no section, the name is unknown, or a setting is unknown or out of range.
@@ -137,9 +137,11 @@ def create(name: str, **parameters: Any) -> Mechanism:
     fields = settings_class.model_fields.keys()
     if settings_class.needs_training:
         raise ConfigError(f"mechanism {name!r} depends on training settings, so it works only in a run's config")
-    for setting in sorted(parameters.keys() - fields):
+    if unknown := parameters.keys() - fields:
+        setting = min(unknown)
         raise ConfigError(f"mechanism {name!r} has no setting {setting!r}: {did_you_mean(setting, fields - _RUN_SETTINGS - {'name'})}")
-    for setting in sorted(_RUN_SETTINGS & parameters.keys()):
+    if run_settings := _RUN_SETTINGS & parameters.keys():
+        setting = min(run_settings)
         raise ConfigError(f"mechanism {name!r}: {setting} works only in a run's config: leave it out; epsilon then counts for each unit")
     if "epsilon" in fields and "epsilon" not in parameters:
         raise ConfigError(f"mechanism {name!r} needs epsilon, which has no default: set it")
@@ -151,21 +153,23 @@ def create(name: str, **parameters: Any) -> Mechanism:
         raise ConfigError(f"mechanism {name!r}, {setting}: {first['msg'].lower()}, got {shown(first['input'])}") from None
     # Any facts do: no training is needed, and epsilon is for each unit, however many units the ranges have.
     mechanism = _build_checked(settings, Facts(LayerRanges(0.0, 1.0, (1,))))
-    _check_name(name, mechanism.name)
+    _check_name(name, mechanism.name)  # a validator of another package's settings could change their name
     return mechanism
 
 
 def with_defaults(name: str, epsilon: float) -> Mechanism:
-    """Build the mechanism ``name`` at ``epsilon`` with its other settings at their defaults. For planning and auditing.
+    """Build the mechanism ``name`` at ``epsilon``, if it has an epsilon, with all other settings at their defaults.
 
     Raises:
         ConfigError: as :func:`create`.
     """
-    return create(name, **({"epsilon": epsilon} if "epsilon" in settings_of(name).model_fields else {}))
+    if "epsilon" in settings_of(name).model_fields:
+        return create(name, epsilon=epsilon)
+    return create(name)
 
 
 def version_of(name: str) -> str:
-    """Return the package that the mechanism called ``name`` comes from and its version; "unknown" if it is not installed here."""
+    """Return the package that provides the mechanism ``name``, and the package's version; "unknown" if it is not installed here."""
     if name in BUILT_IN:
         return f"ldpfl {version('ldpfl')}"
     packages = [point.dist for point in entry_points(group=GROUP) if point.name == name and point.dist is not None]
@@ -174,10 +178,10 @@ def version_of(name: str) -> str:
 
 def _import_paths() -> dict[str, str]:
     """Return the import path of each mechanism's settings class, by name. A package cannot replace a built-in mechanism."""
-    return {**_import_paths_from_packages(tuple(sys.path)), **BUILT_IN}
+    return {**_import_paths_from_packages(tuple(sys.path)), **BUILT_IN}  # the later entries win
 
 
 @lru_cache(maxsize=4)
 def _import_paths_from_packages(python_path: tuple[str, ...]) -> dict[str, str]:
-    """Return the import paths that installed packages state. They are looked up again only if ``python_path``, the cache's key, changes."""
+    """Return the import paths that installed packages state. ``python_path`` is only the cache's key: a new one reads them again."""
     return {point.name: point.value for point in entry_points(group=GROUP)}

@@ -55,13 +55,13 @@ class RotatedSign(Mechanism, PerRound):
     """Send the sign of each coordinate of the update's direction after a public random rotation, by randomised response.
 
     Guarantee: epsilon-LDP (pure) for each of the D / group bits of a report, for any update. D is the number of weights, rounded up to a
-    power of two. For a whole report that protects hardly at all; the mechanism is meant for a shuffler, or a sum, which shows only how
-    often each bit was sent. Assumes unguessable random bits. The public rotation costs nothing, since it does not depend on the update.
+    power of two. This hardly protects a whole report: the mechanism is meant for a shuffler, or a sum, which shows only how often each
+    bit was sent. Assumes unguessable random bits. The public rotation costs nothing, since it does not depend on the update.
 
     Reports are in units of ``norm``. An update of at least this length counts as one of length 1. A shorter one keeps its relative length:
-    its signs are sent with less certainty. With ``norm`` 0 all updates count as directions. The estimate of the clients' mean is unbiased
-    over random rotations if no weight dominates an update, and up to sqrt(pi / 2) times too long if one does. A zero update sends uniformly
-    random bits. Of ``ranges`` only the centers are used.
+    its signs are sent with less certainty. With ``norm`` 0 every update counts as its direction. The estimate of the clients' mean is
+    unbiased over random rotations if no weight dominates an update, and up to sqrt(pi / 2) times too long if one does. A zero update sends
+    uniformly random bits. Only the centers of ``ranges`` are used.
 
     Source: Erlingsson et al. 2020 for gradients in bits behind a shuffler; Suresh et al. 2017 for the rotation; Bernstein et al. 2018
     for signs. Confidence high: every factor is measured in ``tests/mechanisms/test_rotated_sign.py``.
@@ -69,8 +69,8 @@ class RotatedSign(Mechanism, PerRound):
     Attributes:
         epsilon: epsilon of one bit.
         norm: clipping norm, and the unit of reports; 0 to use directions only.
-        group: size of groups of consecutive rotated coordinates. A client secretly draws one coordinate of each and sends its sign; 1
-            sends all signs.
+        group: size of groups of consecutive rotated coordinates. A client secretly draws one coordinate of each group, and sends its sign.
+            With 1 it sends all signs.
         round: number of the round, which determines the rotation; :meth:`in_round` sets it.
     """
 
@@ -81,7 +81,7 @@ class RotatedSign(Mechanism, PerRound):
     name: ClassVar[str] = "rotated-sign"
 
     def __post_init__(self) -> None:
-        thresholds(self.epsilon)
+        thresholds(self.epsilon)  # raises if ``epsilon`` is invalid
         if not (self.norm == 0 or 1e-20 <= self.norm <= 1e20):
             raise ConfigError(f"norm must be 0 or lie between 1e-20 and 1e20, got {self.norm!r}")
         Harmony(self.epsilon, self.group)  # raises if ``group`` is invalid
@@ -100,7 +100,7 @@ class RotatedSign(Mechanism, PerRound):
         return Duchi(self.epsilon) if self.group == 1 else Harmony(self.epsilon, self.group)
 
     def encode(self, values: Tensor, ranges: LayerRanges, generator: RandomSource | torch.Generator) -> Any:
-        """Randomise the signs of all rotated coordinates, or of one that each client draws from each group."""
+        """Randomise the signs of all rotated coordinates, or of one coordinate of each group, which each client draws."""
         signs, lengths = self.signs_and_lengths(values, ranges)
         source = as_source(generator)
         if self.group == 1:
@@ -111,7 +111,7 @@ class RotatedSign(Mechanism, PerRound):
         return IndexedBitReports(index, bits.unpack().view(np.bool_), groups.sizes)
 
     def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> BitReports:
-        """Randomise ``signs`` (K, s), -1, 0 or 1. The relative ``lengths`` (K,), at most 1, scale the bias of bits towards their signs."""
+        """Randomise ``signs`` (K, s), which are -1, 0 or 1, to bits. The relative ``lengths`` (K,), at most 1, scale a client's bias."""
         half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]  # + is sent when a uniform int32 lies below an integer from -half to half
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
 
@@ -145,7 +145,9 @@ class RotatedSign(Mechanism, PerRound):
             squares = np.square(scaled.numpy(), dtype=np.float64).sum(axis=1)
             lengths[block] = torch.from_numpy(np.sqrt(squares)) * largest[:, 0]
             signs[block] = rotate(scaled, self.round).sign_()
-        return signs, (lengths / self.norm).clamp_(0, 1) if self.norm else torch.ones_like(lengths)
+        if self.norm == 0:  # every update counts as its direction
+            return signs, torch.ones_like(lengths)
+        return signs, (lengths / self.norm).clamp_(0, 1)
 
     @property
     def gain(self) -> float:
@@ -171,6 +173,7 @@ class RotatedSign(Mechanism, PerRound):
         coordinates = self.rotated_ranges(ranges)
         units = self._bit_mechanism.units(coordinates)
         mixed = MixedCoordinates(coordinates, lambda mean: self._rotate_back(mean, ranges))
+        # ``duchi`` has no reader. It reads bits about any coordinates, so ``part`` is not used.
         return replace(units, reader=units.reader or (lambda part: self._bit_mechanism), mixed=mixed)
 
     def rotated_ranges(self, ranges: LayerRanges) -> LayerRanges:
@@ -210,9 +213,9 @@ class _SignNoise(Noise):
     ranges: LayerRanges
 
     def variance(self, values: Tensor) -> Tensor:
-        """Return (g A^2 - s) pi / (2 D): group size g, gain A, D rotated coordinates, s the mean square of relative length times sign.
+        """Return (g A^2 - s) pi / (2 D) for the group size g, the gain A and D rotated coordinates.
 
-        s is 1 for a vector of full length without zero signs.
+        s is the mean square of (relative length x sign) over the coordinates: 1 for a vector of full length without zero signs.
         """
         mechanism = self.mechanism
         signs, lengths = mechanism.signs_and_lengths(values, self.ranges)
@@ -227,7 +230,7 @@ class _SignNoise(Noise):
         return torch.full_like(mean, float(self.largest_std(clients)[0]) ** 2, dtype=torch.float32)
 
     def largest_std(self, clients: int) -> NDArray[np.float64]:
-        """Return A sqrt(g pi / (2 D n)) for each layer: gain A, group size g, D rotated coordinates, n = ``clients``."""
+        """Return A sqrt(g pi / (2 D n)) for each layer, with the gain A, group size g, D rotated coordinates and n = ``clients``."""
         scale = self.mechanism.gain * sign_scale(rotated_size(self.ranges.dimension))
         return np.full_like(self.ranges.radii, scale * sqrt(self.mechanism.group / clients))
 
@@ -239,10 +242,11 @@ class RotatedSignSettings(EpsilonSettings):
     perturbed: Literal["update", "gradient"] = "gradient"
 
     norm: NotNegative = 0.02
-    """Longest gradient or update that counts as it is; a longer one is shortened to it. A small one makes directions of nearly all."""
+    """Clipping norm: a longer gradient or update is shortened to it. With a small one nearly all are, so only their directions count."""
 
     group: Count = 1
-    """Of so many rotated coordinates one is drawn, in secret, and sent: it saves bytes, and costs little while epsilon is small."""
+    """Number of rotated coordinates in a group, of which one is drawn in secret and sent. It saves bytes, and costs little accuracy if
+    epsilon is small."""
 
     uses_ranges: ClassVar[bool] = False
     sends_bits: ClassVar[bool] = True

@@ -26,7 +26,7 @@ def rotated_size(dimension: int) -> int:
 
 
 def rotate(rows: Tensor, key: int) -> Tensor:
-    """Return ``rows`` (K, d) float32, padded with zeros and rotated, (K, D). A row's result does not depend on the others."""
+    """Return ``rows`` (K, d) float32, padded with zeros, and rotated as ``key`` says, (K, D). Rows do not depend on one another."""
     size = rotated_size(rows.shape[1])
     rotated = torch.zeros(rows.shape[0], size)
     rotated[:, : rows.shape[1]] = rows * _signs(size, key)[: rows.shape[1]]
@@ -38,7 +38,7 @@ def rotate_back(vectors: Tensor, dimension: int, key: int) -> Tensor:
     """Undo :func:`rotate`: return the vectors (..., d) that were rotated to ``vectors`` (..., D). d is ``dimension``; the dtype is kept."""
     size = vectors.shape[-1]
     back = vectors.reshape(-1, size).clone()
-    _transform(back)
+    _transform(back)  # the inverse too: the Hadamard matrix over sqrt(D) is its own inverse
     return (back[:, :dimension] * _signs(size, key)[:dimension]).reshape(*vectors.shape[:-1], dimension)
 
 

@@ -23,7 +23,7 @@ class Groups:
         sizes: (G,) number of weights of each group, layer by layer.
         starts: (G,) index of each group's first weight.
         largest: (L,) the size of each layer's first group, which is its largest.
-        ranges: the layers' ranges, but with the number of groups as the size of each layer.
+        ranges: the layers' ranges, with the number of groups as the size of each layer: these are the ranges of one weight of each group.
     """
 
     sizes: NDArray[np.int64]
@@ -40,19 +40,19 @@ class Groups:
         return cls(sizes, np.cumsum(sizes) - sizes, largest, LayerRanges(ranges.centers, ranges.radii, counts.tolist()))
 
     def centers_and_steps(self, gain: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return each group's center, and the step s r ``gain`` that one sign stands for (group size s, radius r), (G,) both."""
+        """Return each group's center, and the step s r ``gain`` that a sign adds or subtracts, (G,) both; group size s, radius r."""
         center, radius = self.ranges.expand()
         return center.numpy(), self.sizes * radius.numpy() * gain
 
     def count_clients(self, reports: Sequence[IndexedBitReports], ranges: LayerRanges) -> int:
-        """Return the number of clients of ``reports``, after checking that the reports are about these groups."""
+        """Return the number of clients of ``reports``. Raise a PrivacyError if there are none, or if they are about other groups."""
         clients = total_clients(reports, ranges, IndexedBitReports)
         if not all(np.array_equal(batch.group_sizes, self.sizes) for batch in reports):
             raise PrivacyError("a report has other group sizes than this mechanism: set mechanism.group alike at clients and server")
         return clients
 
     def entries(self, reports: Sequence[IndexedBitReports]) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield, for a few clients of a batch at a time: their rows, the coordinates that they sampled, and the signs -1 or 1 they sent."""
+        """Yield, for a few clients at a time, their rows in their batch, the coordinates that they sampled, and their signs -1 or 1."""
         clients_per_block = max(1, COORDINATE_BLOCK // self.sizes.size)
         for batch in reports:
             for start in range(0, batch.clients, clients_per_block):
@@ -62,7 +62,7 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class GroupCounts:
-    """Group sizes and their numbers, as in :class:`Groups` but without a table of all groups.
+    """The sizes of groups, and how many groups have each size. Like :class:`Groups`, but without an entry for each group.
 
     A client uses this to check a round before it agrees. A table would be unsafe: a few bytes from a server can claim a very large model.
 
@@ -76,7 +76,7 @@ class GroupCounts:
 
     @classmethod
     def of(cls, ranges: LayerRanges, group: int | None) -> GroupCounts:
-        """Return two sizes for each layer: that of all its groups but the last, and that of the last."""
+        """Return the counts with two sizes for each layer: the size of all its groups but the last, and that of the last."""
         largest, counts, last = _group_sizes_and_counts(ranges, group)
         return cls(np.stack([largest, last], axis=1).ravel(), np.stack([counts - 1, np.ones_like(counts)], axis=1).ravel())
 
@@ -97,14 +97,15 @@ def _group_sizes_and_counts(ranges: LayerRanges, group: int | None) -> tuple[NDA
     Raises:
         ConfigError: the layers cannot be cut into groups of this size.
     """
-    layers = np.array(ranges.sizes, dtype=np.int64)
-    if group is not None and group > layers.max():
-        raise ConfigError(f"group is {group}, but the largest layer has {layers.max()} weights: set group to {layers.max()} or less")
-    largest = layers if group is None else np.minimum(layers, group)
-    if largest.max() >> 32:
-        raise ConfigError(f"a group has {largest.max()} weights, more than 2^32: set a smaller group")
-    counts = -(-layers // largest)
-    return largest, counts, layers - largest * (counts - 1)
+    layer_sizes = np.array(ranges.sizes, dtype=np.int64)
+    most = layer_sizes.max()
+    if group is not None and group > most:
+        raise ConfigError(f"group is {group}, but the largest layer has {most} weights: set group to {most} or less")
+    group_sizes = layer_sizes if group is None else np.minimum(layer_sizes, group)
+    if group_sizes.max() >> 32:  # products in :func:`sample_places` would overflow
+        raise ConfigError(f"a group has {group_sizes.max()} weights, expected less than 2^32: set mechanism.group to a smaller number")
+    counts = -(-layer_sizes // group_sizes)  # rounded up, without a sum that could overflow
+    return group_sizes, counts, layer_sizes - group_sizes * (counts - 1)
 
 
 def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -119,6 +120,7 @@ def sample_places(source: RandomSource, clients: int, sizes: NDArray[np.int64]) 
     for rows, groups in blocks(clients, sizes.size):
         size = sizes[groups].astype(np.uint64)
         words = draw_block(source, rows, 2 * size.size).view(np.uint32).astype(np.uint64)
-        high, low = words[:, 0::2] * size, words[:, 1::2] * size  # each half of a 64-bit word, times the size
+        # floor(size U) is the part of size x (64-bit word) above 64 bits. Halves of the word are multiplied apart, so that none overflows.
+        high, low = words[:, 0::2] * size, words[:, 1::2] * size
         index[rows.start : rows.stop, groups] = (high + (low >> np.uint64(32))) >> np.uint64(32)
     return index

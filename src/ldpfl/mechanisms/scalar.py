@@ -17,7 +17,7 @@ from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.dense import DenseReports
 from ldpfl.mechanisms.reports.sampled import SampledReports, choose_coordinates
-from ldpfl.mechanisms.reports.units import SampledUnits, Units
+from ldpfl.mechanisms.reports.units import FLOAT_BITS, SampledUnits, Units
 from ldpfl.mechanisms.scalar_noise import HybridLaw, LaplaceLaw, PiecewiseLaw, ScalarLaw, checked_epsilon, refuse_values_above
 from ldpfl.mechanisms.settings import EpsilonSettings, none_if_word
 from ldpfl.privacy import PureRelease, usable_blanket
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 Coordinates = int | Literal["auto"] | None
 
 EPSILON_PER_COORDINATE = 2.5
-"""k grows by one for every 2.5 of epsilon: close to the best k for the worst input (Wang et al. 2019, section 4)."""
+"""``auto`` samples k = epsilon / 2.5 weights, rounded down: close to the best k for the worst input (Wang et al. 2019, section 4)."""
 
 
 @dataclass(frozen=True)
 class ScalarMechanism(Mechanism):
     """Clamp and scale a weight to t = (w - c) / r in [-1, 1], report t* drawn by a :class:`ScalarLaw`, estimate c + r t*.
 
-    With ``coordinates`` k, each client draws k of the d weights without replacement, whatever their values, and
-    reports them at epsilon / k each; the estimate of those is c + r (d / k) t*, of the others c. A report carries t*.
+    With ``coordinates`` k, each client draws k of the d weights without replacement, whatever their values, and reports them at
+    epsilon / k each. The estimate of a drawn weight is c + r (d / k) t*, that of another one is c. A report carries t*.
 
     Guarantee: pure epsilon-LDP, replacing one weight by any other value (``coordinates=None``: d such reports a round)
     or replacing the whole vector (k-of-d: one report), of the bits that leave: t and the noise are points of a public lattice, and
@@ -82,11 +82,11 @@ class ScalarMechanism(Mechanism):
 
     @property
     def properties(self) -> Properties:
-        return Properties(adds_up=self.coordinates is None, caveats=self._caveats)
+        return Properties(adds_up=self.coordinates is None, caveats=self._caveats)  # reports of sampled weights carry indices, too
 
     @property
     def _caveats(self) -> tuple[str, ...]:
-        """Warning if a value's epsilon is larger than random bits can express; ``auto`` is resolved without the number of weights."""
+        """Warning if a value's epsilon is larger than random bits can express. For ``auto``, the number of weights is not known here."""
         count = floor(self.epsilon / EPSILON_PER_COORDINATE) if self.coordinates == "auto" else self.coordinates
         value_epsilon = _epsilon_per_value(self.epsilon, max(1, count) if count is not None else None)
         if value_epsilon <= self.law.epsilon_limit:
@@ -103,7 +103,7 @@ class ScalarMechanism(Mechanism):
         return _encode_sampled(require_shape(values, ranges).cpu(), ranges, source, law, count)
 
     def decode(self, reports: DenseReports | SampledReports, ranges: LayerRanges) -> Tensor:
-        """Return estimates (K, d): center + radius t* for a reported value t*, times d / k if k are sampled; the center for others."""
+        """Return estimates (K, d): center + F radius t* for a reported value t*, F the :meth:`_sampling_factor`; the center for others."""
         self._count_clients([reports], ranges)
         center, radius = ranges.expand()
         if isinstance(reports, DenseReports):
@@ -113,7 +113,7 @@ class ScalarMechanism(Mechanism):
         return center.float().expand(reports.clients, -1).scatter(1, index, estimates.float())
 
     def read(self, payloads: Sequence[bytes], ranges: LayerRanges) -> DenseReports | SampledReports:
-        """Parse payloads of all or of sampled weights. Refuse values beyond the law's ``bound``: one could outweigh all other clients."""
+        """Parse payloads of all or of sampled weights. Refuse values beyond the law's ``bound``, which could outweigh all others."""
         reports: DenseReports | SampledReports
         count = self.sample_count(ranges)
         if count is None:
@@ -124,7 +124,7 @@ class ScalarMechanism(Mechanism):
         return reports
 
     def aggregate(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> Tensor:
-        """Return the mean (d,). Sums are divided by the number of all clients, not of those that sampled a weight: so it is unbiased."""
+        """Return the mean (d,). Sums are divided by the number of all clients, not of those that sampled the weight. So it is unbiased."""
         clients = self._count_clients(reports, ranges)
         total = np.zeros(ranges.dimension)
         for batch in reports:  # client by client, so that the sum does not depend on how they were batched
@@ -145,16 +145,16 @@ class ScalarMechanism(Mechanism):
         return QuadraticNoise(ranges, offset, slope, clipped=self.sample_count(ranges) is not None)
 
     def units(self, ranges: LayerRanges) -> Units | SampledUnits:
-        """Return one unit for each weight, a float32; or for each sampled weight, with its index: each was randomised at epsilon / k."""
+        """Return the layout: one unit for each weight, a float32; or one for each sampled weight, an index and a float32."""
         count = self.sample_count(ranges)
         if count is None:
-            return Units.equal(ranges.dimension, 32)
-        # A sampled weight alone is the report of a client that samples one weight, at epsilon / k.
-        single = replace(self, epsilon=_epsilon_per_value(self.epsilon, count), coordinates=1)
-        return SampledUnits(count, ranges.dimension, reader=lambda part: single)
+            return Units.equal(ranges.dimension, FLOAT_BITS)
+        # A unit that is separated from its report equals the report of a client that samples one weight, at epsilon / k.
+        one_weight = replace(self, epsilon=_epsilon_per_value(self.epsilon, count), coordinates=1)
+        return SampledUnits(count, ranges.dimension, reader=lambda all_ranges: one_weight)  # the same, whatever the ranges
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        """Return the release: one unit for each weight, or the sampled weights as one unit. Their blankets multiply."""
+        """Return the release: one unit for each weight, or all sampled weights as one unit, whose blanket is the product of theirs."""
         count, value_blanket = self.sample_count(ranges), self.law_for(ranges).blanket
         if count is None:
             blanket = usable_blanket(self.epsilon, value_blanket)
@@ -169,27 +169,27 @@ class ScalarMechanism(Mechanism):
     def _variance_coefficients(self, ranges: LayerRanges) -> tuple[float, float]:
         """Return (a, b): the variance of a client's estimate is radius^2 (a + b t^2), t the value's distance from the center in radii."""
         law, factor = self.law_for(ranges), self._sampling_factor(ranges)
-        return factor * law.offset, factor * law.slope + (factor - 1)
+        return factor * law.offset, factor * law.slope + (factor - 1)  # factor - 1: from sampling, see :meth:`noise`
 
     def _count_clients(self, reports: Sequence[DenseReports | SampledReports], ranges: LayerRanges) -> int:
         """Return the number of clients of ``reports``, after checking that :meth:`encode` could have made them.
 
         Raises:
-            PrivacyError: no report, or one of another kind, dimension or number of weights.
+            PrivacyError: there is no report, or one has another class, dimension or number of sampled weights.
         """
         count = self.sample_count(ranges)
         clients = total_clients(reports, ranges, DenseReports if count is None else SampledReports)
         for batch in reports:
             if isinstance(batch, SampledReports) and batch.coordinates != count:
-                raise PrivacyError(f"a report covers {batch.coordinates} sampled weights, expected {count}")
+                raise PrivacyError(f"a report has {batch.coordinates} sampled weights, expected {count}: use the same settings for all")
         return clients
 
 
 @dataclass(frozen=True)
 class Laplace(ScalarMechanism):
-    """Laplace noise of scale 2 / epsilon on t. Guarantee, sampling and what it assumes: see :class:`ScalarMechanism`.
+    """Laplace noise of scale 2 / epsilon on t. :class:`ScalarMechanism` states the guarantee, the sampling and the assumptions.
 
-    Variance 8 / epsilon^2 whatever t. Source: Dwork et al. 2006.
+    The variance is 8 / epsilon^2 for every t. Source: Dwork et al. 2006.
     """
 
     name: ClassVar[str] = "laplace"
@@ -198,9 +198,9 @@ class Laplace(ScalarMechanism):
 
 @dataclass(frozen=True)
 class Piecewise(ScalarMechanism):
-    """Bounded noise, mostly close to t. Guarantee, sampling and what it assumes: see :class:`ScalarMechanism`.
+    """Bounded noise, mostly close to t. :class:`ScalarMechanism` states the guarantee, the sampling and the assumptions.
 
-    Worst-case variance below one bit's from epsilon 1.28978 on. Source: Wang et al. 2019, Algorithms 2 and 4.
+    From epsilon 1.28978 on, its largest variance is below that of one bit. Source: Wang et al. 2019, Algorithms 2 and 4.
     """
 
     name: ClassVar[str] = "piecewise"
@@ -209,9 +209,9 @@ class Piecewise(ScalarMechanism):
 
 @dataclass(frozen=True)
 class Hybrid(ScalarMechanism):
-    """Piecewise or one bit, at random. Guarantee, sampling and what it assumes: see :class:`ScalarMechanism`.
+    """Piecewise or one bit, at random. :class:`ScalarMechanism` states the guarantee, the sampling and the assumptions.
 
-    Never worse than either for the worst t. Source: Wang et al. 2019, sections 3.3 and 4.
+    For the worst t, its variance is never above that of either. Source: Wang et al. 2019, sections 3.3 and 4.
     """
 
     name: ClassVar[str] = "hybrid"
@@ -222,7 +222,8 @@ class ScalarSettings(EpsilonSettings):
     """Settings that ``laplace``, ``piecewise`` and ``hybrid`` share."""
 
     coordinates: Count | Literal["all", "auto"] = "all"
-    """Weights sent, at the whole budget together; ``all`` sends each at ``epsilon``."""
+    """Number of weights that a client samples and sends, which share ``epsilon``. ``all`` sends every weight, each at ``epsilon``. ``auto``
+    sends one weight for every 2.5 of ``epsilon``, and at least one."""
 
     mechanism: ClassVar[type[ScalarMechanism]]
 
@@ -261,7 +262,7 @@ def _encode_all(values: Tensor, ranges: LayerRanges, source: RandomSource, law: 
 
 
 def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, law: ScalarLaw, count: int) -> SampledReports:
-    """Sample ``count`` weights of each row of ``values`` (K, d), and randomise them by ``law``. Other weights are not read."""
+    """Sample ``count`` weights of each row of ``values`` (K, d), and randomise them by ``law``. Others are not even checked for NaN."""
     center, radius = ranges.expand()
     index = np.empty((values.shape[0], count), dtype=np.int64)
     reported = np.empty(index.shape, dtype=np.float32)
@@ -275,7 +276,7 @@ def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, l
 
 
 def _epsilon_per_value(epsilon: float, count: int | None) -> float:
-    """Return epsilon / ``count``, rounded so that ``count`` times it is not more than ``epsilon``; all of it if ``count`` is None."""
+    """Return epsilon / ``count``, rounded down if ``count`` times it would exceed ``epsilon``; or ``epsilon`` if ``count`` is None."""
     try:
         if count is None:
             return epsilon

@@ -52,7 +52,7 @@ def checked_epsilon(epsilon: float) -> float:
     """
     try:
         usable = not isinstance(epsilon, bool) and isfinite(epsilon) and epsilon > 0
-    except (TypeError, OverflowError):
+    except (TypeError, OverflowError):  # not a number, or an integer that no float can hold
         usable = False
     if not usable:
         raise ConfigError(f"epsilon must be a positive finite number, got {epsilon}")
@@ -86,7 +86,7 @@ class ScalarLaw(ABC):
 
     @abstractmethod
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        """Return the randomised values t* of ``t`` (k, n), float64 in [-1, 1], with random bits of the clients in ``rows``."""
+        """Return the randomised values t* of ``t`` (k, n), float64 in [-1, 1], with random bits of the k clients in ``rows``."""
 
     @property
     @abstractmethod
@@ -119,6 +119,7 @@ class LaplaceLaw(ScalarLaw):
     @property
     def unit(self) -> int:
         """Number of lattice points per unit of t: 2^20, or fewer so that the noise's scale, 2 unit / epsilon, is at most 2^34 points."""
+        # less 1e-9, so that rounding of the logarithms cannot give one power of two too many
         return int(2 ** min(_MAX_LOG2_POINTS, floor(log2(MOST_STEPS / 2) + log2(self.epsilon) - 1e-9)))
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
@@ -126,7 +127,7 @@ class LaplaceLaw(ScalarLaw):
         unit, max_point = self.unit, floor(self.bound * self.unit)
         scale = nextafter(2 * unit / self.epsilon, inf)  # rounded up, so that the epsilon spent, 2 unit / scale, is not too large
         sent = draw_rounded_noise(LAPLACE, scale, source, rows, t.shape[1])
-        # All are whole numbers below 2^53, and the unit is a power of two: floating point rounds nothing here.
+        # All points are whole numbers below 2^53, and the unit is a power of two. So floating point rounds only where ``rint`` does.
         points = np.multiply(t.numpy(), unit)
         sent += np.clip(np.rint(points, out=points), -unit, unit, out=points)
         np.clip(sent, -max_point, max_point, out=sent)
@@ -157,10 +158,10 @@ class LaplaceLaw(ScalarLaw):
 class PiecewiseLaw(ScalarLaw):
     """t* is uniform close to t with probability 1 / (1 + q), else uniform over the rest of [-C, C]; q = e^(-epsilon / 2).
 
-    Close is [(t - q) / (1 - q), (t + q) / (1 - q)], and C = (1 + q) / (1 - q). Source: Wang et al. 2019, Algorithm 2.
+    "Close to t" means in [(t - q) / (1 - q), (t + q) / (1 - q)]. C is (1 + q) / (1 - q). Source: Wang et al. 2019, Algorithm 2.
 
-    On the lattice: t* is one of 2^31 points, those close to t are a window of ``width`` of them, and the probability of the window is
-    the largest multiple of 2^-64 with which a point in it is at most e^epsilon times as likely as one outside.
+    On the lattice, t* is one of 2^31 points, and those close to t are a window of ``width`` points. The probability of the window is the
+    largest multiple of 2^-64 with which a point in it is at most e^epsilon times as likely as one outside.
     """
 
     # Above it, the probability q / (1 + q) of a point outside the window is below 2^-64, the smallest that is drawn.
@@ -207,8 +208,9 @@ class PiecewiseLaw(ScalarLaw):
         limits = np.multiply(in_window, float(self.width - outside_count))  # ``width`` in the window, else ``outside_count``
         limits += outside_count
         point = draw_integers_below(limits, source, rows)
-        # Both cases are computed for every value, by products and without branches, so that time does not reveal which one was sent:
-        # in the window, the point becomes point + window_start; outside, it jumps over the window if it does not lie before it.
+        # Both cases are computed for every value, by products and without branches, so that time does not reveal which one was sent.
+        # In the window, the point becomes point + window_start, and the jump cancels. Outside, a point that is not before the window jumps
+        # over it.
         jump = np.multiply(point >= window_start, float(self.width), out=limits)
         window_start -= jump
         window_start *= in_window
@@ -260,7 +262,7 @@ class HybridLaw(ScalarLaw):
 
     @property
     def blanket(self) -> float:
-        """Mean of the blankets of the two laws (probabilities of a draw that ignores t); the bit's is twice that of its rarer value."""
+        """Mean of the blankets of the two laws, weighted by their shares. The bit's blanket is twice the probability of its rarer value."""
         share, bit = self.piecewise_share, thresholds(self.epsilon)[0] / (1 << (BITS - 1))
         return share * PiecewiseLaw(self.epsilon).blanket + (1 - share) * bit if share else bit
 
@@ -275,7 +277,7 @@ class HybridLaw(ScalarLaw):
         return (1 << (BITS - 1)) / self._half
 
     def sample(self, t: Tensor, source: RandomSource, rows: range) -> Tensor:
-        """Draw one bit, + or -, for every value of ``t``, then a piecewise value too, and choose at random, so that time tells nothing."""
+        """Draw a bit and a piecewise value for every value of ``t``, so that time reveals nothing. Then choose one of them at random."""
         # As in ``duchi``: + is sent if a uniform signed 32-bit integer lies below the threshold. Its first 16 bits nearly always decide.
         half = self._half
         threshold = np.multiply(t.numpy(), half)
@@ -290,7 +292,7 @@ class HybridLaw(ScalarLaw):
 
     @property
     def offset(self) -> float:
-        """Mean of the variances of both laws at t = 0; that of the bit is A^2."""
+        """Mean of the variances of both laws at t = 0, weighted by their shares. That of the bit is A^2."""
         share = self.piecewise_share
         return share * PiecewiseLaw(self.epsilon).offset + (1 - share) * self.gain**2
 

@@ -14,7 +14,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.util.quantities import Positive
 
 Perturbed = Literal["weights", "update", "gradient"]
-"""What a client puts into the mechanism: its trained weights, their change since the broadcast, or the descent direction there."""
+"""What a client randomises: its trained weights, their change since the broadcast, or the descent direction at the broadcast weights."""
 
 
 Part = Literal["record", "person"]
@@ -91,7 +91,7 @@ class MechanismSettings(BaseModel):
         """
 
     def at_strength(self, strength: float) -> MechanismSettings:
-        """Return these settings with another amount of noise. The larger ``strength``, the weaker the guarantee.
+        """Return these settings with another amount of noise. A larger ``strength`` means less noise and a weaker guarantee.
 
         Raises:
             ConfigError: the mechanism has no parameter for its noise, or the value is out of range.
@@ -104,12 +104,12 @@ class MechanismSettings(BaseModel):
 
     @property
     def missing_setting_message(self) -> str:
-        """Error message about a missing setting, which a simulation can compute and a deployment cannot; empty if none is missing."""
+        """Error message about a missing setting that a simulation computes and a deployment cannot; empty if none is missing."""
         return ""
 
     @property
     def nearly_noise_free(self) -> MechanismSettings | None:
-        """These settings with negligible noise, the baseline of a mechanism that transforms values; None if mechanism ``none`` is it."""
+        """These settings with negligible noise, as the baseline of a mechanism that transforms values. None: its baseline is ``none``."""
         return None
 
     @property
@@ -122,10 +122,10 @@ class EpsilonSettings(MechanismSettings):
     """Settings of mechanisms that spend an epsilon on each unit of a report: a weight, a group, or the whole vector."""
 
     epsilon: Positive = 1.0
-    """Epsilon in one round of a unit or of a client, as ``budget`` says."""
+    """Epsilon of one round, for each unit of a report or for the client, as ``budget`` says."""
     budget: Literal["unit", "client"] = "unit"
-    """``unit``: ``epsilon`` is for one weight, group, or the whole vector, as the mechanism has it. ``client``: it is for all that a
-    client sends in one round, divided evenly over its units; so mechanisms of different units can be compared."""
+    """``unit``: ``epsilon`` is for each weight, each group or the whole vector, depending on the mechanism. ``client``: ``epsilon`` is for
+    all that a client sends in one round, and is divided evenly over its units. So mechanisms of different units can be compared."""
 
     def at_strength(self, strength: float) -> EpsilonSettings:
         return self.model_copy(update={"epsilon": strength})  # a larger strength means less noise

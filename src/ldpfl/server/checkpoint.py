@@ -24,6 +24,7 @@ from ldpfl.util.randomness import WORDS
 _LOG = "log"
 _MEMORY = "memory."
 _MEMORY_DTYPES = ("F32", "F64")
+"""Key of the log's :class:`Extent`; prefix of the names of tensors that clients remember, and the types of these tensors."""
 _MAX_SHOWN = 200
 """Maximum number of characters of a name or a reason in a message, which may repeat text of an untrusted file."""
 
@@ -57,13 +58,14 @@ class Checkpoint:
     def save(self, path: Path) -> None:
         """Write the checkpoint to ``path``. A crash leaves either this checkpoint or the one before, each with its lines of the log.
 
-        A checkpoint of another run is removed first, so in this case a crash may leave no checkpoint.
+        A checkpoint at ``path`` that this one does not continue, such as one of another run, is removed first. Then a crash may leave no
+        checkpoint.
 
         Raises:
             WriteError: the system refuses it.
         """
-        # The log grows, so only lines after those of the old checkpoint are appended. Without a checkpoint that this one continues, the log
-        # is written anew.
+        # If this checkpoint continues the old one, only the new lines are appended to the log, so that a late round costs no more than an
+        # early one. Otherwise the log is written anew.
         log, old_extent = log_path(path), _extent_at(path)
         if old_extent is not None and not continues_extent(old_extent, log, self.history, self.ledger):
             old_extent = None
@@ -97,13 +99,13 @@ class Checkpoint:
             DataError: the file is damaged, or its log is missing.
         """
         if path.exists() and not log_path(path).exists():
-            raise DataError(f"{log_path(path)} is missing, but the checkpoint {path.name} needs it: restore this file")
+            raise DataError(f"{log_path(path)} is missing, but the checkpoint {path.name} needs it: copy both files, or start the run anew")
         try:
             check_regular(path)
             with safe_open(path, framework="pt") as handle:
                 metadata = handle.metadata()
                 sizes = _parse_list(metadata, "sizes")
-                # Only headers are read until the shapes are checked.
+                # Only headers are read until the shapes are checked, since a small file may claim billions of values.
                 slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118  # it is no dict
                 _check_headers({name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}, sizes)
                 tensors = {name: handle.get_tensor(name) for name in slices}
@@ -118,7 +120,7 @@ class Checkpoint:
 
 
 def _extent_at(path: Path) -> Extent | None:
-    """Return which part of the log belongs to the checkpoint at ``path``; None if the file is missing or damaged."""
+    """Return which part of the log belongs to the checkpoint at ``path``, or None if that checkpoint is missing or damaged."""
     try:
         check_regular(path)
         with safe_open(path, framework="pt") as handle:
@@ -131,7 +133,7 @@ def _parse_list(metadata: Mapping[str, str], name: str) -> list[Any]:
     """Return the list ``name`` from a checkpoint's metadata, which may come from an untrusted file.
 
     Raises:
-        ValueError: the entry is not a list, or is larger than in any real checkpoint.
+        KeyError, ValueError: the entry is missing, is not a list, or is larger than in any real checkpoint.
     """
     check_parts(metadata[name])
     value = json.loads(metadata[name])
@@ -149,9 +151,9 @@ def _parse_round(metadata: Mapping[str, str]) -> int:
 
 
 def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence[Any]) -> None:
-    """Raise if the tensors in a file's header do not fit the layers' ``sizes``.
+    """Raise if the tensors in a file do not fit the layers' ``sizes``.
 
-    ``headers`` has the type and the shape of each tensor. No tensor is read, since a small file may claim billions of values.
+    ``headers`` has the type and the shape of each tensor, from the file's header.
 
     Raises:
         ValueError: a tensor is missing, unknown, or of another type or shape.
@@ -162,7 +164,7 @@ def _check_headers(headers: Mapping[str, tuple[str, list[int]]], sizes: Sequence
     expected = {"center": one_per_layer, "radius": one_per_layer, "weights": one_per_weight, **dict.fromkeys(_OPTIONAL, one_per_weight)}
     missing = expected.keys() - headers.keys() - set(_OPTIONAL)
     if missing:
-        raise ValueError(f"it lacks the tensor {min(missing)!r}: restore the file, or start the run anew")
+        raise ValueError(f"it lacks the tensor {min(missing)!r}: take the file from a backup, or start the run anew")
     for name, (dtype, shape) in headers.items():
         if name.startswith(_MEMORY) and dtype in _MEMORY_DTYPES:  # what clients remember; the code that uses it checks its shapes
             continue

@@ -17,7 +17,7 @@ from ldpfl.util.randomness import Purpose, SeededStreams, stream
 def round_cohort(seed: int, round_number: int, clients: int, fraction: float, self_sampling: float | None) -> NDArray[np.int64]:
     """Return the clients of a round: a ``fraction`` that the server samples, or with ``self_sampling`` those that check in at random.
 
-    ``clients`` is the number of all clients. ``self_sampling`` is the lowest probability with which a client joins; None without check-in.
+    ``clients`` is the number of all clients. ``self_sampling`` is the lowest probability of joining. None: the server samples.
     """
     if self_sampling is None:
         return sample_cohort(seed, round_number, clients, fraction)
@@ -51,13 +51,14 @@ def self_sampled_cohort(seed: int, round_number: int, clients: int, self_samplin
     # Each client has a random stream of its own, from which it takes four words of 32 bits.
     words = SeededStreams.of(range(clients), seed, Purpose.PARTICIPATION, round_number).block(range(clients), 4)
     draws = (words.view(np.uint64) >> np.uint64(11)) * 2.0**-53  # two numbers in [0, 1) for each client, of 53 random bits
-    return np.flatnonzero(draws[:, 1] < self_sampling + (1 - self_sampling) * draws[:, 0])
+    probabilities = self_sampling + (1 - self_sampling) * draws[:, 0]
+    return np.flatnonzero(draws[:, 1] < probabilities)
 
 
 def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDArray[np.int64]:
     """Return the clients whose only round this is, in ascending order.
 
-    All ``clients`` are shuffled in the same way for each round, and cut into ``rounds`` parts of about equal size.
+    The order of all ``clients`` is random, but the same for each round. It is cut into ``rounds`` parts of about equal size.
 
     Raises:
         ConfigError: there are fewer clients than rounds.
@@ -67,7 +68,7 @@ def once_cohort(seed: int, round_number: int, clients: int, rounds: int) -> NDAr
             f"training.rounds is {rounds}, but {clients} clients that take part once each fill at most {clients} rounds: "
             f"set training.rounds to {clients} or less"
         )
-    order = stream(seed, Purpose.COHORT).permutation(clients)
+    order = stream(seed, Purpose.COHORT).permutation(clients)  # without the round's number, so the same in each round
     first, last = (clients * number // rounds for number in (round_number - 1, round_number))
     return np.sort(order[first:last]).astype(np.int64)
 
@@ -89,9 +90,9 @@ def round_event(
         cohort: number of clients whose reports arrived.
         rounds_joined: (N,) number of rounds that each of all N clients has taken part in so far, this one included.
         channel: channel between clients and server.
-        self_sampling: argument of :func:`self_sampled_cohort`, if it chose the cohort. Then participation is secret if the channel hides
-            it. A cohort that the server samples is not secret.
-        once: whether each client takes part in one round of the run. Then its round is secret if the channel hides it.
+        self_sampling: argument of :func:`self_sampled_cohort`, if that function chose the cohort; else None. Then participation is secret
+            behind a shuffler, which hides who took part. A cohort that the server samples is not secret.
+        once: whether each client takes part in one round of the run. Then a shuffler hides in which.
         colluding: number of clients in the cohort whose noise is not counted.
     """
     most_joined = int(rounds_joined.max())  # the guarantee is for the client that took part most often
@@ -105,9 +106,11 @@ def round_event(
 
 def histogram_event(stage: int, release: Release, clients: int, channel: Channel, colluding: int = 0) -> RoundEvent:
     """Return the privacy event of the histograms of ``stage`` 1, 2, and so on, which all ``clients`` send before the first round."""
-    return evaluation_event(stage, release, np.full(clients, stage), channel, colluding)
+    rounds_joined = np.full(clients, stage)  # each client takes part in each stage
+    return evaluation_event(stage, release, rounds_joined, channel, colluding)
 
 
 def evaluation_event(number: int, release: Release, rounds_joined: NDArray[np.int64], channel: Channel, colluding: int = 0) -> RoundEvent:
     """Return the privacy event ``number`` of noisy sums that all clients send. ``rounds_joined`` is as in :func:`round_event`."""
+    # The flag marks any noisy sums that are not a training round.
     return replace(round_event(number, release, rounds_joined.size, rounds_joined, channel, colluding=colluding), histograms=True)

@@ -39,10 +39,12 @@ def scheduled_rate(rate: float, schedule: Schedule, round_number: int, rounds: i
 
     A falling schedule would reach 0 in the round after the last of ``rounds``.
     """
-    elapsed = min(round_number - 1, rounds) / rounds
+    elapsed = min(round_number - 1, rounds) / rounds  # at most 1, also if the run was extended
     if schedule == "constant":
         return rate
-    return rate * (1 - elapsed if schedule == "linear" else (1 + cos(pi * elapsed)) / 2)
+    if schedule == "linear":
+        return rate * (1 - elapsed)
+    return rate * ((1 + cos(pi * elapsed)) / 2)  # half a cosine
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,11 @@ class ServerOptimiser:
         schedule: schedule of the learning rate over ``rounds``.
         rounds: number of rounds of the run.
         measured: number of weights, at the start of the vector, that are measured in the first round and then fixed. The others are
-            trained from the second round on.
+            trained from the second round on. With 0, all weights are trained from the first round on.
         average: share of the rounds, at the end of the run, over which weights are averaged; 0 uses the last weights.
         rule: ``adam`` and ``yogi`` divide each weight's step by the root of a moving average of its squared steps. Then momentum is an
             exponential moving average as well.
-        decay: factor on the distance to ``start``, which is added to each mean.
+        decay: factor on the distance from the weights to ``start``. The product is added to each mean (weight decay).
         start: (d,) initial weights; needed for ``decay``.
     """
 
@@ -87,8 +89,10 @@ class ServerOptimiser:
         # If some weights are measured, round 1 sets only these, to the mean of what clients measured. Later rounds train only the others.
         if self.measured:
             mean = mean.clone()
-            (mean[self.measured :] if round_number == 1 else mean[: self.measured]).zero_()
-        if round_number <= (2 if self.measured else 1):
+            kept_weights = mean[self.measured :] if round_number == 1 else mean[: self.measured]
+            kept_weights.zero_()  # a view, so this changes ``mean``
+        first_training_round = 2 if self.measured else 1
+        if round_number <= first_training_round:
             previous = None
         if self.rule != "sgd":
             return mean * (1 - self.momentum) if previous is None else torch.lerp(mean, previous, self.momentum)
@@ -105,7 +109,7 @@ class ServerOptimiser:
         previous = torch.full_like(mean, _TINY**2) if previous is None else previous
         if self.rule == "adam":
             return torch.lerp(squares, previous, _BETA_2)
-        return previous - (1 - _BETA_2) * squares * torch.sign(previous - squares)  # FedYogi: a step toward the squares
+        return previous - (1 - _BETA_2) * squares * torch.sign(previous - squares)  # FedYogi moves toward the squares by a part of them
 
     def step(self, velocity: Tensor, size: Tensor | None) -> Tensor:
         """Return the step (d,) at a learning rate of 1. ``size`` is the result of :meth:`size`, which scales the step of each weight."""
@@ -122,7 +126,7 @@ class ServerOptimiser:
 
         ``previous`` is the mean over the earlier ones of these rounds.
         """
-        averaged_rounds = round_number - int((1 - self.average) * self.rounds)
+        averaged_rounds = round_number - int((1 - self.average) * self.rounds)  # number of averaged rounds so far, this one included
         if self.average == 0 or averaged_rounds < 1:
             return None
         return weights.clone() if previous is None else previous + (weights - previous) / averaged_rounds
@@ -216,7 +220,7 @@ def close_with(
     The other arguments are those of :func:`close_round`, which calls this function.
     """
     ranges = before.state.ranges
-    state, validation = _with_best_model(rules, before, state)
+    state, validation = _with_best_model(rules, before, state)  # from here on, ``state`` has the best model
     metrics = RoundMetrics(
         round=state.round,
         score=rules.score(state.model),
@@ -256,12 +260,12 @@ def advance(
     aggregate = pool.aggregate(mechanism, state.ranges)
     if not is_finite(aggregate.mean):
         raise NotFiniteError(
-            f"the mean of round {state.round + 1} is not finite, so its reports, which stay charged, change nothing; "
-            "if that repeats, set a smaller learning rate"
+            f"the mean of the reports of round {state.round + 1} is not finite: the reports stay charged, and change nothing. "
+            "If that repeats, set a smaller training.learning_rate"
         )
     mean = optimiser.with_weight_decay(aggregate.mean, state.weights)
     velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, mean, state.round + 1)
-    # The mean of squared gradients by which FedAdam and FedYogi divide; None for other optimisers.
+    # The moving average by whose root FedAdam and FedYogi divide; None for other optimisers.
     size = None if perturbed == "weights" else optimiser.size(state.size, mean)
     if velocity is None:
         weights = aggregate.mean
@@ -271,8 +275,8 @@ def advance(
         weights = torch.where(aggregate.reported, weights, state.weights)
     if not is_finite(weights):
         raise NotFiniteError(
-            f"the weights after round {state.round + 1} are not finite, so its reports, which stay charged, change nothing; "
-            "if that repeats, set a smaller learning rate"
+            f"the weights after round {state.round + 1} are not finite: the reports stay charged, and change nothing. "
+            "If that repeats, set a smaller training.server_learning_rate or training.learning_rate"
         )
     if isinstance(rule, NormQuantile):
         ranges = _next_norm(state.ranges, pool, mechanism, rule)
@@ -292,9 +296,9 @@ def advance(
 def _next_norm(ranges: LayerRanges, pool: ReportPool | PartialPool, mechanism: Mechanism, rule: NormQuantile) -> LayerRanges:
     """Return ranges whose radius is the next clipping norm, from the share of vectors that were not clipped.
 
-    That share is estimated from the reports, each of which says under noise whether its vectors were clipped.
+    That share is estimated from the reports, each of which states with noise how many of its vectors were clipped.
     """
-    if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):  # only these reports count clipped vectors
+    if not (isinstance(mechanism, LatticeMechanism) and isinstance(pool, ReportPool)):  # other reports do not count clipped vectors
         raise TypeError(
             f"reports of the mechanism {mechanism.name} do not count clipped vectors, which clipping.target_quantile needs: "
             "leave that setting out"
@@ -342,7 +346,7 @@ def _with_best_model(rules: ServerRules, before: Checkpoint, state: ServerState)
     """
     if rules.validate is None:
         return state, None
-    loss = rules.validate(state.model)
+    loss = rules.validate(state.model)  # the current model, since ``state`` has no best one yet
     earlier_losses = [loss_for_comparison(metrics.validation) for metrics in before.history if metrics.validation is not None]
     is_best = loss_for_comparison(loss) < min(earlier_losses, default=inf)
     return replace(state, best=state.model if is_best else before.state.best), loss

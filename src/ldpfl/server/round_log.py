@@ -32,7 +32,7 @@ _MEASURED_AFTER = "measured_after"
 
 
 class _AtClients(BaseModel):
-    """The result of an evaluation at clients after a round."""
+    """The result of an evaluation at clients after a round. ``stated``: whether ``records`` is a stated number, rather than counted."""
 
     sums: Annotated[list[float], Field(fail_fast=True)]
     noise: float
@@ -56,7 +56,7 @@ class Extent:
         events: number of lines that are a privacy event.
         size: number of bytes of all these lines.
         digest: hash of all these lines. It detects accidental changes, not deliberate ones.
-        last: hash of the last line of each kind. A process recognises by it that it wrote all lines before.
+        last: hash of the last line of each kind. By it, a process recognises a log that it wrote itself.
     """
 
     metrics: int
@@ -89,8 +89,8 @@ def log_path(checkpoint: Path) -> Path:
 def continues_extent(extent: Extent, path: Path, history: Sequence[RoundMetrics], ledger: Ledger) -> bool:
     """Return whether the log at ``path`` can be extended by the new lines of ``history`` and ``ledger``.
 
-    It can if the file is at least as long as ``extent``, and if ``history`` and ``ledger`` begin with the lines of ``extent``. Of these
-    lines, only the last one of each kind is compared.
+    It can if the file is at least as long as ``extent``, and if ``history`` and ``ledger`` begin with the lines of ``extent``. To save
+    time, only the last of these lines of each kind is compared.
     """
     evaluated = _evaluated_rounds(history)
     if extent.metrics > len(history) or extent.measured > len(evaluated) or extent.events > len(ledger.events):
@@ -119,7 +119,7 @@ def extend_log(path: Path, old_extent: Extent | None, history: Sequence[RoundMet
     elif text:
         append_text(path, text, old_extent.size)  # cuts off what follows the old extent
     last = _last_lines_digest(history, evaluated, ledger.lines)
-    size, digest = old.size + len(text), reduce(_chained_digest, lines, old.digest)
+    size, digest = old.size + len(text), reduce(_chained_digest, lines, old.digest)  # JSON is ASCII: one byte a character
     return Extent(len(history), len(evaluated), len(ledger.events), size, digest, last)
 
 
@@ -132,11 +132,11 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
     text = read_text(path, _MAX_BYTES, extent.size)
     check_parts(text)
     if (later := _rounds_after(path, extent)) > 1:  # a process that is killed before it writes the checkpoint leaves one round
-        raise ValueError(f"{path.name} beside it has {later:,} more rounds, so this checkpoint is an earlier one: put back the latest one")
+        raise ValueError(f"{path.name} beside it has {later:,} more rounds, so this checkpoint is an old one: use the latest one")
     lines = text.split("\n")[:-1]
     if len(lines) != extent.metrics + extent.measured + extent.events or reduce(_chained_digest, lines, "") != extent.digest:
         raise ValueError(
-            f"{path.name} beside it was changed, or is that of another run: restore the {path.name} that was saved with this checkpoint"
+            f"{path.name} beside it was changed, or is that of another run: copy the {path.name} back that was saved with this checkpoint"
         )
     history, events = list[RoundMetrics](), []
     for number, line in enumerate(lines, start=1):
@@ -151,7 +151,8 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
                 events.append(line)
             elif _MEASURED_AFTER in entry:
                 index = _index_of_round(history, entry[_MEASURED_AFTER])
-                history[index] = _parse_metrics(json.dumps({**asdict(history[index]), "at_clients": entry.get("at_clients")}))
+                with_evaluation = {**asdict(history[index]), "at_clients": entry.get("at_clients")}
+                history[index] = _parse_metrics(json.dumps(with_evaluation))  # parsed again, which checks the evaluation
             else:
                 history.append(_parse_metrics(line))
         except ValueError as error:
@@ -160,7 +161,7 @@ def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledg
 
 
 def _rounds_after(path: Path, extent: Extent) -> int:
-    """Return the number of rounds in the log at ``path`` after the lines of ``extent``."""
+    """Return the number of rounds whose metrics are in the log at ``path`` after the lines of ``extent``."""
     with path.open("rb") as file:
         file.seek(extent.size)
         return len(_ROUND.findall(file.read()))
@@ -171,7 +172,7 @@ _ROUND = re.compile(rb'^\{"round": \d+, "score": ', re.MULTILINE)
 
 
 def _parse_metrics(line: str) -> RoundMetrics:
-    """Return the metrics in a ``line`` of the log, which may be untrusted; or raise a ``ValueError`` that names the first wrong figure."""
+    """Return the metrics in a ``line`` of the log, which may be untrusted. Raise a ValueError that names the first wrong figure."""
     try:
         metrics = _METRICS.validate_json(line, strict=True)
         if not all(0 <= count <= MAX_COUNT for count in (metrics.round, metrics.clients, metrics.uplink_bytes_per_client)):
@@ -192,9 +193,8 @@ def check_log_size(layers: Sequence[str], release: Release, rounds: int) -> None
     Raises:
         ConfigError: the files would be too large.
     """
-    round_bytes = _ROUND_BYTES + 3 * sum(
-        len(json.dumps(name)) + _FIGURE_BYTES for name in layers
-    )  # RoundMetrics has three figures by layer
+    layer_bytes = sum(len(json.dumps(name)) + _FIGURE_BYTES for name in layers)
+    round_bytes = _ROUND_BYTES + 3 * layer_bytes  # RoundMetrics has three figures by layer
     event = RoundEvent(MAX_ROUNDS, release, 10**9, 10**9, MAX_ROUNDS)  # no real round needs more digits
     event_bytes = len(Ledger((event,)).to_json())
     if round_bytes > MAX_LINE_BYTES or len(layers) > MAX_NAMES:

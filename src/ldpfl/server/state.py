@@ -25,7 +25,7 @@ class ServerState:
         previous: (d,) weights that were broadcast in the last round; None before the first.
         velocity: (d,) momentum for the next round; None without momentum, and before the first round.
         average: (d,) mean of the weights over the averaged rounds; None before the first of them.
-        size: (d,) moving second moment of the steps; None if the optimiser needs none, and before the first round.
+        size: (d,) moving average of squared mean updates, for FedAdam and FedYogi. None for other optimisers, and before the first round.
         best: (d,) weights with the lowest loss on validation rows; None without validation.
     """
 
@@ -40,7 +40,7 @@ class ServerState:
 
     @property
     def model(self) -> Tensor:
-        """Final model (d,): the best weights, or else the average, or else the weights that are broadcast."""
+        """Final model (d,): the best weights if there are any, else the average if there is one, else the weights that are broadcast."""
         if self.best is not None:
             return self.best
         return self.weights if self.average is None else self.average
@@ -77,8 +77,8 @@ class RoundMetrics:
         validation: loss of the new model on the rows for early stopping; None if nothing was trained or validated.
         noise: figures of a noise schedule, by name (see ``simulation.shares``). If the noise depends on the data, only a simulation
             knows them.
-        at_clients: result of an evaluation at clients: the noisy sum over held-back records, its noise, and the number of records; None
-            after rounds without an evaluation.
+        at_clients: result of an evaluation at clients, with the noisy sums over held-back records, their noise, and the number of records.
+            None after rounds without an evaluation.
     """
 
     round: int
@@ -103,8 +103,8 @@ class RoundMetrics:
 
 def has_stopped(history: Sequence[RoundMetrics], patience: int) -> bool:
     """Return whether the validation loss in ``history`` has not fallen for ``patience`` rounds, at least 1."""
-    losses = [metrics.validation for metrics in history if metrics.validation is not None]
-    rounds_since_best = len(losses) - 1 - losses.index(min(losses, key=loss_for_comparison)) if losses else 0
+    losses = [loss_for_comparison(metrics.validation) for metrics in history if metrics.validation is not None]
+    rounds_since_best = len(losses) - 1 - losses.index(min(losses)) if losses else 0
     return rounds_since_best >= patience
 
 

@@ -137,7 +137,7 @@ def test_an_update_that_was_not_shortened_is_not_sent() -> None:
     step = float(FULL.noise(RANGES).largest_std(1)[0]) * 2.0**-20
     for excess in (2 * step, 0.5, 1e30):
         values[2, 0] = 0.5 + excess
-        with pytest.raises(PrivacyError, match="longer than the sensitivity that the noise"):
+        with pytest.raises(PrivacyError, match="longer than its clipping norm"):
             mechanism.encode(values, RANGES, streams(3))
 
 

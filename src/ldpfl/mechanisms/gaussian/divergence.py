@@ -25,8 +25,8 @@ _MAX_DIFFERENCE = 300.0
 def layer_divergence(local: Tensor, reference: Tensor, sizes: Sequence[int], normaliser: Normaliser) -> Tensor:
     """Return the KL divergence (K, L), in nats, of each layer of ``local`` (K, d) from that of ``reference`` (d,).
 
-    Computed in float64 and never below zero; in float32 it would be wrong by a hundred times and possibly negative for a large layer. It is
-    zero for layers with the same distribution, such as two constant ones. It is infinite (``l1`` only) if the reference is 0 at a weight
+    It is computed in float64 and never below zero. In float32, that of a large layer could be a hundred times too large, or negative. It is
+    zero for layers with the same distribution, such as two constant ones. With ``l1`` it is infinite if the reference is 0 at a weight
     where the local layer is not. A layer of zeros has the uniform distribution. Only one block of weights at a time is converted to
     float64. Source: LaDP-FL, equation (8) and Algorithm 3. Confidence medium: the softmax is a guess, the direction (local from global) is
     not.
@@ -42,7 +42,7 @@ def layer_divergence(local: Tensor, reference: Tensor, sizes: Sequence[int], nor
 
 
 def _softmax_divergence(rows: Floats, base: Floats) -> Floats:
-    """Return the KL divergence (K,) of softmax(w), w a row of ``rows`` (K, n), from q = softmax(g), g = ``base`` (n,).
+    """Return the KL divergence (K,) of softmax(w), for each row w of ``rows`` (K, n), from q = softmax(g), where g is ``base`` (n,).
 
     It is E_q[x e^x] / Z - ln Z, with x = w - g less its mean under q, and Z = E_q[e^x]. For small x, the first term is about E_q[x^2] and
     the second half of it, so no digits cancel. The difference of two logarithms of sums would lose all digits for x below 1e-8.
@@ -53,7 +53,7 @@ def _softmax_divergence(rows: Floats, base: Floats) -> Floats:
     x = rows - base
     x -= _expectations(x, q)[:, None]
     overflowing = x.max(axis=1) > _MAX_DIFFERENCE
-    x[overflowing] = 0.0
+    x[overflowing] = 0.0  # their divergences are computed by logarithms below
     growth = np.expm1(x)
     z_minus_1 = _expectations(growth, q)
     growth *= x  # x e^x - x, with the same mean as x e^x

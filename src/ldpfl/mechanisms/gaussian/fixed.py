@@ -57,7 +57,7 @@ class SensitivitySchedule(NoiseSchedule):
         return self.c * self.sensitivity.value / self.epsilon
 
     def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return the updates (K, d), clipped to the norm D / 2 if D is proved. Otherwise a norm is only assumed."""
+        """Return the updates (K, d), clipped to the norm D / 2 if D is proved. Otherwise D is only assumed, and nothing is clipped."""
         if self.sensitivity.proved:
             return clip_rows(raw_update(public, clients), public.sizes, self.sensitivity.value / 2)
         return super().clipped_updates(public, clients)
@@ -176,7 +176,7 @@ class NbAFL(PublicSchedule):
         return torch.tensor([self.norm], dtype=torch.float64)
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
-        """Turn noised weights into an update. This is done after the noise, because rounding the difference could exceed the norm C."""
+        """Turn noised weights into updates. Subtracting before the noise could, by rounding, make a vector longer than the norm C."""
         return sent - public.weights
 
     def mu(self, public: PublicState) -> float | None:
@@ -194,9 +194,9 @@ class NbAFLSettings(GaussianSettings):
 
     name: Literal["nbafl"] = "nbafl"
     norm: Positive = 1.0
-    """Longest weights; longer ones are shortened to it."""
+    """Clipping norm of the trained weights: a longer vector of weights is shortened to it."""
     exposures: Count = 1
-    """L: how often one client's upload is seen."""
+    """L: number of rounds in which one client's upload is seen."""
 
     needs_training: ClassVar[bool] = True
 
@@ -245,13 +245,14 @@ class GeometricSchedule(UniformSchedule):
         return self.epsilon if self.variant == "paper" else None  # no paper shares epsilon over the run in this way
 
     def round_sigma(self, round_number: int) -> float:
-        """Return the standard deviation in round t: full_sigma decay^(t - 1) for the variant ``paper``.
+        """Return the standard deviation in round t. For the variant ``paper``, it is full_sigma decay^(t - 1).
 
-        Else it is sigma_t = (D / mu) length decay^(t - T) of the class, where the length is sqrt(sum_{j < k} decay^(2 j)).
+        For ``equal_budget`` it is the class's sigma_t = (D / mu) length decay^(t - T), where the length is sqrt(sum_{j < k} decay^(2 j)).
         """
         if round_number > self.rounds:
             raise ConfigError(
-                f"round {round_number} is beyond the {self.rounds} rounds that the noise of {self.name} is planned for: set more rounds"
+                f"round {round_number} is beyond the {self.rounds} rounds that the noise of {self.name} is planned for: "
+                f"set rounds to {round_number} or more"
             )
         if self.variant == "paper":
             return self.full_sigma * _power(self.decay, round_number - 1)
@@ -267,7 +268,7 @@ def _series_length(ratio: float, count: int) -> float:
 
 
 def _power(base: float, exponent: int) -> float:
-    """Return base ** exponent. Where that would overflow, return e^690, which :func:`require_usable` refuses as a standard deviation."""
+    """Return base ** exponent, or e^690 if that would overflow. :func:`require_usable` refuses so large a standard deviation."""
     return exp(min(exponent * log(base), 690.0))
 
 
@@ -303,7 +304,7 @@ class TimeVaryingSettings(GeometricSettings):
 
     name: Literal["time-varying"] = "time-varying"
     ratio: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.99789
-    """Of the noise of two successive rounds."""
+    """Ratio of the noise's standard deviations in two successive rounds."""
 
     def schedule(self, facts: Facts) -> TimeVarying:
         return TimeVarying(**self.shared(facts), ratio=self.ratio)
@@ -344,7 +345,7 @@ class DpaSettings(GeometricSettings):
 
     name: Literal["dpa"] = "dpa"
     contraction: Share = 0.9956
-    """a: what is left of earlier noise after a round."""
+    """a: factor by which a round shrinks the square of earlier noise."""
 
     def schedule(self, facts: Facts) -> Dpa:
         return Dpa(**self.shared(facts), contraction=self.contraction)

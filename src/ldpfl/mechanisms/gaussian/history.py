@@ -35,14 +35,14 @@ _DEGREES_PER_RADIAN = 180 / torch.pi
 
 @dataclass(frozen=True)
 class SensitiveDP(SensitivitySchedule):
-    """Scale the noise with an estimate of the sensitivity from how far models moved: sigma = c Dhat / epsilon. A surrogate.
+    """Scale the noise with an estimate Dhat of the sensitivity, from how far models moved: sigma = c Dhat / epsilon.
 
     Dhat = min(D, kappa (lam |client's change in its last round| + (1 - lam) |change of the broadcast|)), at least D / 1000, where D is
     that of ``sensitivity``. While there is no earlier broadcast, and for ``lam`` > 0 in a client's first round, it is D.
 
-    Guarantee: none, because Dhat is no bound, and is private unless ``lam`` is 0. With ``clip_to_estimate`` and ``lam`` 0, it is
-    mu = Dhat / sigma for a client's whole message under replacement of its data, because the update is clipped to Dhat / 2, and Dhat
-    uses only broadcasts. Source: the idea of Xue et al. 2023 (TIFS). No formula of that paper was at hand.
+    Guarantee: none, because Dhat is no bound, and depends on private data unless ``lam`` is 0. With ``clip_to_estimate`` and ``lam`` 0, it
+    is mu = Dhat / sigma for a client's whole message under replacement of its data, because the update is clipped to Dhat / 2, and Dhat
+    depends only on broadcasts. Source: the idea of Xue et al. 2023 (TIFS). No formula of that paper was at hand.
 
     Attributes:
         lam: weight of the client's own movement, in [0, 1].
@@ -88,7 +88,7 @@ class SensitiveDP(SensitivitySchedule):
         return float(self._clamped_estimate(self.kappa * _broadcast_change(public)))
 
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return c Dhat / epsilon of each client in all layers, (K, L). Dhat estimates the sensitivity from how far models moved."""
+        """Return c Dhat / epsilon of each client, the same in all layers, (K, L). The class says what the estimate Dhat is."""
         if not self.data_dependent:
             sigma = self.c * self.public_sensitivity(public) / self.epsilon
             return same_for_all_layers(sigma, public).repeat(clients.samples.shape[0], 1)
@@ -110,11 +110,11 @@ class SensitiveDP(SensitivitySchedule):
         return super().clipping_norms(public)
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
-        """Return for each client the norm of its last update, 0 before its first; nothing if the estimate does not use it."""
+        """Return the norm of each client's last update, which is 0 before its first. Empty if the estimate does not use these norms."""
         return {"moved": torch.zeros(clients, dtype=torch.float64)} if self.data_dependent else {}
 
     def remember(self, public: PublicState, clients: ClientState, sent: Tensor) -> dict[str, Tensor]:
-        """Return the norm of each client's update, for the next estimate of the sensitivity; nothing if that does not use it."""
+        """Return the norm of each client's update, for the next estimate of the sensitivity. Empty if that does not use these norms."""
         return {"moved": row_norms(raw_update(public, clients), public.sizes)} if self.data_dependent else {}
 
     def mu(self, public: PublicState) -> float | None:
@@ -164,15 +164,16 @@ def _broadcast_change(public: PublicState) -> Tensor:
 class AdapLDP(NoiseSchedule):
     """Noise that rescales delta by how far a client's weights moved, and a correction of the direction afterwards.
 
-    sigma = sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon). c_i starts at 0.001; from round 2 on, participants take
-    0.6 |c_i| + 0.4 |w_i - w| / lr_i, and after each round the c_i of all clients are replaced by their z-scores (whose mean, which
-    the formula subtracts, is zero). lr_i has decayed at each of the client's optimiser steps so far, this round's included.
-    The logarithm gets a c_i in [1e-12, 1 / delta], beyond which it means nothing; as the rate decays, c_i does get there.
+    sigma = sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon) for client i, its learning rate lr_i and data set D_i. c_i starts at
+    0.001. From round 2 on, participants take 0.6 |c_i| + 0.4 |w_i - w| / lr_i, where w_i are the client's trained weights and w the
+    broadcast. After each round the c_i of all clients are replaced by their z-scores (whose mean, which the formula subtracts, is zero).
+    lr_i has decayed at each of the client's optimiser steps so far, this round's included. For the logarithm, c_i is clamped to
+    [1e-12, 1 / delta], beyond which it means nothing. As the rate decays, c_i does get there.
 
-    From a client's second round on, it sends w (1 + I) instead of w. Let u be the product of the client's and the broadcast's last
-    changes, coordinate by coordinate, over the product of their norms in the layer + 1e-4. The paper means I = 0.02 u. ``degrees_bug``
-    keeps what the authors' program computes: 0.02 times the cosine of arccos(u) in degrees, taken as radians: about -0.00896 for almost
-    every weight.
+    From a client's second round on, it sends v (1 + I) instead of its noised weights v. Let u be the product of the client's and the
+    broadcast's last changes, coordinate by coordinate, over the product of their norms in the layer + 1e-4. The paper means I = 0.02 u.
+    ``degrees_bug`` keeps what the authors' program computes. It takes the degrees of arccos(u) for radians, so I is 0.02 times the
+    cosine of a wrong angle: about -0.00896 for almost every weight.
 
     Guarantee: none; c_i is private, and the sensitivity is not a bound. Source: Yue et al. 2025 (IEEE TMC 24(6)) and the authors'
     program. Clients' memory holds d weights each.
@@ -211,7 +212,7 @@ class AdapLDP(NoiseSchedule):
         sigma = constants * sensitivities / self.epsilon
         if not usable_sigma(float(sigma.min())) or not usable_sigma(float(sigma.max())):
             raise PrivacyError(
-                "AdapLDP's learning rate has decayed until its noise is too small; nothing was sent (set the decay closer to 1)"
+                "AdapLDP's learning rate has decayed until its noise is too small; nothing was sent (set mechanism.rate_decay closer to 1)"
             )
         return sigma[:, None].repeat(1, len(public.sizes))
 
@@ -231,9 +232,9 @@ class AdapLDP(NoiseSchedule):
         return {**memory, "scaler": z_scores}
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
-        """Return the noised updates (K, d) that change the sent weights w to w (1 + I), with I from :meth:`_influence`.
+        """Return the updates (K, d) to the weights v (1 + I), where v are a client's noised weights and I is from :meth:`_influence`.
 
-        A client's update is unchanged in its first round.
+        In a client's first round its noised update is returned unchanged.
         """
         if public.previous is None:
             return sent
@@ -244,38 +245,38 @@ class AdapLDP(NoiseSchedule):
             for block in blocks(sent.shape[0], public.sizes[layer]):
                 weights = (public.weights[part] + sent[block, part]).double()
                 client_change = weights - clients.memory["sent"][block, part]
-                norms = client_change.norm(dim=1, keepdim=True) * broadcast_change[part].norm() + 1e-4
+                norms = client_change.norm(dim=1, keepdim=True) * broadcast_change[part].norm() + 1e-4  # never 0
                 weights *= 1 + self._influence(client_change * broadcast_change[part] / norms)
                 update = (weights - public.weights[part]).float()
                 corrected[block, part] = torch.where(joined_before[block, None], update, sent[block, part])
         return corrected
 
     def mu(self, public: PublicState) -> float | None:
-        return None  # see ``why_unproved``
+        return None  # for the reason in ``why_unproved``
 
     def why_unproved(self) -> str:
         return "the noise depends on how far the client's own weights moved, and the sensitivity is not proved"
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        """Return ``epsilon`` for each layer, added up or averaged: the paper charges it in full, whatever c_i is."""
+        """Return ``epsilon`` for each layer, added up or averaged: the paper charges all of epsilon, whatever c_i is."""
         return self._mean_cost(self.epsilon * sigma, sigma)
 
     def _influence(self, u: Tensor) -> Tensor:
         """Return I, the relative change of each weight, from the product ``u`` of both changes, relative to their norms."""
         if not self.degrees_bug:
             return u * _MAX_CORRECTION
-        return (u.clamp(-1.0, 1.0).arccos() * _DEGREES_PER_RADIAN).cos() * _MAX_CORRECTION
+        return (u.clamp(-1.0, 1.0).arccos() * _DEGREES_PER_RADIAN).cos() * _MAX_CORRECTION  # the bug: ``cos`` takes radians
 
     def _learning_rates(self, clients: ClientState) -> Tensor:
         """Return each client's learning rate lr_i at the end of this round, (K,)."""
-        batches = (clients.samples + self.steps.batch_size - 1) // self.steps.batch_size
+        batches = (clients.samples + self.steps.batch_size - 1) // self.steps.batch_size  # of an epoch, the last one maybe smaller
         steps_taken = (clients.joined + 1) * self.steps.epochs * batches
         return self.steps.learning_rate * torch.pow(torch.tensor(self.decay, dtype=torch.float64), steps_taken)
 
     def _scalers(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return each client's scaler c_i in this round, (K,): from round 2 on 0.6 |c_i| + 0.4 |w_i - w| / lr_i.
+        """Return each client's scaler c_i in this round, (K,). From round 2 on, it is 0.6 |c_i| + 0.4 |w_i - w| / lr_i.
 
-        |w_i - w| is the norm of its update, and lr_i its learning rate.
+        |w_i - w| is the norm of the client's update, and lr_i its learning rate.
         """
         if public.round == 1:
             return clients.memory["scaler"]
@@ -288,9 +289,9 @@ class AdapLDPSettings(GaussianSettings):
 
     name: Literal["adapldp"] = "adapldp"
     rate_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.995
-    """Decay of its learning rate at each step."""
+    """Factor on a client's learning rate at each optimiser step, from which AdapLDP computes its noise."""
     degrees_bug: bool = True
-    """Whether its correction is as in the authors' program."""
+    """Whether AdapLDP's correction takes degrees for radians, as the authors' program does."""
 
     needs_training: ClassVar[bool] = True
 

@@ -36,8 +36,9 @@ class LayerSelection:
     """Which layers of a client get noise; the others are sent without noise.
 
     Attributes:
-        rule: ``abs_l2``: L2 norm above ``value``, as in the paper; ``rms``: norm / sqrt(number of weights) above it; ``top_fraction``: the
-            part ``value`` of the layers (rounded up) with the largest norms. With ``abs_l2`` the size alone decides for most layers.
+        rule: which layers get noise. ``abs_l2``: those with an L2 norm above ``value``, as in the paper. ``rms``: those with
+            norm / sqrt(number of weights) above ``value``. ``top_fraction``: the part ``value`` of the layers, rounded up, with the largest
+            norms. With ``abs_l2`` the number of weights alone decides for most layers.
         value: tau >= 0, or a fraction in (0, 1].
 
     A threshold above all norms selects nothing: all layers are then sent without noise. Source: LaDP-FL, Algorithm 2. Confidence high for a
@@ -65,7 +66,7 @@ class LayerSelection:
         if self.rule == "rms":
             return norms / torch.tensor(sizes).double().sqrt() > self.value
         ranks = norms.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # 0 for a client's largest norm
-        return ranks < ceil(self.value * len(sizes) - 1e-9)  # despite rounding, 0.1 x 30 layers are 3, not 4
+        return ranks < ceil(self.value * len(sizes) - 1e-9)  # less 1e-9, since 0.1 x 30 rounds to above 3, which would give 4 layers
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class LadpPaper(SensitivitySchedule):
 
     Attributes:
         selection: which layers get noise.
-        p_max: about the square of the update's root mean square over 2, 1e-7 to 1e-5; at 1 nothing can be trained.
+        p_max: largest P_l. A good value is about half of an update's mean square, 1e-7 to 1e-5. At 1 nothing can be trained.
         p_min: smallest P_l. It bounds the noise by p_max / p_min times that of Full DP; the paper has no bound.
         normaliser: how weights become a distribution.
 
@@ -112,7 +113,7 @@ class LadpPaper(SensitivitySchedule):
         return torch.where(selected, self.full_sigma * (self.p_max / estimates), 0.0)
 
     def mu(self, public: PublicState) -> float | None:
-        return None  # see ``why_unproved``
+        return None  # for the reason in ``why_unproved``
 
     def why_unproved(self) -> str:
         return "layers that are not selected leave without noise, and the noise of the others depends on the client's weights"
@@ -123,8 +124,10 @@ class LadpSettings(SensitivitySettings):
 
     name: Literal["ladp"] = "ladp"
     selection: Selection = "top_fraction"
-    """Which layers get noise, those above ``threshold``, by L2 norm, norm / sqrt(size), or rank."""
+    """Which layers get noise: those with an L2 norm (``abs_l2``) or norm / sqrt(size) (``rms``) above ``threshold``, or the part
+    ``threshold`` of the layers with the largest norms (``top_fraction``)."""
     threshold: Annotated[FiniteFloat, Field(ge=0)] = 1.0
+    """Limit of a layer's norm, or with ``top_fraction`` a part of the layers, up to 1."""
     p_max: Positive = 1e-5
     p_min: Positive = 1e-9
     """Bounds of the privacy estimate of a layer."""
@@ -150,9 +153,10 @@ class LadpSound(PublicSchedule):
 
     Attributes:
         epsilon, delta: budget of one client's round.
-        clip: S, clipping norm of the whole update, so that a layer of d_l of d weights gets S_l = S sqrt(d_l / d); or all S_l.
+        clip: clipping norm S of the whole update, or a tuple of the layers' norms S_l. From S, a layer of d_l of all d weights gets
+            S_l = S sqrt(d_l / d).
         share_rule: see :data:`ShareRule`.
-        smallest_share: the share that each of L layers gets before the rest is shared; less than 1 / L.
+        smallest_share: the share that each of the L layers gets before the rest is divided. It must be below 1 / L.
         p_min, p_max, normaliser: of the estimates P_l, as in :class:`LadpPaper`.
 
     Raises:
@@ -200,14 +204,14 @@ class LadpSound(PublicSchedule):
         Raises:
             ConfigError: ``smallest_share`` times the number of layers is not below 1.
         """
-        reserved = self.smallest_share * len(public.sizes)
+        layers = len(public.sizes)
+        reserved = self.smallest_share * layers  # what all layers get before the rest is divided
         if reserved >= 1:
-            layers = len(public.sizes)
             raise ConfigError(f"smallest_share is {self.smallest_share}, but must be below 1/{layers}: the model has {layers} layers")
-        weights = self._share_weights(public)
-        return self.smallest_share + (1 - reserved) * weights / weights.sum()
+        proportions = self._proportions(public)
+        return self.smallest_share + (1 - reserved) * proportions / proportions.sum()
 
-    def _share_weights(self, public: PublicState) -> Tensor:
+    def _proportions(self, public: PublicState) -> Tensor:
         """Return the numbers (L,) to which shares are proportional, by ``share_rule``: S_l sqrt(d_l) or (S_l P_l / p_max)^2.
 
         Layer l has d_l weights and the clipping norm S_l. P_l is the divergence of the last two broadcasts.
@@ -219,7 +223,7 @@ class LadpSound(PublicSchedule):
         return (clips * divergence.clamp(self.p_min, self.p_max) / self.p_max).square()
 
     def public_sigma(self, public: PublicState) -> Tensor:
-        """Return sigma_l = 2 S_l / (mu sqrt(a_l)) of each layer, (L,): clipping norm S_l, share a_l of mu^2."""
+        """Return sigma_l = 2 S_l / (mu sqrt(a_l)) of each layer, (L,), for its clipping norm S_l and its share a_l of mu^2."""
         return 2 * self.layer_clipping_norms(public.sizes) / (self._mu * self.shares(public).sqrt())
 
     def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
@@ -235,7 +239,7 @@ class LadpSound(PublicSchedule):
         return ""  # mu is always known
 
     def paper_epsilon(self, public: PublicState, sigma: Tensor) -> float:
-        """Return c D / sigma of the layers, added up or averaged: D is 2 S_l, and c = epsilon / mu."""
+        """Return c D / sigma of the layers, added up or averaged. A layer's D is 2 S_l, and c = epsilon / mu."""
         return self._mean_cost(2 * self.layer_clipping_norms(public.sizes) * (self.epsilon / self._mu), sigma)
 
 
@@ -244,7 +248,7 @@ class LadpSoundSettings(GaussianSettings):
 
     name: Literal["ladp-sound"] = "ladp-sound"
     norm: Positive = 1.0
-    """Longest update; a longer one is shortened to it."""
+    """Clipping norm: a longer update is shortened to it."""
     share_rule: ShareRule = "kl"
     """How the budget is shared over layers."""
     smallest_share: Share = 1e-3

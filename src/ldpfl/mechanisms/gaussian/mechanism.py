@@ -46,7 +46,7 @@ _PAPERS_CLAIM = (
 
 @dataclass(frozen=True, eq=False)
 class NoisyReports(VectorReports):
-    """Noised updates, and the size of their noise, which only the clients know: it is not sent, and mixing drops it.
+    """Noised updates, and the size of their noise. Only the clients know the size: it is not sent, and mixing drops it.
 
     Attributes:
         sigma: (K, L) float64 standard deviation by client and layer; private if the schedule depends on the data.
@@ -67,11 +67,12 @@ class Gaussian(VectorMechanism, PerRound):
     Norms are checked, and both are added, as integers.
 
     ``values`` are updates, offset by the ranges' center, which is 0 for updates. The ranges' radius is not used, because schedules clip by
-    norm. A new mechanism is for the first round, after the broadcast 0; :meth:`in_round` and :meth:`for_clients` bind it to others.
+    norm. A new mechanism is for a first round in which the broadcast weights are 0. :meth:`in_round` returns that of another round, and
+    :meth:`for_clients` that of certain clients.
 
     Attributes:
         schedule: decides the noise and the clipping.
-        public: public state of the round; None for the first round after the broadcast 0.
+        public: public state of the round. None: the first round, with broadcast weights 0.
         clients: what the clients of a call know, by name, one row for each client: ``samples``, ``joined``, and what the schedule
             remembers. None for clients before their first round.
     """
@@ -86,7 +87,7 @@ class Gaussian(VectorMechanism, PerRound):
 
     @property
     def terms(self) -> NoiseSchedule:
-        """The schedule alone: the broadcast follows from the round, and clients' private facts are not agreed on."""
+        """The schedule alone. The broadcast follows from the round, and clients do not tell the server their private facts."""
         return self.schedule
 
     def in_round(self, public: PublicState) -> Gaussian:
@@ -110,11 +111,12 @@ class Gaussian(VectorMechanism, PerRound):
         if clipping_norms is not None and not bool((clipping_norms < _MAX_POINTS * sigma.amin(dim=0) / STEPS).all()):
             raise PrivacyError("epsilon is too large: the noise is too fine for updates of this size. Lower epsilon; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
+        # ``round_and_add`` changes ``sent`` in place, because ``numpy`` returns a view of it.
         for rows, columns in blocks(len(sent), ranges.dimension, values=COORDINATE_BLOCK):  # small: noise takes several float64 arrays
             noise = draw_rounded_noise(NORMAL, STEPS, source, rows, columns.stop - columns.start)
             lattice.round_and_add(sent[rows.start : rows.stop, columns].numpy(), noise, rows, columns)
         if clipping_norms is not None and not lattice.norms_within(clipping_norms.numpy()):
-            raise PrivacyError("an update is longer than the sensitivity that the noise is computed for; nothing was sent")
+            raise PrivacyError("a clipped update is longer than its clipping norm, which the noise is computed for; nothing was sent")
         sent = self.schedule.correct(public, clients, sent)
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("the update with noise has NaN or infinity: lower the learning rate, or raise epsilon; nothing was sent")
@@ -151,15 +153,16 @@ class Gaussian(VectorMechanism, PerRound):
         return UnprotectedRelease(self.name, reason, claimed_epsilon=claimed, claimed_delta=delta, claim=claim)
 
     def _public_state(self, ranges: LayerRanges) -> PublicState:
-        """Return the public state of the round; by default that of round 1 after the broadcast 0."""
+        """Return the public state of the round; by default that of round 1 with broadcast weights 0."""
         # The expanded scalar takes no memory for the zeros of a large model.
         return self.public or PublicState(round=1, weights=torch.zeros(()).expand(ranges.dimension), previous=None, sizes=ranges.sizes)
 
     def _client_state(self, values: Tensor, ranges: LayerRanges) -> ClientState:
         """Return the state of the clients whose updates are ``values``; by default with one sample each, before their first round."""
         trained = (values - ranges.expand()[0]).float() + self._public_state(ranges).weights
-        facts = dict(self.clients or self.first_facts(torch.ones(len(values), dtype=torch.int64), ranges.dimension))
-        return ClientState(trained, facts.pop("samples"), facts.pop("joined"), facts)
+        memory = dict(self.clients or self.first_facts(torch.ones(len(values), dtype=torch.int64), ranges.dimension))
+        samples, joined = memory.pop("samples"), memory.pop("joined")  # the other facts are the schedule's memory
+        return ClientState(trained, samples, joined, memory)
 
     def first_facts(self, samples: Tensor, dimension: int) -> dict[str, Tensor]:
         """Return the facts of clients with ``samples`` (K,) samples before their first round, by name, one row for each client."""
@@ -194,7 +197,7 @@ class _ScheduledNoise(Noise):
         """Return sigma of each layer, (L,), as the server knows it: infinite if it depends on private data."""
         if self.mechanism.schedule.data_dependent:
             return torch.full((len(self.ranges.sizes),), inf, dtype=torch.float64)
-        return self.mechanism.sigmas(torch.zeros(1, self.ranges.dimension), self.ranges)[0]
+        return self.mechanism.sigmas(torch.zeros(1, self.ranges.dimension), self.ranges)[0]  # the same for any values, such as zeros
 
 
 class _Lattice:
@@ -212,19 +215,18 @@ class _Lattice:
         self._exact_squares = np.zeros(steps.shape, dtype=np.int64)
 
     def round_and_add(self, values: NDArray[np.float32], noise: Floats, rows: range, columns: slice) -> None:
-        """Round ``values`` (k, b) in place, of clients ``rows`` and coordinates ``columns``, and add the whole numbers ``noise`` (k, b)."""
-        # The first and the last layer of which ``columns`` holds a coordinate.
-        first, last = np.searchsorted(self._ends, [columns.start, columns.stop - 1], side="right").tolist()
+        """Round ``values`` (k, b), of k clients ``rows`` at b coordinates ``columns``, and add ``noise`` (lattice points) in place."""
+        first, last = np.searchsorted(self._ends, [columns.start, columns.stop - 1], side="right").tolist()  # layers that ``columns`` meets
         for layer in range(first, last + 1):
             start, stop = max(columns.start, int(self._ends[layer - 1]) if layer else 0), min(columns.stop, int(self._ends[layer]))
             part = slice(start - columns.start, stop - columns.start)
             self._add_in_layer(values[:, part], noise[:, part], slice(rows.start, rows.stop), layer)
 
     def _add_in_layer(self, values: NDArray[np.float32], noise: Floats, rows: slice, layer: int) -> None:
-        """Do as :meth:`round_and_add` for coordinates of one ``layer``, and add their squares to the norms."""
+        """Do what :meth:`round_and_add` does, for coordinates of one ``layer``, and add their squares to the sums for the norms."""
         step = self._steps[rows, layer, None]
         with np.errstate(over="ignore", invalid="ignore"):  # too large values are refused before they are sent
-            points = values / np.where(step > 0, step, 1.0)
+            points = values / np.where(step > 0, step, 1.0)  # not by 0; such layers keep their values, see the end
             np.trunc(points, out=points)
             squares = np.square(points).sum(axis=1)
             self._squares[rows, layer] += squares
@@ -249,7 +251,7 @@ class _Lattice:
         shorter or longer. Exact fractions decide where they are close to a limit.
         """
         squares, squared_limits = self._squares * self._steps**2, limits**2
-        if len(limits) == 1:  # of all layers together
+        if len(limits) == 1:  # one limit for all layers together
             squares = squares.sum(axis=1, keepdims=True)
         if not bool((squares < squared_limits * (1 + _NORM_ERROR)).all()):
             return False
@@ -263,11 +265,12 @@ def _client_norms_within(squares_in_steps: list[int], steps: list[float], limits
     ``squares_in_steps`` are the squares of the norms of its layers, each in squares of the layer's step.
     """
     squares = [square * _exact_square(step) for square, step in zip(squares_in_steps, steps, strict=True)]
-    if len(limits) == 1:
+    if len(limits) == 1:  # one limit for all layers together
         squares = [sum(squares, Fraction())]
     return all(square <= _exact_square(limit) for square, limit in zip(squares, limits, strict=True))
 
 
 @lru_cache(maxsize=64)
 def _exact_square(value: float) -> Fraction:
+    """Return the square of ``value``, not rounded. Cached, because clients share steps and limits."""
     return Fraction(value) ** 2

@@ -24,10 +24,10 @@ def layer_slices(sizes: Sequence[int]) -> list[slice]:
 
 
 def blocks(rows: int, size: int) -> Iterator[slice]:
-    """Cut ``rows`` rows of ``size`` weights into slices of about ``BLOCK`` weights."""
-    step = max(1, BLOCK // size)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+    """Yield slices of consecutive rows that have about ``BLOCK`` weights together, for ``rows`` rows of ``size`` weights each."""
+    rows_per_block = max(1, BLOCK // size)
+    for start in range(0, rows, rows_per_block):
+        yield slice(start, min(start + rows_per_block, rows))
 
 
 def layer_norms(rows: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -60,7 +60,8 @@ def clip_rows(rows: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
     Raises:
         PrivacyError: a value is NaN or infinite.
     """
-    factors, clipped = _shortening_factors(row_norms(rows, sizes), limit), torch.empty_like(rows)
+    factors = _shortening_factors(row_norms(rows, sizes), limit)
+    clipped = torch.empty_like(rows)
     for block in blocks(*rows.shape):
         clipped[block] = _scaled_rows(rows[block], factors[block])
     return clipped

@@ -25,8 +25,8 @@ class ClientState:
         trained: (K, d) float32 trained weights.
         samples: (K,) int64 data set sizes.
         joined: (K,) int64 numbers of rounds joined before this one.
-        memory: tensors (K, ...) by name: what ``remember`` last returned for these clients, or before their first round, their rows of
-            ``initial_memory``.
+        memory: tensors (K, ...) by name, which ``remember`` last returned for these clients. Before their first round, these are their
+            rows of ``initial_memory``.
 
     Raises:
         PrivacyError: wrong dtype or shape.
@@ -51,8 +51,8 @@ class NoiseSchedule(ABC):
 
     Attributes:
         epsilon, delta: budget of one client's round, unless the schedule says otherwise.
-        layers_separately: whether the paper's accounting adds up the costs of a client's layers (as its slope of 3.6 a round suggests)
-            or takes their mean. It changes no noise.
+        layers_separately: whether the paper's accounting adds up the costs of a client's layers, rather than takes their mean. Its slope
+            of 3.6 a round suggests that the paper adds them up. It does not change the noise.
     """
 
     name: ClassVar[str]
@@ -87,7 +87,7 @@ class NoiseSchedule(ABC):
         """
 
     def clipped_updates(self, public: PublicState, clients: ClientState) -> Tensor:
-        """Return the clients' updates (K, d) float32, changes since the broadcast, to which noise will be added.
+        """Return the clients' updates (K, d) float32, to which noise will be added. An update is the change since the broadcast.
 
         Here nothing is clipped. A schedule whose guarantee needs clipping overrides this, and clips to :meth:`clipping_norms`.
 
@@ -97,7 +97,7 @@ class NoiseSchedule(ABC):
         return require_finite_block(raw_update(public, clients))
 
     def clipping_norms(self, public: PublicState) -> Tensor | None:
-        """Return the norm (1,), or each layer's norm (L,), float64, to which updates are clipped. None if no guarantee needs one."""
+        """Return the norm (1,), or each layer's norm (L,), float64, to which updates are clipped. None if they are not clipped."""
         return None
 
     def initial_memory(self, clients: int, dimension: int) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ class NoiseSchedule(ABC):
         return dict(clients.memory)
 
     def memory_after_round(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the ``memory`` of all clients at the end of a round. It has rows also for clients that did not take part."""
+        """Return the memory of all clients after a round, from ``memory``, which has rows also for clients that did not take part."""
         return dict(memory)
 
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class NoiseSchedule(ABC):
 
     @abstractmethod
     def why_unproved(self) -> str:
-        """Return the reason why no guarantee is proved, :meth:`mu` being None, in a few words; empty if ``mu`` is a number."""
+        """Return in a few words why no guarantee is proved and :meth:`mu` is None. Empty if ``mu`` is a number."""
 
     def claimed_epsilon(self) -> float | None:
         """Return the epsilon that the paper claims for one round at ``delta``; None if the paper does not cover these settings."""
@@ -151,7 +151,7 @@ class NoiseSchedule(ABC):
 
 @dataclass(frozen=True)
 class PublicSchedule(NoiseSchedule):
-    """A schedule whose noise depends on public information only: ``public_sigma`` gets nothing else."""
+    """A schedule whose noise depends on public information only, because :meth:`public_sigma` is given nothing else."""
 
     @property
     @final

@@ -43,9 +43,9 @@ class LocalSteps:
 class Sensitivity:
     """The sensitivity D: an upper bound, proved or only assumed, of the L2 distance of two updates of one client.
 
-    Only ``update_clip`` is proved, for any two data sets of a client. 2 eta E C holds for E full-batch steps, not for mini-batches. Divided
-    by B or by the data set size, it does not hold for neural networks at all. With ``per_batch`` the noise is closest to what LaDP-FL
-    published.
+    Only ``update_clip`` is proved, for any two data sets of a client. The bound 2 eta E C holds for E full-batch steps, not for
+    mini-batches. Divided by the batch size B or by the data set size, it does not hold for neural networks at all. With
+    ``per_batch`` the noise is closest to what LaDP-FL published.
 
     Attributes:
         mode: how D is computed.
@@ -93,13 +93,15 @@ class Sensitivity:
         Otherwise 2 eta E C for the learning rate eta, E epochs and the clipping norm C of gradients. In the modes ``per_batch`` and
         ``per_dataset`` this is divided by the batch size or the data set size.
         """
-        if self.norm is not None and self.mode == "update_clip":
+        if self.mode == "update_clip" and self.norm is not None:
             return 2 * self.norm
-        steps = self.steps  # all other modes have steps
+        steps = self.steps  # all other modes have steps: the checks for None are for the type checker
         assumed = 0.0 if steps is None else 2 * steps.learning_rate * steps.epochs * steps.clip_norm
-        if steps is not None and self.mode == "per_batch":
+        if self.mode == "per_batch" and steps is not None:
             return assumed / steps.batch_size
-        return assumed / self.samples if self.samples is not None and self.mode == "per_dataset" else assumed
+        if self.mode == "per_dataset" and self.samples is not None:
+            return assumed / self.samples
+        return assumed
 
     @property
     def reason(self) -> str:
@@ -157,5 +159,5 @@ def require_usable(sigma: float) -> float:
         ConfigError: ``sigma`` lies outside [1e-20, 1e20].
     """
     if not usable_sigma(sigma):
-        raise ConfigError(f"these settings give noise of deviation {sigma:.3g}, expected 1e-20 to 1e20: change epsilon or clipping")
+        raise ConfigError(f"the noise has standard deviation {sigma:.3g}, expected 1e-20 to 1e20: change epsilon or the clipping norm")
     return sigma

@@ -1,4 +1,4 @@
-"""What the settings of Gaussian mechanisms share; each schedule has its own beside it."""
+"""Settings that Gaussian mechanisms share. Each schedule's module adds the settings of that schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ldpfl.mechanisms.settings import Facts, MechanismSettings, none_if_word
 from ldpfl.util.quantities import Positive, Repeats, Share
 
 Variant = Literal["equal_budget", "paper"]
-"""``equal_budget``: (epsilon, delta) for all rounds together, shared so that they compose exactly to it;
+"""``equal_budget``: (epsilon, delta) is for all rounds together, and the rounds' costs compose exactly to it.
 ``paper``: the first round's noise is that of Full DP at (epsilon, delta), so later rounds cost more."""
 
 
@@ -21,21 +21,21 @@ class GaussianSettings(MechanismSettings):
     """Settings of all mechanisms that add Gaussian noise to a client's update by a schedule."""
 
     perturbed: Literal["update"] = "update"
-    """Noise goes on the change since the broadcast."""
+    """Noise is added to the change since the broadcast."""
     epsilon: Positive = 1.0
     """Budget of a client's round, at ``delta``."""
     budget: Literal["unit", "client"] = "unit"
-    """The same here: the unit is all that a client sends."""
+    """``unit`` and ``client`` mean the same here, because all that a client sends is one unit."""
     delta: Share = 1e-5
     """Delta of a client's round, for ``epsilon``."""
     layers_separately: bool = False
-    """Whether the paper's accounting adds up a client's layers or averages them; changes no noise."""
+    """Whether the paper's accounting adds up the costs of a client's layers, rather than averages them. It does not change the noise."""
 
     uses_ranges: ClassVar[bool] = False
 
     @abstractmethod
     def schedule(self, facts: Facts) -> NoiseSchedule:
-        """Return the schedule, which decides the noise of each round, client and layer. It raises as :meth:`build` does."""
+        """Return the schedule, which decides the noise of each round, client and layer. Raises a ConfigError as :meth:`build` does."""
 
     def at_strength(self, strength: float) -> GaussianSettings:
         return self.model_copy(update={"epsilon": strength})  # a larger strength means less noise
@@ -52,11 +52,11 @@ class SensitivitySettings(GaussianSettings):
     """Settings of schedules that have one sensitivity of the whole update."""
 
     norm: Positive = 1.0
-    """``sensitivity = "update_clip"``: longest update, a longer one is shortened to it."""
+    """Clipping norm for ``sensitivity = "update_clip"``: a longer update is shortened to it."""
     sensitivity: SensitivityMode = "update_clip"
-    """How far an update is assumed to move with the data; only ``update_clip`` is proved: updates are clipped to ``norm``."""
+    """How far an update is assumed to move with the data. Only ``update_clip`` is proved, because it clips updates to ``norm``."""
     constant: Literal["auto"] | Constant = "auto"
-    """How much noise an epsilon takes; ``auto``: ``exact`` where the sensitivity is proved, else LaDP-FL's Theorem 3."""
+    """How much noise an epsilon takes. ``auto`` is ``exact`` if the sensitivity is proved, else ``theorem3`` of LaDP-FL."""
 
     def shared(self, facts: Facts) -> dict[str, Any]:
         """Return the arguments that all these schedules have in common, by name."""
@@ -79,9 +79,9 @@ class GeometricSettings(SensitivitySettings):
     """Settings of schedules whose noise changes by a factor a round."""
 
     variant: Variant = "equal_budget"
-    """``equal_budget``: epsilon for all rounds together; ``paper``: for the first."""
+    """``equal_budget``: epsilon is for all rounds together. ``paper``: epsilon is for the first round."""
     participations: Repeats | Literal["all"] = "all"
-    """At equal budget: rounds that one client joins at most."""
+    """Largest number of rounds that one client joins, for ``equal_budget``."""
 
     needs_training: ClassVar[bool] = True
 

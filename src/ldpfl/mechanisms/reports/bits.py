@@ -1,4 +1,4 @@
-"""Reports of one bit a weight: in memory, on the wire, and shuffled, when only counts are left."""
+"""Reports of one bit a weight: in memory, on the wire, and after shuffling, which leaves only counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 Encoder = Callable[[range], NDArray[np.bool_]]
-"""Draws the bits (k, b) of the clients in a range about a block of coordinates."""
+"""Draws the bits (k, b) of the k clients in a range, about the b coordinates of a block."""
+
+WRONG_LENGTH_HINT = "the client's model or mechanism settings may differ from the server's"
+"""Likely reason why a client's payload has another length than the server expects."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +39,14 @@ class BitReports:
 
     def __post_init__(self) -> None:
         if self.packed.dtype != np.uint8 or self.packed.ndim != 2 or self.packed.shape[1] != packed_size(self.dimension):
-            raise ProtocolError(f"packed reports have shape {self.packed.shape}, expected (clients, {packed_size(self.dimension)}) uint8")
+            found, expected = f"{self.packed.dtype} {self.packed.shape}", f"uint8 (clients, {packed_size(self.dimension)})"
+            raise ProtocolError(f"packed reports about {self.dimension} weights are {found}, expected {expected}")
 
     @classmethod
     def from_encoder(
         cls, make_encoder: Callable[[slice], Encoder], clients: int, dimension: int, values: int = 8 * COORDINATE_BLOCK
     ) -> Self:
-        """Draw, pack and count the bits of ``clients`` reports about ``dimension`` weights, block by block, so that each stays in a cache.
+        """Draw, pack and count the bits of ``clients`` reports about ``dimension`` weights, in blocks that stay in a cache.
 
         Args:
             make_encoder: returns the encoder of a block of coordinates.
@@ -50,7 +54,7 @@ class BitReports:
         """
         packed, ones = np.empty((clients, packed_size(dimension)), dtype=np.uint8), np.zeros(dimension, dtype=np.int32)
         for columns in coordinate_blocks(dimension):
-            draw_bits, packed_columns = make_encoder(columns), slice(columns.start // 8, packed_size(columns.stop))
+            draw_bits, packed_columns = make_encoder(columns), slice(columns.start // 8, packed_size(columns.stop))  # at whole bytes
             for rows in client_blocks(clients, columns.stop - columns.start, values=values):
                 bits = draw_bits(rows)
                 packed[rows.start : rows.stop, packed_columns] = np.packbits(bits, axis=1, bitorder="little")
@@ -90,21 +94,21 @@ class BitReports:
         size, unused_bits = packed_size(dimension), -dimension % 8
         for payload in payloads:
             if len(payload) != size:
-                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {dimension} weights")
-            if unused_bits and payload[-1] >> (8 - unused_bits):
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {dimension} weights: {WRONG_LENGTH_HINT}")
+            if unused_bits and payload[-1] >> (8 - unused_bits):  # the highest bits of the last byte
                 raise ProtocolError(f"a report has bits set after its {dimension} weights, expected zeros")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
         return cls(packed, dimension)
 
     @classmethod
     def mix(cls, batches: Sequence[BitReports], generator: np.random.Generator) -> BitReports:
-        """Return reports that know only how many bits of each weight are set: each weight's bits are in random order, so this is enough."""
+        """Return shuffled reports. The bits of each weight are in a random order of their own, so only their counts are kept."""
         clients = sum(batch.clients for batch in batches)
         # The order is drawn later, if at all, so it gets a generator of its own.
         return ShuffledBits(count_ones(batches).numpy(), clients, generator.spawn(1)[0])
 
     def addends(self) -> NDArray[np.uint8]:
-        """Return the numbers (clients, d) whose sum over clients :meth:`from_sum` takes: the bits."""
+        """Return the bits (clients, d), whose sum over clients :meth:`from_sum` takes."""
         return self.unpack()
 
     @classmethod
@@ -169,7 +173,7 @@ class ShuffledBits(BitCounts):
         for row in range(self.clients):
             rows_left = self.clients - row
             bits = self._generator.integers(0, rows_left, size=ones_left.size, dtype=np.uint32) < ones_left
-            ones_left -= bits
+            ones_left -= bits  # True counts as 1
             packed[row] = np.packbits(bits, bitorder="little")
         return packed
 
@@ -188,7 +192,7 @@ def count_ones(reports: Sequence[BitReports]) -> Tensor:
 
 
 def _add_sum(bits: NDArray[np.uint8], ones: NDArray[np.int32]) -> None:
-    """Add the sum of ``bits`` (k, b), which are 0 or 1, to ``ones`` (b,). As many rows at a time as a uint8 can count, which is fast."""
+    """Add the sum of ``bits`` (k, b), which are 0 or 1, to ``ones`` (b,) in place, at most 255 rows at a time: fast sums in uint8."""
     for row in range(0, len(bits), _MAX_UINT8):
         ones += bits[row : row + _MAX_UINT8].sum(axis=0, dtype=np.uint8)
 

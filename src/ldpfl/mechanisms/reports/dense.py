@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import ProtocolError
+from ldpfl.mechanisms.reports.bits import WRONG_LENGTH_HINT
 from ldpfl.util.lazy_imports import torch
 from ldpfl.util.randomness import COORDINATE_BLOCK
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DenseReports:
-    """float32 values as they are, (clients, d): the wire format of noise on every weight, and of the non-private reference."""
+    """float32 values, (clients, d), sent as they are. Mechanisms that add noise to every weight use them, and the non-private ``none``."""
 
     values: Tensor
 
@@ -49,7 +50,7 @@ class DenseReports:
         return DenseSum(total, clients)
 
     def add_to(self, total: NDArray[np.float64]) -> None:
-        """Add all reports to ``total`` (d,), one client after another."""
+        """Add all reports to ``total`` (d,) in place, one client after another, so that rounding does not depend on batches."""
         for row in self.addends():
             total += row
 
@@ -73,10 +74,12 @@ class DenseReports:
         """
         for payload in payloads:
             if len(payload) != 4 * dimension:
-                raise ProtocolError(f"a report has {len(payload)} bytes, expected {4 * dimension} for {dimension} weights")
-        values = np.frombuffer(bytearray().join(payloads), dtype=np.float32).reshape(len(payloads), dimension)
+                expected = f"{4 * dimension} for {dimension} weights"
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {expected}: {WRONG_LENGTH_HINT}")
+        joined = bytearray().join(payloads)  # not bytes: tensors have to be writable
+        values = np.frombuffer(joined, dtype=np.float32).reshape(len(payloads), dimension)
         if not np.isfinite(values).all():
-            raise ProtocolError("a report holds NaN or infinity")
+            raise ProtocolError("a report holds NaN or infinity, which ldpfl's clients never send")
         return cls(torch.from_numpy(values))
 
 
@@ -108,7 +111,7 @@ class DenseSum(DenseReports):
 
 
 def mean_of_rows(reports: Sequence[DenseReports], clients: int) -> Tensor:
-    """Return the mean (d,) float64 of all rows, added up client by client, so that it does not depend on the batches."""
+    """Return the mean (d,) float64 of all rows. They are added up client by client, so that it does not depend on the batches."""
     total = np.zeros(reports[0].dimension)
     for batch in reports:
         batch.add_to(total)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError, ProtocolError
-from ldpfl.mechanisms.reports.bits import packed_size
+from ldpfl.mechanisms.reports.bits import WRONG_LENGTH_HINT, packed_size
 
 _BITS_AT_ONCE = 1 << 22
 """Number of bits that are packed at once, one byte each: bounds the working memory, if a single report is not larger."""
@@ -83,7 +83,8 @@ class IndexedBitReports:
         size, unused_bits = packed_size(bits), -bits % 8
         for payload in payloads:
             if len(payload) != size:
-                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {group_sizes.size} groups")
+                expected = f"{size} for {group_sizes.size} groups"
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {expected}: {WRONG_LENGTH_HINT}")
             if unused_bits and payload[-1] >> (8 - unused_bits):
                 raise ProtocolError(f"a report has bits set after its {group_sizes.size} groups, expected zeros")
         packed = np.frombuffer(b"".join(payloads), dtype=np.uint8).reshape(len(payloads), size)
@@ -108,7 +109,7 @@ class IndexedBitReports:
         sizes = batches[0].group_sizes
         if not all(np.array_equal(batch.group_sizes, sizes) for batch in batches):
             raise PrivacyError("reports about different groups of weights cannot be shuffled together")
-        pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])  # each as one number
+        pairs = np.concatenate([2 * batch.index + batch.signs for batch in batches])  # (index, sign) as one number
         for start in range(0, sizes.size, _COLUMN_BLOCK):
             block = pairs[:, start : start + _COLUMN_BLOCK]
             block[:] = generator.permuted(block, axis=0)
@@ -117,7 +118,7 @@ class IndexedBitReports:
 
 def unit_bits(group_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of bits (G,) of each group on the wire: those of its largest index, and one for the sign."""
-    digits: NDArray[np.int32] = np.frexp(group_sizes - 1.0)[1]  # the binary exponent, exact below 2**53
+    digits: NDArray[np.int32] = np.frexp(group_sizes - 1.0)[1]  # the binary exponent is the number of bits, exact below 2**53
     return digits.astype(np.int64) + 1
 
 
@@ -127,15 +128,15 @@ def payload_bits(group_sizes: NDArray[np.int64]) -> int:
 
 
 def _row_blocks(clients: int, lengths: NDArray[np.int64]) -> Iterator[slice]:
-    """Cut ``clients`` reports, of groups with ``lengths`` (G,) bits each, into blocks of rows that are packed at once."""
+    """Yield blocks of rows that are packed at once, for ``clients`` reports about groups of ``lengths`` (G,) bits."""
     rows_per_block = max(1, _BITS_AT_ONCE // int(lengths.sum()))
     return (slice(start, start + rows_per_block) for start in range(0, clients, rows_per_block))
 
 
 def _bit_columns(lengths: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield, for each bit number, the groups that have this bit, and the bit's position on the wire in each of them.
+    """Yield, for each bit number, the groups that have this bit, and for each of them the bit's position on the wire.
 
-    A group has the bits 0 to its length - 1, and its number stands on the wire behind those of the groups before it.
+    A group has the bits 0 to its length - 1. On the wire, groups follow one another without gaps.
     """
     starts = np.cumsum(lengths) - lengths
     for bit in range(int(lengths.max())):
@@ -144,7 +145,7 @@ def _bit_columns(lengths: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.i
 
 
 def _pack(codes: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Pack ``codes`` (k, G), whole numbers of ``lengths`` (G,) bits, one after the other, lowest bit first, into bytes (k, n)."""
+    """Pack each row of ``codes`` (k, G) into bytes (k, n): one number after the other, of ``lengths`` (G,) bits, lowest bit first."""
     bits = np.zeros((len(codes), int(lengths.sum())), dtype=np.uint8)
     for bit, groups, columns in _bit_columns(lengths):
         bits[:, columns] = (codes[:, groups] >> bit) & 1

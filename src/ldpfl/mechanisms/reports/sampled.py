@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ldpfl.errors import PrivacyError, ProtocolError
-from ldpfl.mechanisms.reports.bits import packed_size
+from ldpfl.mechanisms.reports.bits import WRONG_LENGTH_HINT, packed_size
 
 
 @dataclass(frozen=True, eq=False)
 class SampledReports:
     """Reports of k (weight, value) pairs each. The pairs of a client stay together.
 
-    On the wire: k indices of ceil(log2 d) bits each, lowest bit first; bit b of all is in byte b // 8 at position b % 8, and the last byte
-    is filled with 0. Then k little-endian float32. Indices ascend, so that a set of weights has one encoding.
+    On the wire, k indices of ceil(log2 d) bits each come first, lowest bit first. Bit b of all these bits is in byte b // 8 at position
+    b % 8, and zero bits fill the last byte. Then come k little-endian float32. Indices ascend, so that a set of weights has one encoding.
 
     Attributes:
         index: (clients, k) int64, ascending in each row, from 0 to dimension - 1.
@@ -47,7 +47,7 @@ class SampledReports:
         if not (index[:, 1:] > index[:, :-1]).all():
             raise ProtocolError("a report's indices of weights must increase: one is repeated or out of order")
         if not np.isfinite(values).all():
-            raise ProtocolError("a report holds NaN or infinity")
+            raise ProtocolError("a report holds NaN or infinity, which ldpfl's clients never send")
 
     @property
     def clients(self) -> int:
@@ -66,7 +66,7 @@ class SampledReports:
         """Yield the bytes that each client sends."""
         bit_numbers = np.arange(index_bits(self.dimension))
         for index, values in zip(self.index, self.values, strict=True):
-            bits = (index[:, None] >> bit_numbers & 1).astype(np.uint8)
+            bits = ((index[:, None] >> bit_numbers) & 1).astype(np.uint8)
             yield np.packbits(bits.ravel(), bitorder="little").tobytes() + values.astype("<f4").tobytes()
 
     @classmethod
@@ -84,7 +84,8 @@ class SampledReports:
         values = np.empty((len(payloads), coordinates), dtype=np.float32)
         for row, payload in enumerate(payloads):
             if len(payload) != size:
-                raise ProtocolError(f"a report has {len(payload)} bytes, expected {size} for {coordinates} of {dimension} weights")
+                expected = f"{size} for {coordinates} of {dimension} weights"
+                raise ProtocolError(f"a report has {len(payload)} bytes, expected {expected}: {WRONG_LENGTH_HINT}")
             bits = np.unpackbits(np.frombuffer(payload, dtype=np.uint8, count=index_bytes), bitorder="little")
             if bits[coordinates * width :].any():
                 raise ProtocolError("a report has bits set between its indices and its values, expected zeros")
@@ -102,7 +103,7 @@ class SampledReports:
             PrivacyError: reports of different shapes.
         """
         if len({(batch.dimension, batch.coordinates) for batch in reports}) != 1:
-            raise PrivacyError("reports of models of different sizes cannot be shuffled together: all clients must train the same model")
+            raise PrivacyError("reports about different numbers of weights cannot be shuffled together: use one model and mechanism")
         order = generator.permutation(sum(batch.clients for batch in reports))
         index = np.concatenate([batch.index for batch in reports])[order]
         values = np.concatenate([batch.values for batch in reports])[order]
@@ -127,7 +128,7 @@ def choose_coordinates(uniforms: NDArray[np.float64], dimension: int) -> NDArray
     in_set = np.zeros(picks.shape, dtype=np.bool_)  # whether the set has the step's pick already
     np.put_along_axis(in_set, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
     step_with_last = np.where(picks >= lasts[0], picks - lasts[0], np.arange(count))  # the step whose ``last`` was picked, or itself
-    for _ in range(count.bit_length()):
+    for _ in range(count.bit_length()):  # enough, as a chain has ``count`` steps at most
         in_set |= np.take_along_axis(in_set, step_with_last, axis=1)
         step_with_last = np.take_along_axis(step_with_last, step_with_last, axis=1)
     return np.sort(np.where(in_set, lasts, picks), axis=1)

@@ -22,12 +22,12 @@ class SummedReports:
     """The sum of the lattice points of ``clients`` clients, each of which adds its own Gaussian noise.
 
     In a deployment, two servers form the sum, and it contains the noise of all clients. A simulation sums without noise, and draws the
-    noise of all clients at once in :meth:`mix`, with the sum of their variances. Rounded Gaussians with a standard deviation of 2^10 points
-    or more add up to one, except for a part of e^(-2^20), see decision 0023. The draw is in floating point, because nothing leaves a
-    simulation.
+    noise of all clients at once in :meth:`mix`, with the sum of their variances. A sum of Gaussians rounded to a lattice, with a standard
+    deviation of 2^10 points or more, has the law of one rounded Gaussian, except for a part of e^(-2^20), see decision 0023. The draw is
+    in floating point, because nothing leaves a simulation.
 
     Attributes:
-        total: (d,) int64; a simulation's is without noise before :meth:`mix`, and with noise after.
+        total: (d,) int64 sum. In a simulation, :meth:`mix` adds the noise to it.
         clients: number of clients.
         noise: standard deviation of one client's noise, in lattice points.
         scale: value of one lattice point in an estimate.
@@ -81,13 +81,13 @@ class SummedReports:
 
     @staticmethod
     def total_without_noise(reports: Sequence[object]) -> Tensor:
-        """Return the sum (d,) to which :meth:`mix` will add noise. Empty for reports of other classes, to which clients added noise."""
+        """Return the sum (d,) to which :meth:`mix` will add noise. It is empty for reports of other classes, which have noise already."""
         totals = [batch.total for batch in reports if isinstance(batch, SummedReports)]
         return torch.stack(totals).sum(dim=0) if totals else torch.empty(0, dtype=torch.int64)
 
     @staticmethod
     def noise_parameter_bytes(reports: Sequence[object]) -> bytes:
-        """Return the number of clients, the noise and the scale of a sum, as bytes: all that determines the size of its noise."""
+        """Return as bytes what determines the size of a sum's noise: number of clients, noise, scale. The noise is seeded with them."""
         sums = [batch for batch in reports if isinstance(batch, SummedReports)]
         return repr((sum(batch.clients for batch in sums), sorted({(batch.noise, batch.scale) for batch in sums}))).encode()
 

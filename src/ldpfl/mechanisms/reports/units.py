@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.int64]
 
+FLOAT_BITS = 32
+"""Number of bits of a float32 on the wire."""
+
 ReaderT = TypeVar("ReaderT")
 """A mechanism, which reads reports."""
 
@@ -40,8 +43,8 @@ class SeparateUnits:
     """Units of a report that are read without its other units.
 
     Attributes:
-        reader: returns a mechanism that reads reports of some whole units, given the part of the ranges that these are about. None if the
-            mechanism itself can read them.
+        reader: returns a mechanism that reads reports of some whole units. Its argument are the ranges of the coordinates that these units
+            are about. None if the mechanism itself can read them.
         mixed: the coordinates that units are about, if these are not the weights.
     """
 
@@ -80,8 +83,8 @@ class Units(SeparateUnits):
     def __post_init__(self) -> None:
         if self.bits.ndim != 1 or self.bits.shape != self.weights.shape or not self.bits.size:
             raise ConfigError(
-                f"bits of shape {self.bits.shape} and weights of shape {self.weights.shape} of a report's units: expected (U,) for "
-                "both, U at least 1"
+                f"bits of shape {self.bits.shape} and weights of shape {self.weights.shape} of a report's units: expected (R,) for "
+                "both, R at least 1"
             )
         if min(self.bits.min(), self.weights.min()) < 1:
             raise ConfigError("every unit must have at least one bit and one weight")
@@ -120,7 +123,7 @@ class Units(SeparateUnits):
 class SampledUnits(SeparateUnits):
     """Units about weights that each client samples for itself. A unit carries the index of its weight, and a float32.
 
-    Units are read one by one: a reader gets reports of one unit each, and its part of the ranges covers all weights.
+    Units are read one by one: a reader gets reports of one unit each, and its argument are the ranges of all weights.
 
     Attributes:
         count: number k of weights that a client reports.
@@ -133,4 +136,4 @@ class SampledUnits(SeparateUnits):
     @property
     def payload_bits(self) -> int:
         """Number of bits of all units together: a float32 and an index each."""
-        return self.count * (32 + index_bits(self.dimension))
+        return self.count * (FLOAT_BITS + index_bits(self.dimension))

@@ -13,7 +13,7 @@ from ldpfl.mechanisms.base import Mechanism, total_clients
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.mechanisms.reports.dense import DenseReports, DenseSum, mean_of_rows
-from ldpfl.mechanisms.reports.units import Units
+from ldpfl.mechanisms.reports.units import FLOAT_BITS, Units
 from ldpfl.util.lazy_imports import torch
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class VectorReports(DenseReports):
-    """Noisy float32 vectors, of which a client's row is protected as a whole: it stays together, in the shuffler too."""
+    """Noisy float32 vectors. A client's row is protected as a whole, so it stays together, also in the shuffler."""
 
     @classmethod
     def mix(cls, batches: Sequence[DenseReports], generator: np.random.Generator) -> VectorReports:
@@ -35,7 +35,7 @@ class VectorReports(DenseReports):
         return VectorTotal(total, clients)
 
     def to_total(self) -> VectorTotal:
-        """Return these reports without the single vectors: only their sum, which is all that a mean needs."""
+        """Return only the sum of these reports, which is all that a mean needs."""
         return VectorTotal(np.zeros(self.dimension), 0).plus(self)
 
 
@@ -78,4 +78,4 @@ class VectorMechanism(Mechanism):
 
     def units(self, ranges: LayerRanges) -> Units:
         """Return the layout: the whole vector is one unit, with a float32 for each weight."""
-        return Units.whole(ranges.dimension, 32 * ranges.dimension)
+        return Units.whole(ranges.dimension, FLOAT_BITS * ranges.dimension)
