@@ -47,7 +47,7 @@ def unwrapped_code(app: Path) -> Iterator[str]:
     ``LdpClientApp("package.module:name")`` or ``LdpClientApp(records="package.module:name")``.
 
     Raises:
-        ConfigError: the app names no client module, or the module cannot be read.
+        ConfigError: the app names no client module, or the module cannot be read. It is raised only while the places are iterated over.
     """
     module = _client_module(app)
     app = app.resolve()
@@ -78,9 +78,10 @@ def unwrapped_code_text(places: Sequence[str]) -> str:
 
 
 def bare_client(app: Path) -> str:
-    """Return the import path of the client of the app in this folder, if it is certainly Flower's ClientApp without a wrapper; else "".
+    """Return the import path of the app's client if it is certainly Flower's ClientApp without a wrapper; else "".
 
-    Nothing is run. Only a name that the module itself assigns is certain, and only if no other statement may assign it.
+    Nothing is run. The client is certain only if exactly one statement of its module may assign its name, to a call. The same holds for the
+    first part of the called name, such as ``flwr``, which exactly one import may bind.
     """
     try:
         path = _component(app, "clientapp")
@@ -88,10 +89,10 @@ def bare_client(app: Path) -> str:
         body = _body_of(app, module)
     except _UNREADABLE:
         return ""
-    calls = [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and _only_target(node) == name]
-    if len(calls) != 1 or sum(_may_bind(node, name) for node in body) != 1 or not isinstance(calls[0], ast.Call):
+    assigned = [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and _only_target(node) == name]
+    if len(assigned) != 1 or sum(_may_bind(node, name) for node in body) != 1 or not isinstance(assigned[0], ast.Call):
         return ""
-    first, _, rest = ast.unparse(calls[0].func).partition(".")  # such as ClientApp, or flwr and clientapp.ClientApp
+    first, _, rest = ast.unparse(assigned[0].func).partition(".")  # such as ClientApp, or flwr and clientapp.ClientApp
     sources = [
         f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
         for node in body
@@ -99,7 +100,8 @@ def bare_client(app: Path) -> str:
         for alias in node.names
         if first == (alias.asname or alias.name.partition(".")[0])
     ]
-    is_flowers = len(sources) == 1 == sum(_may_bind(node, first) for node in body) and sources[0].partition(".")[0] == "flwr"
+    is_bound_once = len(sources) == 1 and sum(_may_bind(node, first) for node in body) == 1
+    is_flowers = is_bound_once and sources[0].partition(".")[0] == "flwr"
     return path if is_flowers and (rest or sources[0]).endswith("ClientApp") else ""
 
 
@@ -168,7 +170,7 @@ def _definition_of(app: Path, component: str) -> ast.expr | str | None:
 def _body_of(app: Path, module: str) -> list[ast.stmt]:
     """Return the statements of ``module`` in the folder ``app``. Errors are those of :data:`_UNREADABLE`."""
     spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the module's own, unless a package is missing
-    return ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
+    return ast.parse(Path((spec and spec.origin) or "").read_bytes()).body  # Path("") cannot be read, so a missing file is an OSError
 
 
 def _only_target(node: ast.Assign | ast.AnnAssign) -> str:
@@ -347,8 +349,10 @@ def _is_wrapper(value: ast.expr) -> bool:
         return False
     keywords = [keyword for keyword in value.keywords if not (keyword.arg in _FLAG_ARGUMENTS and isinstance(keyword.value, ast.Constant))]
     paths = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATH_ARGUMENTS)]
-    is_only_argument = len(paths) == len(value.args) + len(keywords) == 1
-    return is_only_argument and isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
+    has_other_arguments = len(paths) < len(value.args) + len(keywords)
+    if len(paths) != 1 or has_other_arguments:
+        return False
+    return isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
 
 
 def _calls_wrapper(value: ast.expr | None) -> TypeGuard[ast.Call]:

@@ -85,7 +85,7 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
     values = [_read_array(name, arrays[name], shape, numpy_dtype) for name, shape in zip(layout.names, layout.shapes, strict=True)]
     vector = torch.empty(layout.dimension, dtype=dtype)
     for place, layer in zip(layout.slices.values(), values, strict=True):
-        vector.numpy()[place] = layer.reshape(-1)
+        vector.numpy()[place] = layer.reshape(-1)  # writes into `vector`, because its NumPy array shares the memory
     return vector
 
 

@@ -196,7 +196,12 @@ class LdpClientApp(ClientApp):
     evaluate = query = lifespan = train
 
     def _answer(self, message: Message, context: Context) -> Answer:
-        """Answer a question, or charge the budget for a round and send its report: in the answer, or over the relay."""
+        """Answer a question, or charge the budget for a round and send its report, in the answer or over the relay.
+
+        Raises:
+            Declined: the operator's settings, or the app, do not allow the round.
+            LdpflError: the message or the mechanism cannot be used, or the relay does not answer.
+        """
         if message.metadata.message_type == QUESTION:
             return self._answer_question(message, context)
         category = message.metadata.message_type.partition(".")[0]
@@ -265,7 +270,7 @@ class LdpClientApp(ClientApp):
             )
 
     def _read_request(self, message: Message, context: Context) -> RoundRequest:
-        """Read a message. Simulated clients of one process get the same content, so it is read once and kept for the next client."""
+        """Return what a message asks for. Simulated clients of one process get the same content, so the last content read is kept."""
         key = (message.metadata.message_type, digest_of(context.run_config))
         if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
@@ -432,7 +437,8 @@ def _app_to_wrap(app: ClientAppCallable | str | None, records: Records | str | N
             "LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them"
         )
     name, given = ("app", app) if records is None else ("records", records)
-    if not (is_import_path(given) if isinstance(given, str) else callable(given)):
+    is_usable = is_import_path(given) if isinstance(given, str) else callable(given)
+    if not is_usable:
         raise ConfigError(
             f"`{name}` of LdpClientApp must be a function or its import path, got {shown(given)}: give it as in "
             f'LdpClientApp({"" if name == "app" else "records="}"package.module:name")'
@@ -471,6 +477,6 @@ def _no_change(request: RoundRequest) -> Tensor:
 
 def _log_replaced(request: RoundRequest, trouble: str) -> None:
     """Log that this round's report means no change, because of the ``trouble``."""
-    trouble = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
-    number, hint = request.ask.terms.round, "" if TRY_IT in trouble else f". To see why, run {TRY_IT} on this node"
-    LOGGER.error("replaced: round %d is reported as no change, because training failed: %s%s", number, trouble, hint)
+    reason = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
+    hint = "" if TRY_IT in reason else f". To see why, run {TRY_IT} on this node"
+    LOGGER.error("replaced: round %d is reported as no change, because training failed: %s%s", request.ask.terms.round, reason, hint)

@@ -65,7 +65,7 @@ class Outcome:
 
 
 class Child:
-    """A forked process; made by :func:`start` or :func:`start_guarded`. Leaving its context ends it."""
+    """A forked process, made by :func:`start` or :func:`start_guarded`. It ends when its context is left."""
 
     def __init__(self, pid: int, pipe: int, end_signal: signal.Signals) -> None:
         self._pid, self.pipe, self._end_signal = pid, pipe, end_signal
@@ -84,7 +84,8 @@ class Child:
 
     def outcome(self, deadline: float = inf) -> Outcome:
         """Wait for the work and return its outcome, by the time ``deadline`` (of ``time.monotonic``) at the latest."""
-        received, expected, poller = bytearray(), inf, select.poll()  # inf until the message's length is read
+        received, expected = bytearray(), inf  # expected number of bytes: inf until the message's length is read
+        poller = select.poll()
         poller.register(self.pipe, select.POLLIN)
         while len(received) < expected:
             seconds_left = max(0.0, deadline - time.monotonic())
@@ -133,7 +134,7 @@ def start_guarded(work: Callable[[], bytes], killed_at: float = 0.0) -> Child:
 def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner: Child | None = None) -> Child:
     """Fork a process that calls ``run`` with the pipe for its result.
 
-    ``end_signal`` is the signal that will end the process. The new process keeps the pipe of ``pipe_owner`` open, whose outcome it reads.
+    ``end_signal`` is the signal that will end the process. The process can read the outcome of ``pipe_owner``: it keeps that pipe open.
     """
     if not CAN_FORK:
         raise ConfigError("replies after a set time (reply_s) need a system that can fork processes: use Linux, or set reply_s to 0")
@@ -234,7 +235,8 @@ def describe_error(error: BaseException) -> str:
     if has_public_text(error):
         return str(error)
     every = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in every if not frame.filename.startswith("<frozen importlib")] or every  # without Python's own import code
+    # Without Python's own import code, unless there is no other frame.
+    frames = [frame for frame in every if not frame.filename.startswith("<frozen importlib")] or every
     return f"{public_type_name(error)} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else public_type_name(error)
 
 
@@ -283,8 +285,8 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: floa
     """Run the body of the guard: wait for SIGTERM, then freeze all of the guard's descendants, and kill them at the time ``killed_at``.
 
     The time of the kill is fixed, so that others on the machine do not see by it how the work ended. SIGTERM also comes when the
-    ``parent`` dies. Then the descendants are killed at once. The process that does ``work`` is the guard's
-    grandchild: whatever it does to its parent and its group does not reach the guard.
+    ``parent`` dies. Then the descendants are killed at once. The process that does ``work`` is the guard's grandchild, so that nothing it
+    does to its parent and its group reaches the guard.
     """
     try:
         _leave_session(signal.SIGTERM)

@@ -81,6 +81,10 @@ def prepare(
         table: the node's own table.
         measured: how the table's columns are scaled, in the form of ``RoundTerms.measured``.
         write_cache: whether data and features may be written to the user's cache.
+
+    Raises:
+        LdpflError: the config is not valid or does not fit the data, the data cannot be read, or the model has another size than
+            ``weights_sent``.
     """
     config = parse_config(config_text, origin="the round's terms")
     data = load_dataset(config, data_dir, table=table, write_cache=write_cache)

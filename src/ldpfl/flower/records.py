@@ -149,7 +149,7 @@ class RecordTask:
 
         Raises:
             PrivacyError: the model mixes samples, remembers them, or draws random numbers.
-            ConfigError: model and loss do not fit the shapes, or fail; or a row names nobody.
+            ConfigError: model and loss do not fit the shapes, or fail; or ``persons`` is given and a row has no person.
         """
         self.check_persons()
         layout = ParameterLayout.from_module(self.model)
@@ -267,7 +267,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         )
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)
-    return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()
+    return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()  # of the schedule's only client
 
 
 def is_import_path(path: str) -> bool:
@@ -286,6 +286,7 @@ def import_named(path: str) -> Any:
     try:
         found = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
+        # The path is wrong if the missing module is a part of the path, or if pkgutil itself raised. Any other error is the app's own.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{path.replace(':', '.')}.".startswith(f"{error.name}.")
         if not is_missing and traceback.extract_tb(error.__traceback__)[-1].filename != pkgutil.__file__:
             raise
@@ -346,7 +347,10 @@ def trainer_of_records(
 
 
 def _warn_without_names(message: str) -> None:
-    """Log on a node that the app's model has a problem. The ``message`` itself is not logged, because it may name parts of the app."""
+    """Log on a node that the app's model has a problem, in place of a trainer's warning ``message``.
+
+    The message itself is not used, because it may name parts of the app.
+    """
     LOGGER.warning(
         "the app's model is slow, mixes rows of a person, or has no finite gradient: call RecordTask.check() in a test to see which"
     )

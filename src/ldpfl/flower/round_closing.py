@@ -27,7 +27,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     """Aggregate the reports in ``pool`` for the current round, and return the checkpoint after it.
 
     Args:
-        received: how the reports arrived; of it, only the length of a client's message is used.
+        received: what arrived in the round. Only the length of a client's message is used, since ``pool`` has the reports.
         event: entry for the round in the ledger.
 
     Raises:
@@ -76,9 +76,11 @@ def _after_least_squares(
         head: solver for the model's last layer.
         records_each: mean number of records of a client as the config states it, since the true number is private.
     """
-    before, records = progress.checkpoint, records_each * clients
+    before = progress.checkpoint
+    records = records_each * clients
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
+    noise_std = [total.noise / records] * len(progress.layout.names)  # the same noise in each layer
     return close_with(
         progress.rules,
         before,
@@ -86,7 +88,7 @@ def _after_least_squares(
         clients,
         event=event,
         uplink_bytes=received.uplink_bytes,
-        observed=Observed(noise_std=[total.noise / records] * len(progress.layout.names), memory=before.memory),
+        observed=Observed(noise_std=noise_std, memory=before.memory),
         began=progress.round_began,
     )
 
@@ -95,6 +97,7 @@ def _after_evaluation(progress: RunProgress, clients: int, event: RoundEvent, to
     """Return the last checkpoint with the figures that ``clients`` clients measured, computed from the noisy sums ``total``."""
     before = progress.checkpoint
     by_client = isinstance(summed_vectors(progress.config, "evaluation"), ClientScores)
+    # The number of added vectors. That of records is taken from the config (`stated`), because nodes do not send their own numbers.
     count = clients if by_client else mean_held_back_records(progress.config) * clients
     measured = as_measured(total, count, stated=not by_client)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))

@@ -49,7 +49,7 @@ def sums_layout(size: int) -> ParameterLayout:
 
 
 def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> VectorForm:
-    """Return the form of the vector that ``terms`` ask for. Use no data and no code that the terms name.
+    """Return the form of the vector that ``terms`` ask for. No data are used, and no code that the terms name is run.
 
     Args:
         layout: layers of the model.
@@ -71,7 +71,7 @@ def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState)
 
 
 def check_sums(terms: RoundTerms) -> None:
-    """Raise if a round for sums over records asks for a vector of the wrong length. Code that the terms name may run.
+    """Raise if a round for sums over records asks for a vector of the wrong length. This may run code that the terms name.
 
     Raises:
         AskedForOther: the vector has another length than the sums, or the histograms are of another number of columns.

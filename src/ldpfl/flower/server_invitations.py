@@ -127,16 +127,18 @@ class Questions:
         answer counts in the call in which it arrives. The wait ends ``answer_s`` seconds after the last answer, or at the round's timeout.
         """
         # Equal contents are one question, whichever call asks it.
-        question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
+        question = self._questions.setdefault(agreement_of(content, QUESTION), _Question())
+        asked = set(nodes)
         awaited = set(question.awaited.values())
         unasked = [node for node in nodes if node not in question.agreed | awaited]
         messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in unasked]
         # Nodes asked in earlier calls are included, so that their late answers are recorded. Only `nodes` are waited for.
-        unanswered, reasons, declined = (asked | awaited) - question.agreed, dict[int, str](), 0
+        unanswered = (asked | awaited) - question.agreed
+        reasons, declined = dict[int, str](), 0
         deadline = Deadline(round_.timeout)
         deadline.renew(self._answer_s)
         with closing(replies_as_they_come(self._grid, messages, deadline, question.awaited)) as replies:
-            for reply in replies if unanswered & asked else ():
+            for reply in replies if unanswered & asked else ():  # if all have agreed before, there is nothing to send or wait for
                 node = reply.metadata.src_node_id
                 if node not in unanswered or is_absent(reply):
                     continue  # a second answer, an answer of a node that was not asked, or the SuperLink's answer for a silent node
@@ -206,10 +208,10 @@ class NodeSelection:
     def nodes_that_agree(self, number: int) -> tuple[list[int], list[int], list[int]]:
         """Return the nodes that agree to round ``number``, all connected nodes, and those that say that they charged this round before.
 
-        It becomes the current round, of the agreeing nodes.
+        The round becomes the current round, with the agreeing nodes.
 
-        Nodes that do not answer may be slow, or come back. If too few other nodes agree, wait for the silent nodes as well, at most as long
-        as for connections.
+        Nodes that do not answer may be slow, or come back. If too few other nodes agree, the silent nodes are waited for as well. This wait
+        and that for connections together take at most ``waiting.seconds``.
 
         Raises:
             ConfigError: the round does not fit the relay.
@@ -229,7 +231,10 @@ class NodeSelection:
                 raise too_few_agree(self.progress, answers, connected, needed, _advice_on_waiting(answers, self.waiting), required)
             log_of_answers.say(
                 "round %d: %d of the %d nodes that it needs have agreed; waiting for %d that have not answered yet",
-                *(number, len(answers.agreed), needed, len(answers.silent)),
+                number,
+                len(answers.agreed),
+                needed,
+                len(answers.silent),
             )
             time.sleep(_POLL_S)
         if answers.reasons or answers.silent:

@@ -177,7 +177,7 @@ class RoundTerms:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> RoundTerms:
-        """Read what :meth:`to_record` wrote.
+        """Return the terms in ``record``, which :meth:`to_record` made.
 
         Raises:
             ProtocolError: a field is missing, unknown, or of another kind; OtherVersion, if the terms are of another version.
@@ -218,7 +218,10 @@ class RoundTerms:
             ProtocolError: the ranges are for other layers, or their values are not allowed.
         """
         if self.layers != layout.names or not len(self.layers) == len(self.center) == len(self.radius):
-            raise ProtocolError("the server's clipping ranges must have one entry for each layer that it sent")
+            raise ProtocolError(
+                f"the server sent {len(layout.names)} layers, but its terms name {len(self.layers)} layers with {len(self.center)} centers "
+                f"and {len(self.radius)} radii of clipping ranges: expected the same layers in the same order, one center and radius each"
+            )
         try:
             # Without the dtype the numbers would be rounded to float32, and clients would clip to other ranges than the server's.
             center, radius = (torch.tensor(values, dtype=torch.float64) for values in (self.center, self.radius))
@@ -282,7 +285,7 @@ class Answer:
 
     @classmethod
     def from_record(cls, record: ConfigRecord | None) -> Answer:
-        """Read what :meth:`to_record` wrote.
+        """Return the answer in ``record``, which :meth:`to_record` made.
 
         Raises:
             ProtocolError: the record is None or holds no answer.

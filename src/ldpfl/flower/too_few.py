@@ -182,7 +182,8 @@ _CUSTOM_APP_NAMES = {
 def _in_custom_app(settings: Collection[str], config: RunConfig) -> str:
     """Return text that says what the ServerApp of a custom app sets instead of these ``settings``."""
     collector = "operator_sum" if config.shuffling.channel == "secure-sum" else "operator_relay"
-    return f" (in a custom app: {' and '.join(_CUSTOM_APP_NAMES[setting] for setting in settings)})".format(collector=collector)
+    names = " and ".join(_CUSTOM_APP_NAMES[setting] for setting in settings).format(collector=collector)
+    return f" (in a custom app: {names})"
 
 
 def _away_note(progress: RunProgress, connected: Collection[int]) -> str:
