@@ -194,7 +194,7 @@ def _component(app: Path, component: str) -> str:
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield name and spec of each package that contains ``module``, then of ``module``, as found in ``app``. A missing one has no spec."""
+    """Yield name and spec of the packages that contain ``module``, then of ``module``. The first that ``app`` lacks has no spec and is last."""
     importlib.invalidate_caches()
     search_path = [str(app)]
     parts = module.split(".")
@@ -209,7 +209,8 @@ def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None
 
 def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:
     """Yield each entry of this folder that Python would import in place of a standard, installed or missing module of the same name."""
-    names_other_code_imports = (sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()) - {client_package}
+    names_other_code_imports = sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()
+    names_other_code_imports -= {client_package}  # the app's own package, which may be installed as well
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
@@ -311,7 +312,7 @@ def _active_lines(file: Path, app_modules: frozenset[str]) -> Iterator[int]:
 
 
 def _reads_no_data(node: ast.stmt, app_modules: frozenset[str]) -> bool:
-    """Tell whether a top-level statement reads no data; ``app_modules`` are the names of the modules in the app's folder."""
+    """Tell whether a top-level statement reads no data. ``app_modules`` are the names of the modules in the app's folder."""
     if isinstance(node, ast.Import):
         return all(alias.asname != _WRAPPER and _is_quiet_package(alias.name, app_modules) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -329,7 +330,7 @@ def _reads_no_data(node: ast.stmt, app_modules: frozenset[str]) -> bool:
 
 
 def _is_quiet_package(module: str, app_modules: frozenset[str]) -> bool:
-    """Tell whether importing ``module`` reads no data; ``app_modules`` are the names of the modules in the app's folder."""
+    """Tell whether importing ``module`` reads no data. ``app_modules`` are the names of the modules in the app's folder."""
     package = module.partition(".")[0]
     return package in _QUIET_PACKAGES and package not in app_modules  # the app's folder may hold a package with one of these names
 
@@ -349,10 +350,8 @@ def _is_wrapper(value: ast.expr) -> bool:
         return False
     keywords = [keyword for keyword in value.keywords if not (keyword.arg in _FLAG_ARGUMENTS and isinstance(keyword.value, ast.Constant))]
     paths = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATH_ARGUMENTS)]
-    has_other_arguments = len(paths) < len(value.args) + len(keywords)
-    if len(paths) != 1 or has_other_arguments:
-        return False
-    return isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
+    is_only_argument = len(paths) == 1 and len(value.args) + len(keywords) == 1
+    return is_only_argument and isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
 
 
 def _calls_wrapper(value: ast.expr | None) -> TypeGuard[ast.Call]:

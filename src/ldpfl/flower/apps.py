@@ -102,7 +102,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
         else:
             sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
         return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
-    federation = replace(federation, trainer=confined(federation.trainer))
+    federation = replace(federation, trainer=confined(federation.trainer))  # a record for which the model raises contributes nothing
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
 
@@ -128,7 +128,7 @@ def _uncompiled(config: RunConfig) -> RunConfig:
 
 
 def _histogram_sums(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
-    """Return the counts of the client's rows in the terms' histograms, one after another, less a public offset: (size,) int64, PRIVATE.
+    """Return the counts (size,) int64 of the client's rows in the terms' histograms, less the offset of :func:`count_offset`: PRIVATE.
 
     Counts are in points of the mechanism's integer lattice. A unit is a person where persons are protected, else a row. Each unit adds the
     same number of points to each column. A person's points are divided among their rows.

@@ -43,7 +43,7 @@ class InProcessGrid(Grid):
         self._pushed: dict[str, Message] = {}
 
     def _context(self, partition: int, clients: int, extra: Mapping[str, str | int | float | bool]) -> Context:
-        """Return the context of the node with the number ``partition``; ``extra`` are further entries of its config."""
+        """Return the context of the node with the number ``partition``. Its config gets the further entries ``extra``."""
         node_config: UserConfig = {"partition-id": partition, "num-partitions": clients, **extra}
         return Context(self._run.run_id, SERVER_NODE + 1 + partition, node_config, RecordDict(), dict(self._run_config))
 

@@ -84,7 +84,7 @@ def unwrap_serialised(records: RecordDict) -> RecordDict:
 
 
 def set_message_id(message: Message, identifier: str) -> None:
-    """Set the id of ``message``. A reply refers to it. Otherwise a SuperLink would set it; a grid in this process has none."""
+    """Set the id of ``message``, to which its reply will refer. A grid in this process needs this, because no SuperLink sets ids there."""
     message.metadata.__dict__["_message_id"] = identifier
 
 

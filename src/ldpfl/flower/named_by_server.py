@@ -30,7 +30,8 @@ def check_mechanism(name: str, policy: Policy) -> None:
     if name not in policy.mechanisms:
         allowed = ", ".join(policy.mechanisms) or "none"
         raise Declined(
-            f"mechanism {name[:_MAX_SHOWN]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent",
+            f"mechanism {name[:_MAX_SHOWN]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent. If you trust it, "
+            "add it to mechanisms in the policy",
             setting="mechanisms",
         )
 
@@ -57,7 +58,7 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     if is_code(config.data.partition):
         raise Declined(
             f"data.partition is {config.data.partition[:_MAX_SHOWN]!r}, which is code, and a node runs no such code for a server; nothing "
-            "was run or sent"
+            "was run or sent. The server should name a built-in partition"
         )
 
 
@@ -87,12 +88,9 @@ def code_names(config: RunConfig) -> tuple[str, ...]:
 
 
 def _check_code(role: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
-    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text.
-
-    Errors name the ``role`` of the name, such as "model".
-    """
+    """Raise if ``name`` is code that the policy does not list, or an option is text. Errors name the ``role``, such as "model"."""
     if is_code(name) and name not in policy.models:
         reason = f"{role} {name[:_MAX_SHOWN]!r} is code, and the policy's models do not list it; nothing was run or sent"
-        raise Declined(reason, setting="models")
+        raise Declined(f"{reason}. If you trust this code, add it to models in the policy", setting="models")
     if any(isinstance(value, str) for value in options.values()):
         raise Declined(f"an option of the {role} is text, expected numbers: a server could use text as a path; nothing was run or sent")

@@ -146,7 +146,7 @@ def _classes_in(table: Table, target: str, task: str) -> list[str]:
         ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
         DataError: the values are no classes, but a quantity or an identifier.
     """
-    classes = sorted({*column_words(table, target)} - {""}, key=natural_key)
+    classes = sorted({*column_words(table, target)} - {""}, key=natural_key)  # "" is an empty cell
     check_number_of_classes(target, len(classes), numeric=table.is_numeric(target))
     if task == "ordinal":
         check_order_known(classes, target)

@@ -103,10 +103,7 @@ class OperatorNode:
             raise self.budget.refused(refusal) from None
 
     def keeps_state(self, ask: Ask) -> bool:
-        """Return whether the app's state of this round is kept for the next. Over a relay it is kept only if the policy says so.
-
-        By a state that no other client has, a server could recognise this client's reports.
-        """
+        """Return whether the app's state is kept for the next round. Over a relay the policy must allow it: a state can mark a client."""
         return ask.terms.transport == "direct" or self.policy.keep_state
 
     def would_admit(self, ask: Ask) -> None:
@@ -174,7 +171,8 @@ class OperatorNode:
         if terms.transport == "relay":
             plan = self._record_plan(ask)
             return seal(plan.split(payload), aggregator, Binding(terms.run, terms.round, plan.fingerprint))
-        bits, seed = require_adding_up(ask.mechanism).bits, new_seed()
+        bits = require_adding_up(ask.mechanism).bits
+        seed = new_seed()
         numbers = numbers_in_sum(ask.mechanism, ask.ranges)
         binding = SumBinding(terms.run, terms.round, bytes.fromhex(ask.agreement), numbers, bits)
         return shard(np.frombuffer(payload, dtype="<i8"), seed, bits) + seal_seed(seed, aggregator, self.signing(), binding)
@@ -209,7 +207,10 @@ class OperatorNode:
             reason = f"the relay waits for {fewest} reports, but the server's message says min_clients = {stated}"
             raise self.budget.refused(self._request(ask).declined(reason))
         if status.state in ("released", "gone"):
-            raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
+            raise ProtocolError(
+                f"round {ask.terms.round} is over at the relay; nothing was charged or sent. If nodes are asked too late, the server "
+                "should set a longer window (ldpfl.window-s)"
+            )
         # A round that waits for all its clients does not end with its window.
         left_s = self._upload_seconds(status) if _waits_for_all(status.terms) else status.seconds_left
         reply_s = ask.terms.reply_s
@@ -239,7 +240,10 @@ class OperatorNode:
             sizes = (plan.plaintext_bytes + OVERHEAD, plan.records)
             fits = isinstance(terms, RelayTerms) and (terms.record_bytes, terms.records_per_upload) == sizes
         if not fits:
-            raise ProtocolError("the relay's round expects reports of another form or length than the server's terms; nothing was sent")
+            raise ProtocolError(
+                f"the relay expects reports of another form or length than the server's terms of round {ask.terms.round}; nothing was "
+                "charged or sent. Check that server, relay and node run the same version of ldpfl"
+            )
 
     def _upload_seconds(self, status: RoundStatus) -> float:
         """Return for how many seconds to try the upload: longer than the round's window, but no longer than the policy allows.
@@ -335,7 +339,7 @@ def _connector() -> Connect:
         return url, read_token(_setting_path("relay-token", NoRelay)), verify
 
     def connect() -> RelayClient:
-        """Return a client of the relay; raise ``NoRelay`` if a setting is missing or its file cannot be used."""
+        """Return a client of the relay. Raise ``NoRelay`` if a setting is missing or its file cannot be used."""
         try:
             url, token, verify = settings()
             return RelayClient(url, token, verify=verify, patience=PATIENCE)
@@ -353,7 +357,7 @@ def _key_loader() -> Signing:
 
     @cache
     def key() -> Ed25519PrivateKey:
-        """Return the signing key; raise ``NoSigningKey`` if none is named or its file cannot be used."""
+        """Return the signing key. Raise ``NoSigningKey`` if none is named or its file cannot be used."""
         try:
             return load_key(_setting_path("signing-key", NoSigningKey))
         except ConfigError as error:  # its text names only the operator's own file, so it may be logged
@@ -389,7 +393,7 @@ def operator_setting(name: str) -> str | None:
 
 
 def _setting_path(name: str, missing: type[Declined] = NotSetUp) -> Path:
-    """Return the path that the operator's setting ``name`` holds; raise the error ``missing`` if it is not set."""
+    """Return the path that the operator's setting ``name`` holds. Raise the error ``missing`` if the setting is not set."""
     value = operator_setting(name)
     if not value:
         raise missing(

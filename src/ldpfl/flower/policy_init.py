@@ -122,7 +122,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
             _refuse_mistyped(settings)
             transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
             offer = _offer_from(read_config(config), RunSettings.read(transport_settings))
-            offer = offer if "window-s" in settings else replace(offer, window_s=inf)
+            offer = offer if "window-s" in settings else replace(offer, window_s=inf)  # the ServerApp may set any window
         else:
             offer = offer_of_settings(RunSettings.read(settings))
         output = client_output(project.parent)
@@ -262,7 +262,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
     not_loaded = names_not_loaded(offer.config)
     # The sizes of layers follow from the shape of samples. Files of a built-in data set may hold samples of another shape than usual.
     sizes_may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
-    if layers and (offer.own_model or offer.own_server or not_loaded or sizes_may_differ):
+    if layers and (offer.own_model or offer.own_server or not_loaded or sizes_may_differ):  # `layers` cannot be checked here
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
     if not_loaded:
         raise ConfigError(f"{_why_not_loaded(not_loaded[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")
@@ -411,7 +411,7 @@ def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
     check_nothing_opened_or_run(config)
     check_code(config)
     not_loaded = names_not_loaded(config)
-    if not code_names(config):
+    if not code_names(config):  # the size of a model that is code is not known here
         _check_size(config)
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)

@@ -125,7 +125,7 @@ def _fixed_errors(task: RecordTask) -> Iterator[None]:
 
 
 def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
-    """Return why the record with the index ``place`` adds nothing to training; without ``by_row``, the person with this index.
+    """Return why the record with the index ``place`` adds nothing to training. Without ``by_row``, it is the person with this index.
 
     ``trainer`` computes gradients at ``weights``. It is called for this record alone, because its error may be the reason.
     """

@@ -159,7 +159,7 @@ class RelayedRounds(ABC):
         return note
 
     def give_up(self, round_: OpenRound) -> bool:
-        """Cancel the round and return True; or return False if the relay has enough uploads to release it.
+        """Cancel the round and return True. If the relay has enough uploads to release it, return False instead.
 
         The relay may have more uploads than the server has replies: a node whose reply is lost may have uploaded its report.
 
@@ -294,8 +294,8 @@ class SumCollector(RelayedRounds):
     def read_release(self, round_: OpenRound) -> Received:
         """Pull the masked sum and remove the masks.
 
-        If a client or the relay has misbehaved so that the masks cannot be removed, the result has a ``decoding_error``, which ends the
-        run, because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
+        If the masks cannot be removed, a client or the relay has misbehaved. Then the result has a ``decoding_error``, which ends the run,
+        because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
         again. A sum that is longer than honest clients can make it is dropped.
         """
         sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), require_adding_up(round_.mechanism)

@@ -43,7 +43,7 @@ class OpenRound:
 
     @cached_property
     def plan(self) -> RecordPlan:
-        """How reports are cut into records; computed once a round.
+        """The rule by which reports are cut into records. It is computed once a round.
 
         Raises:
             ConfigError: reports cannot be cut into records of ``linked`` units.

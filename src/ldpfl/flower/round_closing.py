@@ -52,8 +52,8 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)  # in points of the mechanism's integer lattice
     if not np.isfinite(sums.points).all():
         raise NotFiniteError(
-            f"the sums of {progress.planned} have NaN or infinity, so its reports, which stay charged, change nothing; "
-            "if that repeats, set a smaller learning rate"
+            f"the sums of {progress.planned} have NaN or infinity, so its reports change nothing, and their privacy budget is spent; if "
+            "that repeats, set a smaller learning rate"
         )
     if vectors is None:  # histograms: each client has subtracted a public offset from each count, see `count_offset`
         points_a_row = points_per_row(mechanism.steps, len(progress.stages.columns))
@@ -76,8 +76,7 @@ def _after_least_squares(
         head: solver for the model's last layer.
         records_each: mean number of records of a client as the config states it, since the true number is private.
     """
-    before = progress.checkpoint
-    records = records_each * clients
+    before, records = progress.checkpoint, records_each * clients
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
     noise_std = [total.noise / records] * len(progress.layout.names)  # the same noise in each layer

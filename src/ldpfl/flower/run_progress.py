@@ -71,7 +71,7 @@ class RunProgress:
             ConfigError: ``number`` does not follow the last round, or the config does not allow the round.
         """
         if number != self.rounds_done + 1:
-            raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}")
+            raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}; let start() run the rounds")
         planned = planned_round(self.config, number)
         public, ranges = self.checkpoint.state.public(), self.checkpoint.state.ranges
         max_length = 1.0  # of the vector that a client adds to a sum, as a multiple of the clipping norm

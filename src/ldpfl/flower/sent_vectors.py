@@ -79,7 +79,9 @@ def check_sums(terms: RoundTerms) -> None:
     if terms.kind == "statistics":  # here `measured` holds the edges of the histograms
         edges, columns = read_edges(terms.measured), len(describe_data(terms.config).unscaled)
         if len(edges) != columns:
-            raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, but the config names {columns}")
+            raise AskedForOther(
+                f"round {terms.round} asks for histograms of {len(edges)} columns, but its config names {columns}; nothing was sent"
+            )
         check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
     elif terms.kind != "training":
         check_length(terms, summed_vectors(terms.config, terms.kind).ranges.dimension)

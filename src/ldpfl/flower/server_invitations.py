@@ -58,7 +58,7 @@ class Waiting:
             raise ConfigError(f"agreeing must be at least 1 and answer_s above 0, got {got}")
 
     def required(self, min_clients: int) -> dict[str, int]:
-        """Return the settings of a run that state a minimum number of nodes; ``min_clients`` is that of its transport."""
+        """Return the settings of a run that state a minimum number of nodes, with their values. ``min_clients`` is the transport's."""
         return {"ldpfl.nodes": self.nodes, "ldpfl.agreeing": self.agreeing, MIN_CLIENTS: min_clients}
 
 
@@ -74,7 +74,8 @@ class WaitingLog:
         now = time.monotonic()
         if now >= self._next_line_at:
             LOGGER.info(text, *values)
-            self._next_line_at, self._pause_s = now + self._pause_s, 2 * self._pause_s
+            self._next_line_at = now + self._pause_s
+            self._pause_s *= 2
 
 
 def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, on_look_up: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
@@ -217,7 +218,8 @@ class NodeSelection:
             ConfigError: the round does not fit the relay.
             TooFewTakePart: too few nodes are connected, or agree.
         """
-        end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
+        end = time.monotonic() + self.waiting.seconds
+        needed = max(self.waiting.agreeing, self.collector.min_clients)
         required = self.waiting.required(self.collector.min_clients)
         questions, log_of_nodes, log_of_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
         while True:
@@ -229,13 +231,8 @@ class NodeSelection:
                 break
             if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
                 raise too_few_agree(self.progress, answers, connected, needed, _advice_on_waiting(answers, self.waiting), required)
-            log_of_answers.say(
-                "round %d: %d of the %d nodes that it needs have agreed; waiting for %d that have not answered yet",
-                number,
-                len(answers.agreed),
-                needed,
-                len(answers.silent),
-            )
+            text = "round %d: %d of the %d nodes that it needs have agreed; waiting for %d that have not answered yet"
+            log_of_answers.say(text, number, len(answers.agreed), needed, len(answers.silent))
             time.sleep(_POLL_S)
         if answers.reasons or answers.silent:
             left_out, reasons = counted(len(answers.reasons) + len(answers.silent), "node"), reasons_text(answers.reasons, answers.silent)

@@ -53,7 +53,10 @@ def read_edges(text: str) -> tuple[Floats, ...]:
     try:
         edges = tuple(np.array(column, dtype=np.float64) for column in _EDGES.validate_json(text))
     except ValidationError as error:
-        raise ProtocolError(f"the server's histogram edges cannot be read: {error.errors(include_input=False)[0]['msg'][:80]}") from None
+        reason = error.errors(include_input=False)[0]["msg"][:80]
+        raise ProtocolError(
+            f"the server's histogram edges cannot be read: {reason}; check that server and node run the same version of ldpfl"
+        ) from None
     for number, column in enumerate(edges):
         not_above_previous = np.diff(column) <= 0
         if not_above_previous.any():

@@ -403,7 +403,7 @@ class LdpStrategy(Strategy):
         self._finish_without_reports(progress)
 
     def _finish_round(self, progress: RunProgress, received: Received) -> None:
-        """Aggregate the ``received`` reports and save the round; keep the model if no report came, or if their aggregate is not finite."""
+        """Aggregate the ``received`` reports and save the round. The model stays if no report came, or if their aggregate is not finite."""
         if received.decoding_error:
             self._stop_run(progress, received.decoding_error)  # raises
         for reason in sorted(set(received.refused)):
@@ -421,12 +421,9 @@ class LdpStrategy(Strategy):
         self._save_round(progress, checkpoint, received.pool.clients)
 
     def _stop_run(self, progress: RunProgress, reason: str) -> NoReturn:
-        """End the run, because the round's release cannot be decoded, and the next one would fail in the same way.
+        """Raise the :class:`ProtocolError` that ends the run: the release cannot be decoded, and the next one would fail in the same way.
 
-        The round stays begun and charged, so that the run can be resumed with it.
-
-        Raises:
-            ProtocolError: always. The text gives the ``reason``.
+        The round stays begun and charged, so that the run can be resumed with it. Without a folder, no run can be resumed.
         """
         fault = f"the privacy budget of round {progress.round.number} is spent, but its reports cannot be read: {reason}"
         if self._folder is None:

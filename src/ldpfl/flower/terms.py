@@ -257,7 +257,11 @@ class RoundTerms:
         """
         is_summed = self.config.shuffling.channel == "secure-sum"
         if is_summed != (self.transport == "sum"):
-            raise ProtocolError(f"the server's channel {self.config.shuffling.channel!r} contradicts its transport {self.transport!r}")
+            channel = self.config.shuffling.channel
+            raise ProtocolError(
+                f"the server's shuffling.channel is {channel!r}, but its transport is {self.transport!r}: 'secure-sum' needs the transport "
+                "'sum', and no other channel allows it"
+            )
         mechanism = deployable_mechanism(config_for_kind(self.config, self.kind), ranges)
         if is_summed:
             require_adding_up(mechanism)  # raises if the mechanism is not for sums

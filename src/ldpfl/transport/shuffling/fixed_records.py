@@ -95,7 +95,7 @@ class FixedRecords:
             ProtocolError: the payload has the wrong length.
         """
         if len(payload) != self._size:
-            raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}")
+            raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}: it is of another mechanism or model")
         pieces = np.frombuffer(payload, dtype=np.uint8)
         if not self._by_bytes:
             pieces = np.unpackbits(pieces, count=int(self._bits.sum()), bitorder="little")

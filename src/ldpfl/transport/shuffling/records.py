@@ -46,15 +46,10 @@ class Joined:
 
 
 class Joining:
-    """Joins the records of a round as they arrive. Memory does not grow with their number if the mechanism's reports add up.
-
-    Args:
-        plan: the plan by which the clients cut their payloads.
-        sums: adds up the records on arrival. None: they are stored, and read at the end.
-    """
+    """Joins the records of a round as they arrive. Memory does not grow with their number if the mechanism's reports add up."""
 
     def __init__(self, plan: RecordPlan, sums: SummedRecords | None) -> None:
-        self._plan, self._sums = plan, sums
+        self._plan, self._sums = plan, sums  # without `sums`, which adds up records on arrival, they are stored and joined at the end
         self._stored = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)]  # one empty batch, so that there is always one to concatenate
 
     def add(self, plaintexts: Bytes) -> None:
@@ -118,7 +113,7 @@ class RecordPlan:
                 "choose another mechanism, or set unprotected=True for the plan"
             )
         if self.records >> (8 * _ID_BYTES):
-            raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: raise linked")
+            raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: set linked above {self.linked}")
 
     @cached_property
     def _cutter(self) -> FixedRecords | SampledRecords:

@@ -50,7 +50,7 @@ class Binding:
 
     @property
     def info(self) -> bytes:
-        """HPKE's ``info``: the run comes last, so that different bindings have different bytes."""
+        """HPKE's ``info``. The run comes last, being the only part of variable length, so that different bindings have different bytes."""
         return b"ldpfl chunk 1\0" + self.round.to_bytes(8, "big") + self.fingerprint + self.run.encode()
 
 

@@ -90,11 +90,7 @@ def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -
 
 
 def open_seeds(
-    envelopes: Iterable[bytes],
-    aggregator: X25519PrivateKey,
-    nodes: Mapping[bytes, Ed25519PublicKey],
-    binding: SumBinding,
-    min_nodes: int,
+    envelopes: Iterable[bytes], aggregator: X25519PrivateKey, nodes: Mapping[bytes, Ed25519PublicKey], binding: SumBinding, min_nodes: int
 ) -> list[bytes]:
     """Return the seeds of all ``envelopes``, which must come from at least ``min_nodes`` different known nodes.
 
@@ -179,6 +175,6 @@ def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding:
 def _split_envelope(envelope: bytes) -> tuple[bytes, bytes, bytes]:
     """Return an envelope's signer, signature and sealed seed. Raise a :class:`ProtocolError` if its length is wrong."""
     if len(envelope) != ENVELOPE_BYTES:
-        raise ProtocolError(f"the sum is not opened: an envelope has {len(envelope)} bytes, expected {ENVELOPE_BYTES}")
+        raise ProtocolError(f"an envelope has {len(envelope)} bytes, expected {ENVELOPE_BYTES}")
     signature_at, sealed_at = _SIGNER_BYTES, _SIGNER_BYTES + _SIGNATURE_BYTES
     return envelope[:signature_at], envelope[signature_at:sealed_at], envelope[sealed_at:]
