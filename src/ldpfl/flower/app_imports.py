@@ -194,7 +194,7 @@ def _component(app: Path, component: str) -> str:
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield name and spec of the packages that contain ``module``, then of ``module``. The first that ``app`` lacks has no spec and is last."""
+    """Yield name and spec of the packages around ``module``, then of ``module``. The first that ``app`` lacks comes last, without a spec."""
     importlib.invalidate_caches()
     search_path = [str(app)]
     parts = module.split(".")

@@ -45,7 +45,7 @@ def message_for_app(message: Message) -> Message:
     """
     clone = copy.copy(message)
     metadata = copy.copy(message.metadata)
-    # Written past Flower's properties, most of which are read-only.
+    # Written past Flower's properties, because some of them are read-only.
     metadata.__dict__ |= {"_message_id": "", "_reply_to_message_id": "", "_group_id": "", "_created_at": time.time(), "_ttl": _TTL_S}
     metadata.__dict__ |= {"_run_id": 0, "_src_node_id": 0, "_dst_node_id": 0, "_src_task_id": None, "_dst_task_id": None}
     clone.__dict__["_metadata"] = metadata
