@@ -194,7 +194,10 @@ def _component(app: Path, component: str) -> str:
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield name and spec of the packages around ``module``, then of ``module``. The first that ``app`` lacks comes last, without a spec."""
+    """Yield name and spec of each package that contains ``module``, then of ``module``, as found in ``app``.
+
+    If one of them is missing, its spec is None, and the others are not looked for.
+    """
     importlib.invalidate_caches()
     search_path = [str(app)]
     parts = module.split(".")
@@ -292,8 +295,8 @@ def _modules_the_wrapper_looks_for() -> frozenset[str]:
 def _find_code_beside_sources(app: Path) -> Iterator[str]:
     """Yield each file of the app's folder that could run beside or instead of the sources that are read here.
 
-    Python runs bytecode in place of its source if the bytecode says that it need not be compared. Libraries run the plug-ins that the
-    metadata of a package name.
+    Python runs bytecode in place of its source if the bytecode says that it need not be compared. Libraries run the plug-ins that a
+    package's metadata list.
     """
     for file in sorted(app.rglob("*.py[co]")):
         yield f"{file.relative_to(app)}, which Python may run in place of its source: delete it"

@@ -315,7 +315,7 @@ class LdpClientApp(ClientApp):
                     report = bytes(report_view)
                     if node.keeps_state(request.ask):
                         context.state = wrap_serialised(bytes(state))
-                    del report_view, state
+                    del report_view, state  # these views would keep the outcome's memory
                 del outcome  # freeing much memory takes time, and must be over before the end
             except (Exception, SystemExit) as error:  # the app may, for example, have used up all processes or threads
                 _log_replaced(request, confined_process.describe_error(error))

@@ -234,10 +234,11 @@ def describe_error(error: BaseException) -> str:
     """
     if has_public_text(error):
         return str(error)
-    every = traceback.extract_tb(error.__traceback__)
+    all_frames = traceback.extract_tb(error.__traceback__)
     # Without Python's own import code, unless there is no other frame.
-    frames = [frame for frame in every if not frame.filename.startswith("<frozen importlib")] or every
-    return f"{public_type_name(error)} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else public_type_name(error)
+    frames = [frame for frame in all_frames if not frame.filename.startswith("<frozen importlib")] or all_frames
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{public_type_name(error)}{place}"
 
 
 def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:

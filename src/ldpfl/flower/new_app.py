@@ -143,8 +143,8 @@ def _classes_in(table: Table, target: str, task: str) -> list[str]:
     """Return the different values of the column ``target``, as texts, in the order in which a simulation numbers the classes.
 
     Raises:
-        ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
-        DataError: the values are no classes, but a quantity or an identifier.
+        ConfigError: ``task`` needs the order of the classes, but the classes are words, whose order is unknown.
+        DataError: the values are not classes, but a quantity or an identifier.
     """
     classes = sorted({*column_words(table, target)} - {""}, key=natural_key)  # "" is an empty cell
     check_number_of_classes(target, len(classes), numeric=table.is_numeric(target))

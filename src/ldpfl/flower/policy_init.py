@@ -221,7 +221,8 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
         ConfigError: the mechanism does not run on Flower, or not for these layers.
     """
     config = offer.config
-    mechanism, weights, releases = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension), list[Release]()
+    mechanism, weights = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension)
+    releases: list[Release] = []
     sum_releases: dict[Kind, Release] = {}
     for number in range(1, last_round(config, config.training.rounds) + 1):
         planned = planned_round(config, number)
@@ -355,8 +356,8 @@ def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None
     Raises:
         ConfigError: each node would decline each round.
     """
-    asked = config.mechanism.perturbed
-    if asked == "gradient" and output == "weights":
+    perturbed = config.mechanism.perturbed
+    if perturbed == "gradient" and output == "weights":
         raise ConfigError(
             f"mechanism {config.mechanism.name!r} needs gradients, but this app's LdpClientApp returns trained weights: each node would "
             'decline. The app\'s author should use LdpClientApp(records="package.module:name"), see docs/flower.md'
@@ -366,14 +367,14 @@ def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None
             "the app's ServerApp is ldpfl's own, which for dp-sgd needs ldpfl's own ClientApp, but this app has another ClientApp: "
             "each node would decline. The app's author should write a ServerApp with LdpStrategy, see docs/flower.md"
         )
-    if asked == "gradient" and config.data.person and output == "gradients":
+    if perturbed == "gradient" and config.data.person and output == "gradients":
         raise ConfigError(
             f"the app protects persons (data.person is {config.data.person!r}), but its LdpClientApp names no persons: each node would "
             "decline. The app's author should use RecordTask(persons=...) and LdpClientApp(records=..., persons=True)"
         )
-    if asked != "gradient" and output.startswith("gradients"):
+    if perturbed != "gradient" and output.startswith("gradients"):
         raise ConfigError(
-            f"mechanism.perturbed is {asked!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. Set "
+            f"mechanism.perturbed is {perturbed!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. Set "
             "mechanism.perturbed to 'gradient', and mechanism.name to dp-sgd or another one for gradients"
         )
 

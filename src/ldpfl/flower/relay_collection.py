@@ -147,6 +147,7 @@ class RelayedRounds(ABC):
         next_note_at_s = round_.timeout - self.window_s  # seconds left at the next note
 
         def note(left_s: float) -> None:
+            """Log the state of the wait, which ends in ``left_s`` seconds, if a note is due."""
             nonlocal next_note_at_s
             if left_s > next_note_at_s:
                 return

@@ -112,7 +112,7 @@ class Replies:
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress, self._answers = progress, dict[int, Answer]()
-        self._replied, self._failed, self._declined = set[int](), set[int](), set[int]()
+        self._replied, self._failed, self._declined = set[int](), set[int](), set[int]()  # nodes: all, with an error, with a refusal
         self._any_absent = False
         self.problems = list[str]()
         """Reasons why replies were left out, one line each."""

@@ -182,7 +182,8 @@ def ask_cohort_and_reserves(
     while size_matters and needed <= len(answers.agreed) < size:
         larger_size, size = size, len(answers.agreed)
         later = ask(answers.agreed, size)
-        if len(later.agreed) + len(later.silent) < needed:  # `declined` stays the number of nodes that declined the larger round
+        if len(later.agreed) + len(later.silent) < needed:  # too few, even if all silent nodes agree
+            # `declined` counts nodes that decline any round. These here only decline the smaller one.
             new_reasons = dict.fromkeys(later.reasons, f"would take part in a round of {larger_size}, not of {size}")
             return Answers(later.agreed, {**answers.reasons, **new_reasons}, answers.declined, (*answers.silent, *later.silent))
         answers = answers.joined(later, asked_again=True)

@@ -379,7 +379,8 @@ class LdpStrategy(Strategy):
 
     def _set_column_scaling(self, progress: RunProgress) -> None:
         """Set how nodes scale their tables, and let the server scale its rows likewise. Do nothing before all columns are measured."""
-        if not 0 < statistics_rounds(self.config) <= progress.rounds_done:  # 0: the run measures no columns
+        measuring_rounds = statistics_rounds(self.config)  # 0: the run measures no columns
+        if measuring_rounds == 0 or progress.rounds_done < measuring_rounds:
             return
         scaled = column_scaling(self.config, progress.stages)
         for note in scaled.notes:

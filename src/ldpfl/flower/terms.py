@@ -413,9 +413,10 @@ class AddingUp(Protocol):
         ...
 
     def max_sum_length(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
-        """Return the maximum Euclidean length of a sum over ``clients`` of the ``asked`` clients, if all are honest.
+        """Return a Euclidean length that the noisy sum of ``clients`` honest clients practically never exceeds.
 
         Args:
+            asked: number of clients that were asked, of which these ``clients`` are a part.
             vector: maximum length of the vector that a client adds, as a multiple of the clipping norm.
         """
         ...

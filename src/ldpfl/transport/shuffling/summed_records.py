@@ -116,7 +116,7 @@ def _groups_without_repeats(ids: Numbers) -> Iterator[Numbers]:
     """Split the positions of ``ids`` into groups without repeated ids: the first occurrence of each id, then the second, and so on."""
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # where each id begins in `ordered`
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # where each id begins in `ordered`. No id is -1, so the first one counts
     # For each place in `ordered`, how many places before it have the same id.
     rank = np.arange(ids.size) - np.repeat(starts, np.diff(starts, append=ids.size))
     return (order[rank == occurrence] for occurrence in range(int(rank.max()) + 1))
