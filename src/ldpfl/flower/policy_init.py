@@ -374,8 +374,8 @@ def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None
         )
     if perturbed != "gradient" and output.startswith("gradients"):
         raise ConfigError(
-            f"mechanism.perturbed is {perturbed!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. Set "
-            "mechanism.perturbed to 'gradient', and mechanism.name to dp-sgd or another one for gradients"
+            f"mechanism.perturbed is {perturbed!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. "
+            "Set mechanism.perturbed to 'gradient', and mechanism.name to dp-sgd or another one for gradients"
         )
 
 
