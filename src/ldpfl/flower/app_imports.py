@@ -80,8 +80,8 @@ def unwrapped_code_text(places: Sequence[str]) -> str:
 def bare_client(app: Path) -> str:
     """Return the import path of the app's client if it is certainly Flower's ClientApp without a wrapper; else "".
 
-    Nothing is run. The client is certain only if exactly one statement of its module may assign its name, to a call. The same holds for the
-    first part of the called name, such as ``flwr``, which exactly one import may bind.
+    Nothing is run. To be certain, only one statement of the module may assign the client's name, and it must assign a call. Likewise, only
+    one import may bind the first part of the called name, such as ``flwr``.
     """
     try:
         path = _component(app, "clientapp")

@@ -141,19 +141,19 @@ def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner
     receiving, sending = os.pipe()
     sys.stdout.flush()  # otherwise the child would print the buffered text again
     sys.stderr.flush()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has removed the parent's handlers
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has removed the parent's handlers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads: see the module's docstring
             pid = os.fork()
         if pid == 0:
             os.close(receiving)
-            _run_child(run, sending, mask, set() if pipe_owner is None else {pipe_owner.pipe})
+            _run_child(run, sending, mask_before, set() if pipe_owner is None else {pipe_owner.pipe})
     except OSError:
         os.close(receiving)
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         os.close(sending)
     return Child(pid, receiving, end_signal)
 
@@ -163,7 +163,7 @@ def _run_child(run: Callable[[int], NoReturn], sending: int, mask: set[Any], kep
 
     Args:
         sending: descriptor of the pipe for the result, which ``run`` is called with.
-        mask: signals that the parent blocks.
+        mask: signals that the parent blocked before the fork.
         kept_pipes: descriptors of further pipes that stay open.
     """
     try:

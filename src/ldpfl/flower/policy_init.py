@@ -436,7 +436,7 @@ _TARGET_EPSILONS: Mapping[str, Callable[[RunConfig], float | str]] = {
 
 
 def config_for_transport(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
-    """Return ``config`` with the channel through which reports travel on this ``transport``, on which the noise for a target depends.
+    """Return ``config`` with the channel of this ``transport``. The noise for a target epsilon depends on the channel.
 
     Args:
         linked: number of units of a report that stay together in the relay.

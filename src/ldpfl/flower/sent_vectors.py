@@ -98,7 +98,7 @@ def check_length(terms: RoundTerms, size: int) -> None:
 
 
 def summed_vectors(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
-    """Return the kind of vectors that records (or clients) add to the sums of a round of this ``kind``.
+    """Return the definition of the vectors that records (or clients) add to the sums of a round of this ``kind``.
 
     Raises:
         ConfigError: a round of this kind has no sums over records, or its config does not fit them.

@@ -259,8 +259,8 @@ class RoundTerms:
         if is_summed != (self.transport == "sum"):
             channel = self.config.shuffling.channel
             raise ProtocolError(
-                f"the server's shuffling.channel is {channel!r}, but its transport is {self.transport!r}: 'secure-sum' needs the transport "
-                "'sum', and no other channel allows it"
+                f"the server's shuffling.channel is {channel!r}, but its transport is {self.transport!r}: the channel 'secure-sum' and the "
+                "transport 'sum' can only be used together"
             )
         mechanism = deployable_mechanism(config_for_kind(self.config, self.kind), ranges)
         if is_summed:

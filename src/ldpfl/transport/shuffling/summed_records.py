@@ -42,9 +42,8 @@ class SummedRecords:
     def __init__(self, cut: FixedRecords, mechanism: Mechanism, ranges: LayerRanges) -> None:
         self._cutter, self._mechanism, self._ranges = cut, mechanism, ranges
         self._layouts = cut.layouts(mechanism, ranges)
-        # Numbers of records (parts of reports, cut by ``cut``) by id: those with a known id and zeros after their content, and of these,
-        # those whose content the mechanism can produce.
-        self._received_counts, self._accepted_counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
+        self._received_counts = np.zeros(cut.records, dtype=np.int64)  # by id: number of records with a known id and right padding
+        self._accepted_counts = np.zeros(cut.records, dtype=np.int64)  # by id: number of those whose content the mechanism can read
         self._refused: Counter[str] = Counter()
         self._report_type: type[BitReports] | type[DenseReports] | None = None  # set by the first record, as is the shape of the sums
         self._sums = np.zeros((0, 0))

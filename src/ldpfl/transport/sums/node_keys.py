@@ -102,5 +102,5 @@ def _has_small_order(raw: bytes) -> bool:
 
     These points have y = 1, -1 or 0 modulo p = 2^255 - 19, or the y of order 8 or its negative; y may be written with p added.
     """
-    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _FIELD_PRIME
+    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _FIELD_PRIME  # without the highest bit, the sign of x
     return y in (0, 1, _FIELD_PRIME - 1, _ORDER_8_Y, _FIELD_PRIME - _ORDER_8_Y)
