@@ -73,7 +73,7 @@ def zeros(dimension: int, bits: Bits) -> NDArray[np.unsignedinteger]:
 
 
 def _mask_pieces(seed: bytes, dimension: int, bits: Bits) -> Iterable[tuple[int, NDArray[np.unsignedinteger]]]:
-    """Yield pieces of a seed's mask of ``dimension`` numbers, as (index of the first number, numbers). A piece overwrites the one before."""
+    """Yield pieces of a seed's mask of ``dimension`` numbers, as (first number's index, numbers). A piece overwrites the one before."""
     if len(seed) != SEED_BYTES:
         raise ProtocolError(f"a seed has {len(seed)} bytes, expected {SEED_BYTES}")
     # The counter may start at 0 each time, because each seed masks only one vector.
