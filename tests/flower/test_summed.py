@@ -159,7 +159,7 @@ def test_a_relay_that_lies_about_who_is_in_a_sum_gets_none_opened(lie: str, worl
     make, why = LIES[lie]
     folder = RunFolder(tmp_path / "run")
     for _ in range(2):
-        with pytest.raises(ProtocolError, match=f"round 1 is charged, but its reports cannot be read: the sum is not opened: .*{why}"):
+        with pytest.raises(ProtocolError, match=f"round 1 is spent, but its reports cannot be read: the sum is not opened: .*{why}"):
             run(world, relay=Lying(world.aggregator(), make(world)), folder=folder)
     assert folder.checkpoint() is None
     assert [event.channel for event in folder.ledger().events] == ["secure-sum"]
@@ -255,7 +255,7 @@ def test_a_node_that_the_aggregator_does_not_know_stops_the_run_and_is_named(wor
     world.strangers = (2,)
     name = signer_of(signing_key(2).public_key()).hex()
     with pytest.raises(
-        ProtocolError, match=f"round 1 is charged, but its reports cannot be read: .* not known: {name} .add their lines to LDPFL_NODE_KEYS"
+        ProtocolError, match=f"round 1 is spent, but its reports cannot be read: .* not known: {name} .add their lines to LDPFL_NODE_KEYS"
     ):
         run(world, 2)
     assert world.charges() == [1] * CLIENTS

@@ -47,7 +47,7 @@ def unwrapped_code(app: Path) -> Iterator[str]:
     ``LdpClientApp("package.module:name")`` or ``LdpClientApp(records="package.module:name")``.
 
     Raises:
-        ConfigError: the app names no client module, or the module cannot be read.
+        ConfigError: the app names no client module, or the module cannot be read. It is raised only while the places are iterated over.
     """
     module = _client_module(app)
     app = app.resolve()
@@ -78,9 +78,10 @@ def unwrapped_code_text(places: Sequence[str]) -> str:
 
 
 def bare_client(app: Path) -> str:
-    """Return the import path of the client of the app in this folder, if it is certainly Flower's ClientApp without a wrapper; else "".
+    """Return the import path of the app's client if it is certainly Flower's ClientApp without a wrapper; else "".
 
-    Nothing is run. Only a name that the module itself assigns is certain, and only if no other statement may assign it.
+    Nothing is run. To be certain, only one statement of the module may assign the client's name, and it must assign a call. Likewise, only
+    one import may bind the first part of the called name, such as ``flwr``.
     """
     try:
         path = _component(app, "clientapp")
@@ -88,10 +89,10 @@ def bare_client(app: Path) -> str:
         body = _body_of(app, module)
     except _UNREADABLE:
         return ""
-    calls = [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and _only_target(node) == name]
-    if len(calls) != 1 or sum(_may_bind(node, name) for node in body) != 1 or not isinstance(calls[0], ast.Call):
+    assigned = [node.value for node in body if isinstance(node, ast.Assign | ast.AnnAssign) and _only_target(node) == name]
+    if len(assigned) != 1 or sum(_may_bind(node, name) for node in body) != 1 or not isinstance(assigned[0], ast.Call):
         return ""
-    first, _, rest = ast.unparse(calls[0].func).partition(".")  # such as ClientApp, or flwr and clientapp.ClientApp
+    first, _, rest = ast.unparse(assigned[0].func).partition(".")  # such as ClientApp, or flwr and clientapp.ClientApp
     sources = [
         f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
         for node in body
@@ -99,7 +100,8 @@ def bare_client(app: Path) -> str:
         for alias in node.names
         if first == (alias.asname or alias.name.partition(".")[0])
     ]
-    is_flowers = len(sources) == 1 == sum(_may_bind(node, first) for node in body) and sources[0].partition(".")[0] == "flwr"
+    is_bound_once = len(sources) == 1 and sum(_may_bind(node, first) for node in body) == 1
+    is_flowers = is_bound_once and sources[0].partition(".")[0] == "flwr"
     return path if is_flowers and (rest or sources[0]).endswith("ClientApp") else ""
 
 
@@ -168,7 +170,7 @@ def _definition_of(app: Path, component: str) -> ast.expr | str | None:
 def _body_of(app: Path, module: str) -> list[ast.stmt]:
     """Return the statements of ``module`` in the folder ``app``. Errors are those of :data:`_UNREADABLE`."""
     spec = list(_find_specs(app.resolve(), module))[-1][1]  # the last one is the module's own, unless a package is missing
-    return ast.parse(Path((spec and spec.origin) or "").read_bytes()).body
+    return ast.parse(Path((spec and spec.origin) or "").read_bytes()).body  # Path("") cannot be read, so a missing file is an OSError
 
 
 def _only_target(node: ast.Assign | ast.AnnAssign) -> str:
@@ -192,7 +194,10 @@ def _component(app: Path, component: str) -> str:
 
 
 def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None]]:
-    """Yield name and spec of each package that contains ``module``, then of ``module``, as found in ``app``. A missing one has no spec."""
+    """Yield name and spec of each package that contains ``module``, then of ``module``, as found in ``app``.
+
+    If one of them is missing, its spec is None, and the others are not looked for.
+    """
     importlib.invalidate_caches()
     search_path = [str(app)]
     parts = module.split(".")
@@ -207,7 +212,8 @@ def _find_specs(app: Path, module: str) -> Iterator[tuple[str, ModuleSpec | None
 
 def _find_shadowing_modules(app: Path, client_package: str) -> Iterator[str]:
     """Yield each entry of this folder that Python would import in place of a standard, installed or missing module of the same name."""
-    names_other_code_imports = (sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()) - {client_package}
+    names_other_code_imports = sys.stdlib_module_names | _installed_modules() | _modules_the_wrapper_looks_for()
+    names_other_code_imports -= {client_package}  # the app's own package, which may be installed as well
     for entry in sorted(app.iterdir()):
         name = entry.name.partition(".")[0]
         is_module = entry.suffix in (".py", ".so", ".pyd") or (entry / "__init__.py").is_file()
@@ -289,8 +295,8 @@ def _modules_the_wrapper_looks_for() -> frozenset[str]:
 def _find_code_beside_sources(app: Path) -> Iterator[str]:
     """Yield each file of the app's folder that could run beside or instead of the sources that are read here.
 
-    Python runs bytecode in place of its source if the bytecode says that it need not be compared. Libraries run the plug-ins that the
-    metadata of a package name.
+    Python runs bytecode in place of its source if the bytecode says that it need not be compared. Libraries run the plug-ins that a
+    package's metadata list.
     """
     for file in sorted(app.rglob("*.py[co]")):
         yield f"{file.relative_to(app)}, which Python may run in place of its source: delete it"
@@ -309,7 +315,7 @@ def _active_lines(file: Path, app_modules: frozenset[str]) -> Iterator[int]:
 
 
 def _reads_no_data(node: ast.stmt, app_modules: frozenset[str]) -> bool:
-    """Tell whether a top-level statement reads no data; ``app_modules`` are the names of the modules in the app's folder."""
+    """Tell whether a top-level statement reads no data. ``app_modules`` are the names of the modules in the app's folder."""
     if isinstance(node, ast.Import):
         return all(alias.asname != _WRAPPER and _is_quiet_package(alias.name, app_modules) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -327,7 +333,7 @@ def _reads_no_data(node: ast.stmt, app_modules: frozenset[str]) -> bool:
 
 
 def _is_quiet_package(module: str, app_modules: frozenset[str]) -> bool:
-    """Tell whether importing ``module`` reads no data; ``app_modules`` are the names of the modules in the app's folder."""
+    """Tell whether importing ``module`` reads no data. ``app_modules`` are the names of the modules in the app's folder."""
     package = module.partition(".")[0]
     return package in _QUIET_PACKAGES and package not in app_modules  # the app's folder may hold a package with one of these names
 
@@ -347,7 +353,7 @@ def _is_wrapper(value: ast.expr) -> bool:
         return False
     keywords = [keyword for keyword in value.keywords if not (keyword.arg in _FLAG_ARGUMENTS and isinstance(keyword.value, ast.Constant))]
     paths = [*value.args, *(keyword.value for keyword in keywords if keyword.arg in _PATH_ARGUMENTS)]
-    is_only_argument = len(paths) == len(value.args) + len(keywords) == 1
+    is_only_argument = len(paths) == 1 and len(value.args) + len(keywords) == 1
     return is_only_argument and isinstance(paths[0], ast.Constant) and isinstance(paths[0].value, str)
 
 

@@ -74,7 +74,8 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
     """
     terms = RoundTerms.from_record(message.content.config_records[RECORD])
     weights_sent = sum(prod(array.shape) for array in message.content.array_records[ARRAYS].values())
-    data, data_dir, table = terms.config.data, data_dir_of(context), None
+    data, data_dir = terms.config.data, data_dir_of(context)
+    table = None
     if data.at_nodes:
         table = node_table_path(operator_setting("data"), context.node_config.get("partition-id"))
     check_no_download_needed(data, data_dir)
@@ -101,7 +102,7 @@ def _local_result(message: Message, context: Context, *, is_trial: bool = False)
         else:
             sums = _record_sums(federation, weights, client, terms.kind, mechanism.steps)
         return Message(RecordDict({ARRAYS: to_arrays(sums, sums_layout(terms.size))}), reply_to=message)
-    federation = replace(federation, trainer=confined(federation.trainer))
+    federation = replace(federation, trainer=confined(federation.trainer))  # a record for which the model raises contributes nothing
     trained = train_clients(federation, state, np.array([client]))[0]
     return Message(RecordDict({ARRAYS: to_arrays(trained, layout)}), reply_to=message)
 
@@ -113,7 +114,9 @@ def _log_unusable_rows(data: Dataset) -> None:
         LOGGER.warning(
             "%s%s of this node's rows can be used: a row is left out if it lacks a value that the app needs, or has one that it does not "
             "allow. The report has the usual form and is charged all the same. To see what does not fit, run %s on this node",
-            *(UNUSABLE, "fewer than half" if usable > 0 else "none", TRY_IT),
+            UNUSABLE,
+            "fewer than half" if usable > 0 else "none",
+            TRY_IT,
         )
 
 
@@ -125,10 +128,10 @@ def _uncompiled(config: RunConfig) -> RunConfig:
 
 
 def _histogram_sums(terms: RoundTerms, unscaled: Dataset, federation: Federation, client: int, mechanism: DpSgd) -> Tensor:
-    """Return the counts of the client's rows in the terms' histograms, one after another, less a public offset: (size,) int64, PRIVATE.
+    """Return the counts (size,) int64 of the client's rows in the terms' histograms, less the offset of :func:`count_offset`: PRIVATE.
 
-    Counts are in points of the mechanism's integer lattice. A unit, here a row, or a person where persons are protected, adds the same
-    number of points to each column: a person's points are divided among their rows.
+    Counts are in points of the mechanism's integer lattice. A unit is a person where persons are protected, else a row. Each unit adds the
+    same number of points to each column. A person's points are divided among their rows.
 
     Args:
         unscaled: the client's data, whose columns are not scaled yet.

@@ -66,7 +66,7 @@ def layout_of(arrays: ArrayRecord, order: Sequence[str] | None = None) -> Parame
             )
     names = tuple(arrays) if order is None else tuple(order)
     if sorted(names) != sorted(arrays):
-        raise PrivacyError("the server's arrays have other names than the layers in the server's terms; nothing was sent")
+        raise PrivacyError("the server's arrays have other names than the layers in its terms: it must use LdpStrategy; nothing was sent")
     return ParameterLayout(names, tuple(tuple(arrays[name].shape) for name in names))
 
 
@@ -85,7 +85,7 @@ def to_vector(arrays: ArrayRecord, layout: ParameterLayout, dtype: torch.dtype =
     values = [_read_array(name, arrays[name], shape, numpy_dtype) for name, shape in zip(layout.names, layout.shapes, strict=True)]
     vector = torch.empty(layout.dimension, dtype=dtype)
     for place, layer in zip(layout.slices.values(), values, strict=True):
-        vector.numpy()[place] = layer.reshape(-1)
+        vector.numpy()[place] = layer.reshape(-1)  # writes into `vector`, because its NumPy array shares the memory
     return vector
 
 
@@ -94,7 +94,7 @@ def _read_array(name: str, array: Array, shape: Sequence[int], dtype: Any) -> ND
     try:
         values = _npy_view(array.data)
     except Exception:  # NumPy's error about unreadable bytes may repeat them
-        raise PrivacyError(f"array {name[:_MAX_SHOWN]} cannot be read") from None
+        raise PrivacyError(f"array {name[:_MAX_SHOWN]} cannot be read: make it from a NumPy array by flwr.app.Array") from None
     # The shape and dtype that the record states are not trusted: those of the values count.
     if values.dtype != dtype or values.shape != tuple(shape):
         got = f"{str(values.dtype)[:16]} of shape {values.shape[:8]}"
@@ -120,8 +120,8 @@ def only_arrays(content: RecordDict, allowed: Sequence[str] = ()) -> ArrayRecord
     """
     arrays = list(content.array_records.values())
     if len(arrays) != 1:
-        raise PrivacyError(f"the message holds {counted(len(arrays), 'ArrayRecord')}, expected one")
+        raise PrivacyError(f"the message holds {counted(len(arrays), 'ArrayRecord')}, expected one with all arrays of the model")
     extra = [name for name, record in content.items() if not isinstance(record, ArrayRecord | MetricRecord) and name not in allowed]
     if extra:
-        raise PrivacyError(f"the message holds {counted(len(extra), 'other record')}, expected only arrays and metrics")
+        raise PrivacyError(f"the message holds {counted(len(extra), 'other record')}, expected only arrays and metrics: leave them out")
     return arrays[0]

@@ -86,8 +86,8 @@ class LdpClientApp(ClientApp):
     The node decides from public facts whether it takes part, and charges the lifetime budget, before the app is called. From then on
     exactly one report leaves. If training fails, takes too long or gives values that are not finite, the report is made from the
     broadcast itself, which means no change; only the node's log says so. If the round states ``reply_s``, the reply leaves that many
-    seconds after the charge, whatever happens: the app runs in a process of its own, which is ended by then, and the report is made in
-    another process, in which no code of the app has run.
+    seconds after the charge, whatever happens. The app runs in a process of its own, which is ended by then. The report is made in another
+    process, in which no code of the app has run.
 
     Guarantee: the mechanism's guarantee for each round's report. With ``records`` it also rests on the app's model and loss, so that the
     budget has it as the author's claim. Whether a client takes part is not hidden. Assumption: the node runs this wrapper. Anyone who
@@ -124,7 +124,8 @@ class LdpClientApp(ClientApp):
         self._app, self._node, self._source = _app_to_wrap(app, records), node, source
         self._by_path = isinstance(app or records, str)
         self._is_ldpfl_app = _is_ldpfl_app(self._app)
-        self._returns_weights, self._returns_gradients = records is None, self._is_ldpfl_app or records is not None
+        self._returns_weights = records is None
+        self._returns_gradients = self._is_ldpfl_app or records is not None
         self._returns_persons = persons or records is None  # ldpfl's own app finds persons by the column that the terms name
         self._last_read: tuple[RecordDict, tuple[str, str], RoundRequest] | None = None
         self._last_question: tuple[RecordDict, str, Ask] | None = None
@@ -148,7 +149,7 @@ class LdpClientApp(ClientApp):
 
     @property
     def wrapped(self) -> ClientAppCallable | str:
-        """The app or its import path; for ``records``, the :class:`RecordGradients` that wraps them."""
+        """The wrapped app, or its import path. If ``records`` were given, the :class:`RecordGradients` that wraps them."""
         return self._app
 
     def attempt(self, message: Message, context: Context, guard: Guard) -> Attempt:
@@ -196,7 +197,7 @@ class LdpClientApp(ClientApp):
     evaluate = query = lifespan = train
 
     def _answer(self, message: Message, context: Context) -> Answer:
-        """Answer a question, or charge the budget for a round and send its report: in the answer, or over the relay."""
+        """Answer a question, or charge the budget for a round and send its report, in the answer or over the relay."""
         if message.metadata.message_type == QUESTION:
             return self._answer_question(message, context)
         category = message.metadata.message_type.partition(".")[0]
@@ -241,8 +242,9 @@ class LdpClientApp(ClientApp):
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 ask = read_question(message.content, run_config)
-            # With an app of another author, a guarantee for records rests on this author's code.
-            self._last_question = message.content, run_config, ask if self._is_ldpfl_app else ask.of_own_app()
+            if not self._is_ldpfl_app:  # then a guarantee for records rests on the code of the app's author
+                ask = ask.of_own_app()
+            self._last_question = message.content, run_config, ask
         ask = self._last_question[2]
         self._check_app_returns(ask.terms)
         node.would_admit(ask)
@@ -265,13 +267,15 @@ class LdpClientApp(ClientApp):
             )
 
     def _read_request(self, message: Message, context: Context) -> RoundRequest:
-        """Read a message. Simulated clients of one process get the same content, so it is read once and kept for the next client."""
+        """Return what a message asks for. Simulated clients of one process get the same content, so the last content read is kept."""
         key = (message.metadata.message_type, digest_of(context.run_config))
         if self._last_read is None or self._last_read[0] is not message.content or self._last_read[1] != key:
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 request = read_request(message.content, *key)
-            self._last_read = message.content, key, request if self._is_ldpfl_app else replace(request, ask=request.ask.of_own_app())
+            if not self._is_ldpfl_app:  # then a guarantee for records rests on the code of the app's author
+                request = replace(request, ask=request.ask.of_own_app())
+            self._last_read = message.content, key, request
         return self._last_read[2]
 
     def _unforked_report(self, request: RoundRequest, node: Node, message: Message, context: Context) -> bytes:
@@ -311,7 +315,7 @@ class LdpClientApp(ClientApp):
                     report = bytes(report_view)
                     if node.keeps_state(request.ask):
                         context.state = wrap_serialised(bytes(state))
-                    del report_view, state
+                    del report_view, state  # these views would keep the outcome's memory
                 del outcome  # freeing much memory takes time, and must be over before the end
             except (Exception, SystemExit) as error:  # the app may, for example, have used up all processes or threads
                 _log_replaced(request, confined_process.describe_error(error))
@@ -376,7 +380,7 @@ class LdpClientApp(ClientApp):
         values, state = trained.value[:length], trained.value[length:]
         if len(state) > _MAX_STATE_BYTES:
             raise PrivacyError(f"the app's state takes more than {_MAX_STATE_BYTES:,} bytes: store large objects in a file of the node")
-        weights = torch.frombuffer(bytearray(values), dtype=_dtype(request))
+        weights = torch.frombuffer(bytearray(values), dtype=_dtype(request))  # a copy, because `_report` modifies the weights
         report = self._report(request, node, context, weights)
         return len(report).to_bytes(_LENGTH_BYTES, "big") + report + state
 
@@ -406,7 +410,7 @@ class LdpClientApp(ClientApp):
         return payload
 
     def _run_app(self, request: RoundRequest, message: Message, context: Context) -> Tensor:
-        """Run the app and return its arrays (d,): PRIVATE. The app's metrics are dropped; its state is put into ``context``."""
+        """Run the app and return its arrays (d,): PRIVATE. The app's metrics are dropped, and its state is put into ``context``."""
         # The app gets nothing by which the server could mark this client: no id that the SuperLink chooses, and sorted settings, because
         # the digest that is compared between clients does not cover their order.
         # Both zeros stand for ids, of the run and of the node.
@@ -432,7 +436,8 @@ def _app_to_wrap(app: ClientAppCallable | str | None, records: Records | str | N
             "LdpClientApp needs either `app`, a ClientApp that trains, or `records`, whose gradients it computes: give one of them"
         )
     name, given = ("app", app) if records is None else ("records", records)
-    if not (is_import_path(given) if isinstance(given, str) else callable(given)):
+    is_usable = is_import_path(given) if isinstance(given, str) else callable(given)
+    if not is_usable:
         raise ConfigError(
             f"`{name}` of LdpClientApp must be a function or its import path, got {shown(given)}: give it as in "
             f'LdpClientApp({"" if name == "app" else "records="}"package.module:name")'
@@ -471,6 +476,6 @@ def _no_change(request: RoundRequest) -> Tensor:
 
 def _log_replaced(request: RoundRequest, trouble: str) -> None:
     """Log that this round's report means no change, because of the ``trouble``."""
-    trouble = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
-    number, hint = request.ask.terms.round, "" if TRY_IT in trouble else f". To see why, run {TRY_IT} on this node"
-    LOGGER.error("replaced: round %d is reported as no change, because training failed: %s%s", number, trouble, hint)
+    reason = trouble.replace("; nothing was sent", "")  # some errors end with this, but here a report of no change is sent
+    hint = "" if TRY_IT in reason else f". To see why, run {TRY_IT} on this node"
+    LOGGER.error("replaced: round %d is reported as no change, because training failed: %s%s", request.ask.terms.round, reason, hint)

@@ -65,7 +65,7 @@ def run_config_of(app: Path) -> UserConfig:
 
 
 def _flatten_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value in ``table`` and its nested tables, after the keys that lead to it, joined by dots and preceded by ``prefix``."""
+    """Yield (key, value) for each value in ``table`` and its nested tables. The key is ``prefix`` and the keys to the value, with dots."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flatten_keys(value, f"{prefix}{key}.")

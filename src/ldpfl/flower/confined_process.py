@@ -65,7 +65,7 @@ class Outcome:
 
 
 class Child:
-    """A forked process; made by :func:`start` or :func:`start_guarded`. Leaving its context ends it."""
+    """A forked process, made by :func:`start` or :func:`start_guarded`. It ends when its context is left."""
 
     def __init__(self, pid: int, pipe: int, end_signal: signal.Signals) -> None:
         self._pid, self.pipe, self._end_signal = pid, pipe, end_signal
@@ -84,7 +84,8 @@ class Child:
 
     def outcome(self, deadline: float = inf) -> Outcome:
         """Wait for the work and return its outcome, by the time ``deadline`` (of ``time.monotonic``) at the latest."""
-        received, expected, poller = bytearray(), inf, select.poll()  # inf until the message's length is read
+        received, expected = bytearray(), inf  # expected number of bytes: inf until the message's length is read
+        poller = select.poll()
         poller.register(self.pipe, select.POLLIN)
         while len(received) < expected:
             seconds_left = max(0.0, deadline - time.monotonic())
@@ -133,26 +134,26 @@ def start_guarded(work: Callable[[], bytes], killed_at: float = 0.0) -> Child:
 def _fork(run: Callable[[int], NoReturn], end_signal: signal.Signals, pipe_owner: Child | None = None) -> Child:
     """Fork a process that calls ``run`` with the pipe for its result.
 
-    ``end_signal`` is the signal that will end the process. The new process keeps the pipe of ``pipe_owner`` open, whose outcome it reads.
+    ``end_signal`` is the signal that will end the process. The process can read the outcome of ``pipe_owner``: it keeps that pipe open.
     """
     if not CAN_FORK:
         raise ConfigError("replies after a set time (reply_s) need a system that can fork processes: use Linux, or set reply_s to 0")
     receiving, sending = os.pipe()
     sys.stdout.flush()  # otherwise the child would print the buffered text again
     sys.stderr.flush()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has removed the parent's handlers
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # until the child has removed the parent's handlers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads: see the module's docstring
             pid = os.fork()
         if pid == 0:
             os.close(receiving)
-            _run_child(run, sending, mask, set() if pipe_owner is None else {pipe_owner.pipe})
+            _run_child(run, sending, mask_before, set() if pipe_owner is None else {pipe_owner.pipe})
     except OSError:
         os.close(receiving)
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
         os.close(sending)
     return Child(pid, receiving, end_signal)
 
@@ -162,7 +163,7 @@ def _run_child(run: Callable[[int], NoReturn], sending: int, mask: set[Any], kep
 
     Args:
         sending: descriptor of the pipe for the result, which ``run`` is called with.
-        mask: signals that the parent blocks.
+        mask: signals that the parent blocked before the fork.
         kept_pipes: descriptors of further pipes that stay open.
     """
     try:
@@ -233,9 +234,11 @@ def describe_error(error: BaseException) -> str:
     """
     if has_public_text(error):
         return str(error)
-    every = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in every if not frame.filename.startswith("<frozen importlib")] or every  # without Python's own import code
-    return f"{public_type_name(error)} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else public_type_name(error)
+    all_frames = traceback.extract_tb(error.__traceback__)
+    # Without Python's own import code, unless there is no other frame.
+    frames = [frame for frame in all_frames if not frame.filename.startswith("<frozen importlib")] or all_frames
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{public_type_name(error)}{place}"
 
 
 def _run_unguarded(work: Callable[[], bytes], sending: int) -> NoReturn:
@@ -283,8 +286,8 @@ def _guard(work: Callable[[], bytes], sending: int, parent: int, killed_at: floa
     """Run the body of the guard: wait for SIGTERM, then freeze all of the guard's descendants, and kill them at the time ``killed_at``.
 
     The time of the kill is fixed, so that others on the machine do not see by it how the work ended. SIGTERM also comes when the
-    ``parent`` dies. Then the descendants are killed at once. The process that does ``work`` is the guard's
-    grandchild: whatever it does to its parent and its group does not reach the guard.
+    ``parent`` dies. Then the descendants are killed at once. The process that does ``work`` is the guard's grandchild, so that nothing it
+    does to its parent and its group reaches the guard.
     """
     try:
         _leave_session(signal.SIGTERM)

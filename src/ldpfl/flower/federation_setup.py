@@ -81,13 +81,18 @@ def prepare(
         table: the node's own table.
         measured: how the table's columns are scaled, in the form of ``RoundTerms.measured``.
         write_cache: whether data and features may be written to the user's cache.
+
+    Raises:
+        LdpflError: the config, the data or the model cannot be used, or the model has another size than ``weights_sent``.
     """
     config = parse_config(config_text, origin="the round's terms")
     data = load_dataset(config, data_dir, table=table, write_cache=write_cache)
     if weights_sent is not None and not is_code(config.model.name):
         size = count_weights(config, Description.of(data))
         if size != weights_sent:
-            raise ConfigError(f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}")
+            raise ConfigError(
+                f"the model in the server's config has {size:,} weights, but the server sent {weights_sent:,}: it must send this model"
+            )
     federation, start = build(config, data, choose_device(device), measured=read_encoder(measured))
     resolved = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
     config = config.model_copy(update={"training": config.training.model_copy(update=resolved)})  # replaces the value "auto"
@@ -97,7 +102,7 @@ def prepare(
 def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> RunConfig:
     """Return ``config`` with digests of the feature encoder, or of the pretrained model and its tokenizer.
 
-    The server computes the digests from its own files. A node compares them with its files, so that no node trains with others.
+    The server computes the digests from its own files. A node compares them with its files, so that all train with the same.
     """
     if config.data.features != NONE:
         return _with_digests_of_features(config)
@@ -111,6 +116,7 @@ def _with_digests(config: RunConfig, data: Dataset, federation: Federation) -> R
 
 def _with_digests_of_features(config: RunConfig) -> RunConfig:
     """Return ``config`` with digests of the server's feature encoder, and of its tokenizer if the encoder reads texts."""
-    digest, tokenizer = feature_map(config.data.features, config.data.feature_options).digest, data_settings_of(config).tokenizer
+    digest = feature_map(config.data.features, config.data.feature_options).digest
+    tokenizer = data_settings_of(config).tokenizer
     changed = {"features_digest": digest, "tokenizer_digest": vocabulary_digest(tokenizer) if tokenizer else ""}
     return config.model_copy(update={"data": config.data.model_copy(update=changed)})

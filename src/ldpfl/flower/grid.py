@@ -43,7 +43,7 @@ class InProcessGrid(Grid):
         self._pushed: dict[str, Message] = {}
 
     def _context(self, partition: int, clients: int, extra: Mapping[str, str | int | float | bool]) -> Context:
-        """Return the context of the node with the number ``partition``; ``extra`` are further entries of its config."""
+        """Return the context of the node with the number ``partition``. Its config gets the further entries ``extra``."""
         node_config: UserConfig = {"partition-id": partition, "num-partitions": clients, **extra}
         return Context(self._run.run_id, SERVER_NODE + 1 + partition, node_config, RecordDict(), dict(self._run_config))
 
@@ -71,11 +71,11 @@ class InProcessGrid(Grid):
         return [message.metadata.message_id for message in numbered]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Run the clients whose messages were pushed, and yield their replies; each can be pulled once."""
+        """Run the clients whose messages were pushed, and yield their replies. Each reply can be pulled once. Unknown ids are skipped."""
         return self._replies([self._pushed.pop(message_id) for message_id in message_ids if message_id in self._pushed])
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Yield the replies to ``messages``; after ``timeout`` seconds no further client is started."""
+        """Yield the replies to ``messages``. After ``timeout`` seconds no further client is started."""
         return self._replies([self._with_id(message) for message in messages], timeout)
 
     def _with_id(self, message: Message) -> Message:
@@ -92,7 +92,7 @@ class InProcessGrid(Grid):
             yield self._answer(message)
 
     def _answer(self, message: Message) -> Message:
-        """Run the app for the message's node, and return its reply; an error as Flower returns it if the app raises."""
+        """Run the app for the message's node, and return its reply. If the app raises, the reply is an error, as in Flower."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)

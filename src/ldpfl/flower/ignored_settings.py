@@ -13,7 +13,7 @@ from ldpfl.util.user_code import PRETRAINED, is_pretrained
 
 
 def setting_notes(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
-    """Yield a line for each setting of ``config`` that Flower refuses or ignores, or that means something else there than in a simulation.
+    """Yield a line for each setting of ``config`` that is refused or ignored on Flower, or means something else than in a simulation.
 
     Args:
         at_nodes: whether each node trains on its own table, whatever ``config`` says of its data.
@@ -68,10 +68,10 @@ def node_requirements(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
         yield "LDPFL_DATA: the node's table"
     else:
         yield 'LDPFL_DATA_DIR: folder of the data sets, unless bundled; --node-config "partition-id=N num-partitions=M": the node\'s part'
-    for name in dict.fromkeys((config.model.name, config.data.features, config.data.tokenizer)):
-        if is_pretrained(name) and Path(place := name.removeprefix(PRETRAINED)).is_dir():
+    for name in dict.fromkeys((config.model.name, config.data.features, config.data.tokenizer)):  # each different name once
+        if is_pretrained(name) and Path(folder := name.removeprefix(PRETRAINED)).is_dir():
             yield (
-                f"{place}: the folder of the pretrained model, with the same files at the same path on the server and on each node. The "
+                f"{folder}: the folder of the pretrained model, with the same files at the same path on the server and on each node. The "
                 "path is written into the app and the policy. For a model of the Hugging Face hub, name it hf:NAME in place of a folder"
             )
     yield "LDPFL_RELAY, LDPFL_RELAY_TOKEN, LDPFL_RELAY_CA, if ldpfl.transport is relay or sum: URL, file of the token, file of the CA"

@@ -37,7 +37,7 @@ _TTL_S = 3600.0
 
 
 def message_for_app(message: Message) -> Message:
-    """Return a copy of ``message`` for an app. The app may change it: neither replies nor messages to other clients change with it.
+    """Return a copy of ``message`` for an app. If the app changes the copy, replies and messages to other clients stay as they are.
 
     The copy carries only what is the same for all clients. A message's id, node numbers, time and group could mark a client, so they are
     replaced. Records are sorted by name, because the agreement that clients compare does not cover their order. The bytes of arrays are
@@ -45,6 +45,7 @@ def message_for_app(message: Message) -> Message:
     """
     clone = copy.copy(message)
     metadata = copy.copy(message.metadata)
+    # Written past Flower's properties, because some of them are read-only.
     metadata.__dict__ |= {"_message_id": "", "_reply_to_message_id": "", "_group_id": "", "_created_at": time.time(), "_ttl": _TTL_S}
     metadata.__dict__ |= {"_run_id": 0, "_src_node_id": 0, "_dst_node_id": 0, "_src_task_id": None, "_dst_task_id": None}
     clone.__dict__["_metadata"] = metadata
@@ -55,7 +56,7 @@ def message_for_app(message: Message) -> Message:
 
 
 def _copy_record(record: ArrayRecord | MetricRecord | ConfigRecord) -> ArrayRecord | MetricRecord | ConfigRecord:
-    """Return a copy of ``record``, sorted by key unless it holds arrays, whose order is the model's."""
+    """Return a copy of ``record``, sorted by key. Arrays are not sorted, because their order is the model's."""
     if isinstance(record, ArrayRecord):
         return ArrayRecord({name: copy.copy(array) for name, array in record.items()})
     entries: Any = dict(sorted(copy.deepcopy(dict(record)).items(), key=itemgetter(0)))
@@ -69,9 +70,9 @@ def records_to_bytes(records: RecordDict) -> bytes:
 
 
 def wrap_serialised(data: bytes) -> RecordDict:
-    """Wrap ``data``, which :func:`records_to_bytes` serialised, as the only array of new records, for :func:`unwrap_serialised`.
+    """Return new records whose only array is ``data``, which :func:`records_to_bytes` serialised. :func:`unwrap_serialised` undoes it.
 
-    So bytes that an app's process has returned can be kept in Flower's context without being parsed.
+    In this way, bytes that an app's process has returned can be kept in Flower's context without being parsed.
     """
     return RecordDict({_STATE_RECORD: ArrayRecord({_STATE_RECORD: Array("uint8", (len(data),), "numpy.ndarray", data)})})
 
@@ -83,12 +84,12 @@ def unwrap_serialised(records: RecordDict) -> RecordDict:
 
 
 def set_message_id(message: Message, identifier: str) -> None:
-    """Set the id of ``message``, which its reply refers to, for a grid without a SuperLink, which would set it."""
+    """Set the id of ``message``, to which its reply will refer. A grid in this process needs this, because no SuperLink sets ids there."""
     message.metadata.__dict__["_message_id"] = identifier
 
 
 def local_run() -> Run:
     """Return a run for this process, so that messages can be created outside of Flower's programs."""
-    if TaskIdentity._run_id is None:
+    if TaskIdentity._run_id is None:  # Flower's programs set these at their start, and creating a message reads them
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = _LOCAL_RUN, _LOCAL_RUN, SERVER_NODE
     return Run.create_empty(TaskIdentity.run_id)

@@ -43,7 +43,7 @@ class Answers:
     Attributes:
         agreed: the nodes that would take part.
         reasons: reasons that nodes gave for not taking part, by node.
-        declined: number of nodes in ``reasons`` whose operators do not allow it.
+        declined: number of nodes in ``reasons`` whose operators do not allow the round.
         silent: the nodes that did not answer in time.
     """
 
@@ -73,10 +73,13 @@ def question_of(terms: RoundTerms, sizes: Sequence[int]) -> RecordDict:
 
 
 def read_question(content: RecordDict, run_config: str) -> Ask:
-    """Return the release that the question in ``content`` is about; ``run_config`` is the digest of the node's own run config.
+    """Return the release that the question in ``content`` is about.
+
+    Args:
+        run_config: digest of the node's own run config, which the server's terms must name.
 
     Raises:
-        LdpflError: the content is no question, or its parts contradict each other.
+        LdpflError: the content is no question, its parts contradict each other, or it names another run config.
     """
     if set(content) != {RECORD, _RECORD} or _RECORD not in content.config_records:
         raise ProtocolError(f"the server's question must hold the records {RECORD!r} and {_RECORD!r} and no others")

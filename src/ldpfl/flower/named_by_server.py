@@ -21,8 +21,8 @@ _MAX_SHOWN = 40
 def check_mechanism(name: str, policy: Policy) -> None:
     """Raise if the policy does not list the mechanism ``name``.
 
-    This is checked before the mechanism is looked up. The code of a mechanism from an installed package would run at the look-up, and a
-    built-in mechanism is declined here before the server's terms cost this node any work.
+    This is checked before the mechanism is looked up, because the look-up would run the code of a mechanism from an installed package. It
+    also declines a built-in mechanism before the server's terms cost this node any work.
 
     Raises:
         Declined: the policy does not list ``name``.
@@ -30,7 +30,9 @@ def check_mechanism(name: str, policy: Policy) -> None:
     if name not in policy.mechanisms:
         allowed = ", ".join(policy.mechanisms) or "none"
         raise Declined(
-            f"mechanism {name[:_MAX_SHOWN]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent", "mechanisms"
+            f"mechanism {name[:_MAX_SHOWN]!r} is not among the policy's mechanisms ({allowed}); nothing was run or sent. If you trust it, "
+            "add it to mechanisms in the policy",
+            setting="mechanisms",
         )
 
 
@@ -38,8 +40,8 @@ def check_config(config: RunConfig, policy: Policy) -> None:
     """Raise if a server may not name the model, the features, the task or the data of ``config``.
 
     Raises:
-        Declined: one of these names is code that the policy does not list; or an option is text, which may be a path; or data would be
-            opened; or rows would be grouped into persons by another column than the policy's.
+        Declined: one of these names is code that the policy does not list; an option is text, which may be a path; a name of data would
+            make the node open them; or rows would be grouped into persons by another column than the policy's.
     """
     _check_code("model", config.model.name, config.model.options, policy)
     _check_code("features", config.data.features, config.data.feature_options, policy)
@@ -51,17 +53,17 @@ def check_config(config: RunConfig, policy: Policy) -> None:
         raise Declined(
             f"the round groups rows into persons by the column {config.data.person[:_MAX_SHOWN]!r}, but the policy has "
             f"person = {policy.person!r}: if that column does name persons, set person to it in the policy; nothing was read or sent",
-            "person",
+            setting="person",
         )
     if is_code(config.data.partition):
         raise Declined(
             f"data.partition is {config.data.partition[:_MAX_SHOWN]!r}, which is code, and a node runs no such code for a server; nothing "
-            "was run or sent"
+            "was run or sent. The server should name a built-in partition"
         )
 
 
 def check_nothing_opened_or_run(config: RunConfig) -> None:
-    """Raise if the rounds of ``config`` can be planned only by opening or downloading data, or running code, that it names.
+    """Raise if planning the rounds of ``config`` would open or download data, or run code, that the config names.
 
     A policy is written for a config whose author may be a stranger, so no name in the config is trusted.
 
@@ -86,9 +88,9 @@ def code_names(config: RunConfig) -> tuple[str, ...]:
 
 
 def _check_code(role: str, name: str, options: Mapping[str, object], policy: Policy) -> None:
-    """Raise if ``name`` is code that the policy does not list, or one of its ``options`` is text. Errors name the ``role``, as "model"."""
+    """Raise if ``name`` is code that the policy does not list, or an option is text. Errors name the ``role``, such as "model"."""
     if is_code(name) and name not in policy.models:
         reason = f"{role} {name[:_MAX_SHOWN]!r} is code, and the policy's models do not list it; nothing was run or sent"
-        raise Declined(reason, "models")
+        raise Declined(f"{reason}. If you trust this code, add it to models in the policy", setting="models")
     if any(isinstance(value, str) for value in options.values()):
         raise Declined(f"an option of the {role} is text, expected numbers: a server could use text as a path; nothing was run or sent")

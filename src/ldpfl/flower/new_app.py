@@ -88,8 +88,8 @@ def example_table_settings(path: Path, target: str | list[str], client: str, per
 
     The settings copy names and classes from the example table, so this table must be public. The settings in ``config`` choose the columns
     and their kinds, as in a simulation. A column of numbers or dates for which ``config`` has no bounds gets :data:`NOT_KNOWN`. Columns
-    whose names suggest identifiers are left out. The note names these columns, and columns of texts; it may be empty. For a model of texts,
-    the settings name only the one column that it reads.
+    whose names suggest identifiers are left out. The note names these columns and those of texts, and is empty if there are none. For a
+    model of texts, the settings name only the one column that it reads.
 
     Raises:
         ConfigError: ``config`` names no column of texts, and a pretrained model has several to choose from; or it gives a column two
@@ -100,8 +100,9 @@ def example_table_settings(path: Path, target: str | list[str], client: str, per
     data = data_settings_of(config).model_copy(update={"name": "node", "target": target, "client": client, "person": person})
     for name, setting in (*((name, "--target") for name in data.target_names), (client, "--client"), (person, "--person")):
         if name:
-            table.column(name, setting)
-    data, note = resolve_text_column(table, data), ""
+            table.column(name, setting)  # raises if the table has no such column
+    data = resolve_text_column(table, data)
+    note = ""
     settings: dict[str, Any] = {"data.name": "node", "data.target": target}
     if data.text:
         table.column(data.text, "--text")
@@ -142,10 +143,10 @@ def _classes_in(table: Table, target: str, task: str) -> list[str]:
     """Return the different values of the column ``target``, as texts, in the order in which a simulation numbers the classes.
 
     Raises:
-        ConfigError: ``task`` is of ordered classes, which are words, so that their order is unknown.
-        DataError: the values are no classes, but a quantity or an identifier.
+        ConfigError: ``task`` needs the order of the classes, but the classes are words, whose order is unknown.
+        DataError: the values are not classes, but a quantity or an identifier.
     """
-    classes = sorted({*column_words(table, target)} - {""}, key=natural_key)
+    classes = sorted({*column_words(table, target)} - {""}, key=natural_key)  # "" is an empty cell
     check_number_of_classes(target, len(classes), numeric=table.is_numeric(target))
     if task == "ordinal":
         check_order_known(classes, target)
@@ -155,7 +156,8 @@ def _classes_in(table: Table, target: str, task: str) -> list[str]:
 def without_column_changes(changes: Iterable[str]) -> list[str]:
     """Return ``changes`` of a config, ``key=value``, without those that describe a table or its columns.
 
-    :func:`example_table_settings` has used these already. Kept changes would be written twice, and could name a column that is no input.
+    :func:`example_table_settings` has used these already. If they were kept, they would be written twice, and could name a column that is
+    no input.
     """
     single_changes = (part for change in changes for part in split_by_key(change))
     return [change for change in single_changes if not f"{change.partition('=')[0].strip()}.".startswith(_TABLE_KEYS)]
@@ -163,7 +165,7 @@ def without_column_changes(changes: Iterable[str]) -> list[str]:
 
 _COLUMN_SETTINGS = ("columns", "numbers", "words", "dates", "bounds", "categories", "classes")
 _TABLE_KEYS = tuple(f"data.{key}." for key in ("name", "path", "target", "client", "person", "text", *_COLUMN_SETTINGS))
-"""Beginnings of the keys of settings that describe a table, each with a point at its end."""
+"""Beginnings of the keys of settings that describe a table. The point at the end keeps "data.name" from matching "data.names"."""
 
 
 def settings_to_changes(settings: Mapping[str, Any]) -> list[str]:

@@ -92,7 +92,7 @@ class OperatorNode:
     signing: Signing = _no_signing_key
 
     def check_mechanism(self, name: str) -> None:
-        """Raise if a server may not name the mechanism ``name``; the refusal is recorded in the budget's file.
+        """Raise if a server may not name the mechanism ``name``. The refusal is recorded in the budget's file.
 
         Raises:
             Declined: :func:`ldpfl.flower.named_by_server.check_mechanism` does not allow it.
@@ -103,7 +103,7 @@ class OperatorNode:
             raise self.budget.refused(refusal) from None
 
     def keeps_state(self, ask: Ask) -> bool:
-        """Return whether the app's state of this round is kept for the next. Over a relay it is kept only if the policy says so."""
+        """Return whether the app's state is kept for the next round. Over a relay the policy must allow it: a state can mark a client."""
         return ask.terms.transport == "direct" or self.policy.keep_state
 
     def would_admit(self, ask: Ask) -> None:
@@ -114,12 +114,12 @@ class OperatorNode:
             LdpflError: the relay does not answer.
         """
         self.would_allow(ask)
-        if ask.terms.transport in OVER_RELAY:  # reads the operator's files. Nothing is sent, except, for a sum, the token
-            with self.connect() as relay:
-                self._check_signer(ask, relay)
+        if ask.terms.transport in OVER_RELAY:
+            with self.connect() as relay:  # reads the operator's files, and raises if they cannot be used
+                self._check_signer(ask, relay)  # for a sum, asks the relay, which gets this node's token
 
     def would_allow(self, ask: Ask) -> None:
-        """Check policy and budget as :meth:`admit` does, but record nothing. The relay is not asked.
+        """Check the policy and the budget as :meth:`admit` does, but record nothing. The relay is not asked.
 
         Raises:
             Declined: the operator does not allow the release.
@@ -166,11 +166,13 @@ class OperatorNode:
         For a mixing relay, the result is the payload's encrypted records. For a sum, ``payload`` holds integers of 8 bytes each: a mask is
         drawn, and the result is the masked vector followed by the mask's seed, encrypted and signed.
         """
-        terms, aggregator = ask.terms, X25519PublicKey.from_public_bytes(ask.terms.key)
+        terms = ask.terms
+        aggregator = X25519PublicKey.from_public_bytes(terms.key)
         if terms.transport == "relay":
             plan = self._record_plan(ask)
             return seal(plan.split(payload), aggregator, Binding(terms.run, terms.round, plan.fingerprint))
-        bits, seed = require_adding_up(ask.mechanism).bits, new_seed()
+        bits = require_adding_up(ask.mechanism).bits
+        seed = new_seed()
         numbers = numbers_in_sum(ask.mechanism, ask.ranges)
         binding = SumBinding(terms.run, terms.round, bytes.fromhex(ask.agreement), numbers, bits)
         return shard(np.frombuffer(payload, dtype="<i8"), seed, bits) + seal_seed(seed, aggregator, self.signing(), binding)
@@ -188,8 +190,8 @@ class OperatorNode:
     def _relay_round(self, ask: Ask) -> RoundStatus:
         """Return the relay's status of the round. Raise if relay and server ask for different things, or the report would not be accepted.
 
-        If they ask for different things, a refusal is recorded, because it may be an attack: a node that is asked for something else than
-        the others could be recognised by its report.
+        If they ask for different things, a refusal is recorded in the budget's file, because it may be an attack: a node that is asked for
+        something else than the others could be recognised by its report.
         """
         with self.connect() as relay:
             self._check_signer(ask, relay)
@@ -205,7 +207,10 @@ class OperatorNode:
             reason = f"the relay waits for {fewest} reports, but the server's message says min_clients = {stated}"
             raise self.budget.refused(self._request(ask).declined(reason))
         if status.state in ("released", "gone"):
-            raise ProtocolError(f"round {ask.terms.round} is over at the relay; nothing was charged or sent")
+            raise ProtocolError(
+                f"round {ask.terms.round} is over at the relay; nothing was charged or sent. If nodes are asked too late, the server "
+                "should set a longer window (ldpfl.window-s)"
+            )
         # A round that waits for all its clients does not end with its window.
         left_s = self._upload_seconds(status) if _waits_for_all(status.terms) else status.seconds_left
         reply_s = ask.terms.reply_s
@@ -235,12 +240,15 @@ class OperatorNode:
             sizes = (plan.plaintext_bytes + OVERHEAD, plan.records)
             fits = isinstance(terms, RelayTerms) and (terms.record_bytes, terms.records_per_upload) == sizes
         if not fits:
-            raise ProtocolError("the relay's round expects reports of another form or length than the server's terms; nothing was sent")
+            raise ProtocolError(
+                f"the relay expects reports of another form or length than the server's terms of round {ask.terms.round}; nothing was "
+                "charged or sent. Check that server, relay and node run the same version of ldpfl"
+            )
 
     def _upload_seconds(self, status: RoundStatus) -> float:
         """Return for how many seconds to try the upload: longer than the round's window, but no longer than the policy allows.
 
-        The window is exceeded because trying too long costs little: the relay replies at once if a round is over.
+        The round may still be open after its window. If it is over, a late try costs little, because the relay replies at once.
         """
         return min(status.seconds_left + (_GRACE_WITHOUT_END_S if _waits_for_all(status.terms) else _GRACE_S), self.policy.longest_upload_s)
 
@@ -304,13 +312,13 @@ def _budget_file(context: Context, policy: Policy) -> Path:
 
 
 def _name_in_budget(context: Context) -> str:
-    """Return a name of this node in the budget's file: a digest of its token for the relay, which takes one report a round for each token.
+    """Return the name by which the budget's file recognises a repeated message to this node, which is not charged again.
 
-    Without a token it is Flower's id of the node. If the token cannot be used, the connection to the relay says so before anything is
-    charged. Under a new token or id a repeated message may be charged again, which only counts too much.
+    It is a digest of the node's token for the relay, because the relay takes one report a round for each token. Without a token it is
+    Flower's id of the node. Under a new token or id a repeated message may be charged again, which only counts too much.
     """
     if token_file := operator_setting("relay-token"):
-        with suppress(ConfigError, OSError):
+        with suppress(ConfigError, OSError):  # a token that cannot be used is reported by the connection to the relay, before any charge
             return hashlib.sha256(f"budget of {read_token(Path(token_file))}".encode()).hexdigest()[:16]
     return str(context.node_id)
 
@@ -331,11 +339,11 @@ def _connector() -> Connect:
         return url, read_token(_setting_path("relay-token", NoRelay)), verify
 
     def connect() -> RelayClient:
-        """Return a client of the relay; raise ``NoRelay`` if a setting is missing or its file cannot be used."""
+        """Return a client of the relay. Raise ``NoRelay`` if a setting is missing or its file cannot be used."""
         try:
             url, token, verify = settings()
             return RelayClient(url, token, verify=verify, patience=PATIENCE)
-        except (ConfigError, OSError) as error:  # its text names only the operator's own files, so the log may have it
+        except (ConfigError, OSError) as error:  # its text names only the operator's own files, so it may be logged
             raise NoRelay(f"the relay is not set up on this node: {error}; nothing was sent") from None
 
     return connect
@@ -349,10 +357,10 @@ def _key_loader() -> Signing:
 
     @cache
     def key() -> Ed25519PrivateKey:
-        """Return the signing key; raise ``NoSigningKey`` if none is named or its file cannot be used."""
+        """Return the signing key. Raise ``NoSigningKey`` if none is named or its file cannot be used."""
         try:
             return load_key(_setting_path("signing-key", NoSigningKey))
-        except ConfigError as error:  # its text names only the operator's own file, so the log may have it
+        except ConfigError as error:  # its text names only the operator's own file, so it may be logged
             raise NoSigningKey(f"the signing key is not set up on this node: {error}; nothing was sent") from None
 
     return key
@@ -385,7 +393,7 @@ def operator_setting(name: str) -> str | None:
 
 
 def _setting_path(name: str, missing: type[Declined] = NotSetUp) -> Path:
-    """Return the path that the operator's setting ``name`` holds; raise the error ``missing`` if it is not set."""
+    """Return the path that the operator's setting ``name`` holds. Raise the error ``missing`` if the setting is not set."""
     value = operator_setting(name)
     if not value:
         raise missing(

@@ -92,7 +92,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
     """Return what the Flower app in the folder ``path`` asks of its clients. None of the app's code is run.
 
     Args:
-        path: folder of the app; or a recipe's name, or a config file, for what ldpfl's own apps would ask.
+        path: folder of the app. A recipe's name or a config file stands for ldpfl's own apps with this config.
         config: config file of an app that has a ServerApp of its own.
 
     Raises:
@@ -122,7 +122,7 @@ def offer_of(path: str, config: Path | None = None) -> Offer:
             _refuse_mistyped(settings)
             transport_settings = {key: settings[key] for key in _TRANSPORT_SETTINGS if key in settings}
             offer = _offer_from(read_config(config), RunSettings.read(transport_settings))
-            offer = offer if "window-s" in settings else replace(offer, window_s=inf)
+            offer = offer if "window-s" in settings else replace(offer, window_s=inf)  # the ServerApp may set any window
         else:
             offer = offer_of_settings(RunSettings.read(settings))
         output = client_output(project.parent)
@@ -150,8 +150,8 @@ def offer_of_settings(settings: RunSettings) -> Offer:
 def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
     """Check whether a node's own ``table`` has the columns and values that ``config`` expects.
 
-    Return the number of its rows, the number of rows that cannot be used, and the first problem as text. If the table fits, the latter two
-    are 0 and "".
+    Return the number of its rows, the number of rows that cannot be used, and the first problem as text. If the table fits, these are the
+    number of its rows, 0 and "".
 
     Raises:
         ConfigError: the app does not train on nodes' own tables.
@@ -160,7 +160,7 @@ def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
     if not config.data.at_nodes:
         raise ConfigError(f"--data works only with apps whose data.name is 'node', got {config.data.name!r}: leave --data out")
     targets = target_kind_of(config)
-    row_targets = read_node_table(config.data, targets, table).train.targets  # as in training: a row that cannot be used has no target
+    row_targets = read_node_table(config.data, targets, table).train.targets  # in training, a row that cannot be used gets no target
     try:
         check_node_table(config.data, targets, table)  # raises at the first value that does not fit
     except DataError as error:
@@ -179,13 +179,14 @@ def fitting_policy(offer: Offer, ranges: LayerRanges, keys: Sequence[str] = ()) 
     Raises:
         ConfigError: the mechanism protects nothing, or one of the ``keys`` is no public key.
     """
-    config, releases, default = offer.config, releases_of(offer, ranges), Policy()
+    config, releases = offer.config, releases_of(offer, ranges)
+    default = Policy()
     if not all(release.protected for release in releases):
         raise ConfigError(f"mechanism {config.mechanism.name!r} protects nothing, so no policy can allow it: use another mechanism")
     for key in keys:
         read_public(key)  # raises if it is no key
     delta = default.delta
-    colluding = min(config.shuffling.colluding, offer.cohort - 1)
+    colluding = min(config.shuffling.colluding, offer.cohort - 1)  # a policy needs at least one honest client
     honest = offer.cohort - colluding  # clients whose noise counts in a sum
     is_sum = offer.transport == "sum"
     delta_of_sums = delta * (1 - ROUNDED)  # the policy charges the rest of delta for sums of rounded noise
@@ -220,7 +221,8 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
         ConfigError: the mechanism does not run on Flower, or not for these layers.
     """
     config = offer.config
-    mechanism, weights, releases = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension), list[Release]()
+    mechanism, weights = deployable_mechanism(config, ranges), torch.zeros(ranges.dimension)
+    releases: list[Release] = []
     sum_releases: dict[Kind, Release] = {}
     for number in range(1, last_round(config, config.training.rounds) + 1):
         planned = planned_round(config, number)
@@ -228,7 +230,7 @@ def releases_of(offer: Offer, ranges: LayerRanges) -> list[Release]:
             # Noise may follow a schedule over rounds. On Flower, it depends on the round's number alone, so weights of 0 will do.
             round_mechanism = in_round(mechanism, PublicState(planned.trained + 1, weights, None, ranges.sizes))
             releases.append(released(round_mechanism, ranges, chosen_by=mechanism))
-        else:  # a release of sums does not depend on how many numbers are summed, so any length will do: the model's, or that of 2 outputs
+        else:  # a release of sums does not depend on how many numbers are summed, so any length will do: 2 outputs, or the model's length
             if planned.kind not in sum_releases:  # all rounds of this kind release the same
                 sum_ranges = evaluation_vector_layout(config, 2).ranges if planned.kind == "evaluation" else ranges
                 sum_releases[planned.kind] = released(deployable_mechanism(config_for_kind(config, planned.kind), sum_ranges), sum_ranges)
@@ -261,7 +263,7 @@ def ranges_for(offer: Offer, layers: Sequence[int]) -> LayerRanges:
     not_loaded = names_not_loaded(offer.config)
     # The sizes of layers follow from the shape of samples. Files of a built-in data set may hold samples of another shape than usual.
     sizes_may_differ = not (offer.config.data.at_nodes or is_pretrained(offer.config.model.name))
-    if layers and (offer.own_model or offer.own_server or not_loaded or sizes_may_differ):
+    if layers and (offer.own_model or offer.own_server or not_loaded or sizes_may_differ):  # `layers` cannot be checked here
         return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), tuple(layers))
     if not_loaded:
         raise ConfigError(f"{_why_not_loaded(not_loaded[0])}: give the sizes of the model's arrays by --layers, as in --layers 500,10")
@@ -293,7 +295,7 @@ def names_not_loaded(config: RunConfig) -> tuple[str, ...]:
 
 
 def _check_pretrained(config: RunConfig) -> None:
-    """Raise the error that the app's server would raise at its start, if the pretrained model in a folder does not fit the texts."""
+    """Raise if the pretrained model in a folder does not fit the texts, as the app's server would at its start."""
     licence_of(config.model.name, config.model.licence)
     data = load_dataset(config, None)
     check_texts(model_of(config, Description.of(data)), data)
@@ -330,7 +332,7 @@ def check_code(config: RunConfig) -> None:
 
 
 def _twice_as_large(ranges: LayerRanges) -> LayerRanges:
-    """Return ranges of a model twice as large, to find out whether releases depend on a model's size. One more layer doubles the size."""
+    """Return ranges of a model with one more layer, as large as all others together, to find out whether releases depend on the size."""
     return LayerRanges(torch.tensor(0.0), torch.tensor(1.0), (*ranges.sizes, ranges.dimension))
 
 
@@ -349,13 +351,13 @@ def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None
 
     Args:
         output: what the clients return, as :func:`ldpfl.flower.app_imports.client_output` reads it from the client module.
-        ready_server: whether the app's ServerApp is ldpfl's own, which counts on ldpfl's own app where records are protected.
+        ready_server: whether the app's ServerApp is ldpfl's own. Where records are protected, that one needs ldpfl's own ClientApp.
 
     Raises:
         ConfigError: each node would decline each round.
     """
-    asked = config.mechanism.perturbed
-    if asked == "gradient" and output == "weights":
+    perturbed = config.mechanism.perturbed
+    if perturbed == "gradient" and output == "weights":
         raise ConfigError(
             f"mechanism {config.mechanism.name!r} needs gradients, but this app's LdpClientApp returns trained weights: each node would "
             'decline. The app\'s author should use LdpClientApp(records="package.module:name"), see docs/flower.md'
@@ -365,22 +367,22 @@ def _check_output(config: RunConfig, output: str, *, ready_server: bool) -> None
             "the app's ServerApp is ldpfl's own, which for dp-sgd needs ldpfl's own ClientApp, but this app has another ClientApp: "
             "each node would decline. The app's author should write a ServerApp with LdpStrategy, see docs/flower.md"
         )
-    if asked == "gradient" and config.data.person and output == "gradients":
+    if perturbed == "gradient" and config.data.person and output == "gradients":
         raise ConfigError(
             f"the app protects persons (data.person is {config.data.person!r}), but its LdpClientApp names no persons: each node would "
             "decline. The app's author should use RecordTask(persons=...) and LdpClientApp(records=..., persons=True)"
         )
-    if asked != "gradient" and output.startswith("gradients"):
+    if perturbed != "gradient" and output.startswith("gradients"):
         raise ConfigError(
-            f"mechanism.perturbed is {asked!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. Set "
-            "mechanism.perturbed to 'gradient', and mechanism.name to dp-sgd or another one for gradients"
+            f"mechanism.perturbed is {perturbed!r}, but this app's LdpClientApp(records=...) returns gradients: each node would decline. "
+            "Set mechanism.perturbed to 'gradient', and mechanism.name to dp-sgd or another one for gradients"
         )
 
 
 def _refuse_mistyped(settings: Mapping[str, Any]) -> None:
-    """Raise if a setting of an app with another ServerApp looks like a mistyped one of :data:`_TRANSPORT_SETTINGS`.
+    """Raise if one of the ``settings``, of an app with a ServerApp of its own, looks like a mistyped one of :data:`_TRANSPORT_SETTINGS`.
 
-    Other settings are the app's own, so an unknown name alone is no mistake.
+    Such an app may have settings of its own, so an unknown name alone is no mistake.
     """
     for key in settings.keys() - set(RunSettings.names()):
         similar = get_close_matches(key.casefold().replace("_", "-"), _TRANSPORT_SETTINGS, n=1, cutoff=0.8)
@@ -410,7 +412,7 @@ def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
     check_nothing_opened_or_run(config)
     check_code(config)
     not_loaded = names_not_loaded(config)
-    if not code_names(config):
+    if not code_names(config):  # the size of a model that is code is not known here
         _check_size(config)
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
@@ -434,7 +436,7 @@ _TARGET_EPSILONS: Mapping[str, Callable[[RunConfig], float | str]] = {
 
 
 def config_for_transport(config: RunConfig, transport: Transport, linked: int, min_clients: int) -> RunConfig:
-    """Return ``config`` with the channel that reports take on this ``transport``. The noise for a target epsilon depends on the channel.
+    """Return ``config`` with the channel of this ``transport``. The noise for a target epsilon depends on the channel.
 
     Args:
         linked: number of units of a report that stay together in the relay.
@@ -443,9 +445,9 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
     Raises:
         ConfigError: ``config`` has a target epsilon for training or for evaluations, and
 
-            - several units stay together, or rounds may have fewer clients than are asked: noise is calibrated for neither; or
-            - training asks a fraction of the clients: connected nodes would be asked more often than planned, and ``min_clients`` could not
-              hold both for training and for evaluations or statistics, which ask all clients.
+            - several units stay together, or rounds may have fewer clients than are asked: noise is not calibrated for this; or
+            - training asks a fraction of the clients. Then connected nodes would be asked more often than planned. And evaluations and
+              statistics ask all clients, so that no one value of ``min_clients`` would fit all rounds.
     """
     # Settings with an epsilon for which noise is calibrated.
     targets = [key for key, epsilon in _TARGET_EPSILONS.items() if epsilon(config) != "off"]
@@ -472,8 +474,8 @@ def config_for_transport(config: RunConfig, transport: Transport, linked: int, m
 
 
 def transport_for_channel(channel: Channel) -> Transport:
-    """Return the transport whose reports take ``channel``."""
-    return next(transport for transport, its_channel in _CHANNELS.items() if its_channel == channel)
+    """Return the transport whose reports travel through ``channel``."""
+    return next(transport for transport, channel_of_transport in _CHANNELS.items() if channel_of_transport == channel)
 
 
 def config_for_nodes(config: RunConfig) -> RunConfig:
@@ -485,6 +487,6 @@ def _rounded_up(value: float) -> float:
     """Round ``value`` up to three significant digits, to give bounds that are easy to read. Zero and negative values are unchanged."""
     if value <= 0:
         return value
-    step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
+    step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)  # the third significant digit's unit
     in_decimals = f"{ceil(value / step) * step:.{_DIGITS}g}"  # the product alone may have further digits, as 481 * 0.01 has
     return max(value, float(in_decimals))

@@ -47,7 +47,7 @@ def serve(grid: Grid, context: Context) -> None:
     latest = [prepared]  # a list, so that `on_measured`, which the strategy calls, can replace its only entry
 
     def on_measured(scaled: ColumnScaling) -> tuple[Tensor, ServerRules]:
-        """Build the federation again with columns scaled as ``scaled`` says; return its initial weights and rules."""
+        """Build the federation again, with columns scaled as ``scaled`` says. Return its initial weights and rules."""
         rescaled = prepare(config.to_toml(), data_dir_of(context), settings.device, measured=scaled.text)
         with_notes = replace(rescaled.federation, notes=(*rescaled.federation.notes, *scaled.notes))
         latest[:] = [replace(rescaled, federation=with_notes)]
@@ -90,7 +90,7 @@ def _save_result(strategy: LdpStrategy, prepared: Prepared, folder: RunFolder | 
 
 
 def _collector(settings: RunSettings) -> Collector | None:
-    """Return the collector for the transport in ``settings``; None for reports in the Flower replies."""
+    """Return the collector for the transport in ``settings``. None stands for reports in the Flower replies."""
     if settings.transport == "direct":
         return None
     if settings.transport == "sum":

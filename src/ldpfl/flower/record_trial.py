@@ -61,16 +61,16 @@ class RecordsFound:
 
     @classmethod
     def of(cls, records: RecordDict) -> RecordsFound:
-        """Read what :meth:`to_records` wrote."""
+        """Return the findings in ``records``, which :meth:`to_records` made."""
         rows, left_out, first_left_out, reason, notes = json.loads(str(records.config_records[_FINDINGS][_FINDINGS]))
         return cls(records.array_records[ARRAYS], rows, left_out, tuple(first_left_out), reason, tuple(notes))
 
 
 @with_torch_defaults()
 def try_records(records: Records | str, context: Context, config: RunConfig) -> RecordsFound:
-    """Try the model and the loss of an app's ``records`` on made-up samples, then compute each record's gradient; return the findings.
+    """Try the model and the loss of an app's ``records`` on made-up samples, then compute each record's gradient. Return the findings.
 
-    Where ``config`` protects persons, a person's mean gradient takes the place of a record's.
+    Where ``config`` protects persons, each person's mean gradient is computed instead.
 
     Args:
         records: function that returns the app's ``RecordTask`` for ``context``; or its import path, ``package.module:name``.
@@ -90,7 +90,8 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
     if config.data.person and task.persons is None:
         raise ConfigError("data.person asks to protect persons, but RecordTask has no persons: give it `persons`, one entry for each row")
     task.check_persons()
-    device, notes = device_of_node(), list[str]()
+    device = device_of_node()
+    notes = list[str]()  # filled by the trainer's trial
     with _fixed_errors(task):
         layout = ParameterLayout.from_module(task.model)
     weights = layout.flatten({name: p.detach() for name, p in task.model.named_parameters() if p.requires_grad}).cpu()
@@ -99,7 +100,8 @@ def try_records(records: Records | str, context: Context, config: RunConfig) -> 
     persons = task.persons_by(config.data.person_rows) if by_person else None
     with _fixed_errors(task):
         trainer = trainer_of_records(task, layout, weights, config, mechanism, device, persons, notes.append, quotes=False)
-    left_out, reason, count = list[int](), "", len(task.targets if persons is None else persons)  # count: of rows, or of persons
+    count = len(task.targets if persons is None else persons)  # number of rows, or of persons
+    left_out, reason = list[int](), ""
     if isinstance(trainer, RecordGradientTrainer):  # any other trainer takes all rows at once, so no row can be left out
         watched = replace(trainer, left_out=lambda indices: left_out.extend(indices.tolist()))
         confined(watched).train(weights, full_batch([np.arange(count)], count).to(device))  # only for its calls of `left_out`
@@ -123,7 +125,7 @@ def _fixed_errors(task: RecordTask) -> Iterator[None]:
 
 
 def _why_left_out(task: RecordTask, trainer: RecordGradientTrainer, weights: Tensor, place: int, *, by_row: bool) -> str:
-    """Return why the record with the index ``place`` adds nothing to training; without ``by_row``, the person with this index.
+    """Return why the record with the index ``place`` adds nothing to training. Without ``by_row``, it is the person with this index.
 
     ``trainer`` computes gradients at ``weights``. It is called for this record alone, because its error may be the reason.
     """

@@ -110,7 +110,6 @@ class RecordTask:
             raise ConfigError(
                 f"`persons` has {len(self.persons)} entries and `targets` has {len(self.targets)} rows: give one person for each row"
             )
-
         if not callable(self.loss):
             raise ConfigError(
                 f"`loss` of RecordTask must be a function of outputs and targets, got {shown(self.loss)}: give one such as "
@@ -131,7 +130,7 @@ class RecordTask:
             )
 
     def persons_by(self, max_rows: int) -> Persons | None:
-        """Return which rows belong to which person; None if ``persons`` is None. At most ``max_rows`` rows of a person count in a round.
+        """Return which rows belong to which person. At most ``max_rows`` rows of a person count in a round. None if ``persons`` is None.
 
         Raises:
             ConfigError: no row names a person.
@@ -149,7 +148,7 @@ class RecordTask:
 
         Raises:
             PrivacyError: the model mixes samples, remembers them, or draws random numbers.
-            ConfigError: model and loss do not fit the shapes, or fail; or a row names nobody.
+            ConfigError: model and loss do not fit the shapes, or fail; or ``persons`` is given and a row has no person.
         """
         self.check_persons()
         layout = ParameterLayout.from_module(self.model)
@@ -220,7 +219,6 @@ def check_values_asked(config: RunConfig, *, weights: bool, gradients: bool, per
             f"the round asks for trained weights (mechanism.perturbed is {config.mechanism.perturbed!r}), but this node's app returns "
             "gradients of records; nothing was charged or sent. The server should set mechanism.perturbed to 'gradient', as for dp-sgd"
         )
-
     if config.data.person and gradients and not persons:
         raise NamesNoPersons(
             f"the round protects persons (data.person is {config.data.person!r}), but this node's app names no persons; nothing was "
@@ -267,7 +265,7 @@ def _gradient(task: RecordTask, layout: ParameterLayout, weights: Tensor, terms:
         )
     count = len(task.targets if persons is None else persons)
     all_records = full_batch([np.arange(count)], count)
-    return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()
+    return confined(trainer).train(weights, all_records.to(device), terms.planned.trained + 1)[0].cpu()  # of the schedule's only client
 
 
 def is_import_path(path: str) -> bool:
@@ -286,6 +284,7 @@ def import_named(path: str) -> Any:
     try:
         found = pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
+        # The path is wrong if the missing module is a part of the path, or if pkgutil itself raised. Any other error is the app's own.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{path.replace(':', '.')}.".startswith(f"{error.name}.")
         if not is_missing and traceback.extract_tb(error.__traceback__)[-1].filename != pkgutil.__file__:
             raise
@@ -346,7 +345,7 @@ def trainer_of_records(
 
 
 def _warn_without_names(message: str) -> None:
-    """Log on a node that the app's model has a problem. The ``message`` itself is not logged, because it may name parts of the app."""
+    """Log on a node that the app's model has a problem. The trainer's ``message`` is not used, because it may name parts of the app."""
     LOGGER.warning(
         "the app's model is slow, mixes rows of a person, or has no finite gradient: call RecordTask.check() in a test to see which"
     )

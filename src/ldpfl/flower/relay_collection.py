@@ -77,7 +77,7 @@ class RelayedRounds(ABC):
 
     @abstractmethod
     def read_release(self, round_: OpenRound) -> Received:
-        """Pull the reports of a round that the relay has released, and decode them; errors as for :meth:`collect`."""
+        """Pull the reports of a round that the relay has released, and decode them. Errors are those of :meth:`collect`."""
 
     def collector_for(self, terms: Mapping[str, str | int]) -> Self:
         """Return this collector, with the previous key if the round with these ``terms`` was begun with that key."""
@@ -122,7 +122,7 @@ class RelayedRounds(ABC):
     def collect(self, round_: OpenRound, answers: Sequence[Answer], left_s: float) -> Received:
         """Wait up to ``left_s`` seconds for the relay to release the round, and read it. Cancel it if the relay does not release it.
 
-        A round that its operator has cancelled at the relay has no reports.
+        If the relay's operator has cancelled the round, there are no reports. ``answers`` are not used: over a relay, they hold no reports.
 
         Raises:
             RelayRefused, RelayUnreachable: the relay does not answer, or not as it should. It keeps the round, and the run goes on with
@@ -140,13 +140,14 @@ class RelayedRounds(ABC):
             return Received(None, refused=(reason,))
 
     def wait_notes(self, round_: OpenRound) -> Callable[[float], None]:
-        """Return a function that logs, from the end of the round's window on and every few minutes, that the relay waits for uploads.
+        """Return a function that logs that the relay waits for uploads: once the round's window has ended, then every few minutes.
 
-        A node that died after its charge may hold up the round until its timeout, and the server's operator can end it earlier.
+        A node that died after its charge may hold up the round until its timeout. The log says how to end it earlier.
         """
         next_note_at_s = round_.timeout - self.window_s  # seconds left at the next note
 
         def note(left_s: float) -> None:
+            """Log the state of the wait, which ends in ``left_s`` seconds, if a note is due."""
             nonlocal next_note_at_s
             if left_s > next_note_at_s:
                 return
@@ -159,7 +160,7 @@ class RelayedRounds(ABC):
         return note
 
     def give_up(self, round_: OpenRound) -> bool:
-        """Cancel the round and return True; or return False if the relay has enough uploads to release it.
+        """Cancel the round and return True. If the relay has enough uploads to release it, return False instead.
 
         The relay may have more uploads than the server has replies: a node whose reply is lost may have uploaded its report.
 
@@ -175,7 +176,7 @@ class RelayedRounds(ABC):
         return True
 
     def recover(self, round_: OpenRound) -> Received | None:
-        """Return the reports of a round that the relay still holds, None if it holds none; errors as for :meth:`collect`."""
+        """Return the reports of a round that the relay still holds; None if it holds none. Errors are those of :meth:`collect`."""
         status = self._status(round_)
         if status is None or status.state == "gone":
             return None
@@ -242,7 +243,8 @@ class RelayCollector(RelayedRounds):
         plan = round_.plan
         binding = Binding(round_.run, round_.number, plan.fingerprint)
         sizes = self.relay_terms(round_, _NO_AGREEMENT)  # not the relay's own statement, which is not trusted to bound sizes
-        joining, refused_by_reason, decrypted = plan.joining(), Counter[str](), 0  # counts of records
+        joining = plan.joining()
+        decrypted, refused_by_reason = 0, Counter[str]()  # numbers of records
         encrypted_records = self.relay.pull(round_.run, round_.number, sizes)
         expected = plan.records * round_.asked
         for plaintexts, refused in open_in_batches(
@@ -293,8 +295,8 @@ class SumCollector(RelayedRounds):
     def read_release(self, round_: OpenRound) -> Received:
         """Pull the masked sum and remove the masks.
 
-        If a client or the relay has misbehaved so that the masks cannot be removed, the result has a ``decoding_error``, which ends the
-        run, because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
+        If the masks cannot be removed, a client or the relay has misbehaved. Then the result has a ``decoding_error``, which ends the run,
+        because the next round would fail in the same way. The relay keeps the sum until it is acknowledged, and hands out the same sum
         again. A sum that is longer than honest clients can make it is dropped.
         """
         sizes, mechanism = self.relay_terms(round_, _NO_AGREEMENT), require_adding_up(round_.mechanism)

@@ -98,5 +98,8 @@ def is_absent(reply: Message) -> bool:
 
 
 def is_refusal(reply: Message) -> bool:
-    """Tell whether the node replies that its operator does not allow a report. Such a node has charged nothing for the round."""
+    """Tell whether the node replies that its operator does not allow a report, so that it has charged nothing for the round.
+
+    A node that refuses because it has charged the round before does not count.
+    """
     return reply.has_error() and reply.error.code == REFUSED and reply.error.reason != ChargedBefore.public

@@ -43,7 +43,7 @@ class OpenRound:
 
     @cached_property
     def plan(self) -> RecordPlan:
-        """How reports are cut into records; computed once a round.
+        """The rule by which reports are cut into records. It is computed once a round.
 
         Raises:
             ConfigError: reports cannot be cut into records of ``linked`` units.
@@ -152,7 +152,8 @@ class DirectCollector(Collector):
         """Return the valid reports among ``answers`` in permuted order, and a reason for each answer without a valid report."""
         payloads = [answer.report for answer in answers if answer.report is not None]
         reports, refused = read_valid(round_.mechanism, payloads, round_.ranges)
-        reasons = [*(entry.reason for entry in refused), *["a reply without a report"] * (len(answers) - len(payloads))]
+        reasons = [entry.reason for entry in refused]
+        reasons += ["a reply without a report"] * (len(answers) - len(payloads))
         if reports is None:
             return Received(None, refused=tuple(reasons))
         pool = mix([reports], stream(self.seed, Purpose.MIXING, round_.number))

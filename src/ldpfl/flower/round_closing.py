@@ -27,7 +27,7 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     """Aggregate the reports in ``pool`` for the current round, and return the checkpoint after it.
 
     Args:
-        received: how the reports arrived; of it, only the length of a client's message is used.
+        received: what arrived in the round. Only the length of a client's message is used, since ``pool`` has the reports.
         event: entry for the round in the ledger.
 
     Raises:
@@ -52,8 +52,8 @@ def aggregate_round(progress: RunProgress, received: Received, pool: ReportPool 
     sums = noisy_sum(pool, mechanism, progress.round.ranges.dimension)  # in points of the mechanism's integer lattice
     if not np.isfinite(sums.points).all():
         raise NotFiniteError(
-            f"the sums of {progress.planned} have NaN or infinity, so its reports, which stay charged, change nothing; "
-            "if that repeats, set a smaller learning rate"
+            f"the sums of {progress.planned} have NaN or infinity, so its reports change nothing, and their privacy budget is spent; if "
+            "that repeats, set a smaller learning rate"
         )
     if vectors is None:  # histograms: each client has subtracted a public offset from each count, see `count_offset`
         points_a_row = points_per_row(mechanism.steps, len(progress.stages.columns))
@@ -79,6 +79,7 @@ def _after_least_squares(
     before, records = progress.checkpoint, records_each * clients
     weights = head.solved(total, records)
     state = replace(before.state, round=before.state.round + 1, weights=weights, previous=before.state.weights)
+    noise_std = [total.noise / records] * len(progress.layout.names)  # the same noise in each layer
     return close_with(
         progress.rules,
         before,
@@ -86,7 +87,7 @@ def _after_least_squares(
         clients,
         event=event,
         uplink_bytes=received.uplink_bytes,
-        observed=Observed(noise_std=[total.noise / records] * len(progress.layout.names), memory=before.memory),
+        observed=Observed(noise_std=noise_std, memory=before.memory),
         began=progress.round_began,
     )
 
@@ -95,6 +96,7 @@ def _after_evaluation(progress: RunProgress, clients: int, event: RoundEvent, to
     """Return the last checkpoint with the figures that ``clients`` clients measured, computed from the noisy sums ``total``."""
     before = progress.checkpoint
     by_client = isinstance(summed_vectors(progress.config, "evaluation"), ClientScores)
+    # The number of added vectors. That of records is taken from the config (`stated`), because nodes do not send their own numbers.
     count = clients if by_client else mean_held_back_records(progress.config) * clients
     measured = as_measured(total, count, stated=not by_client)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=measured))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from flwr.app import RecordDict
 
-from ldpfl.errors import OtherRunConfig, ProtocolError
+from ldpfl.errors import OtherRunConfig, ProtocolError, shown
 from ldpfl.flower.arrays import layout_of, only_arrays, to_vector
 from ldpfl.flower.sent_vectors import vector_form
 from ldpfl.flower.terms import RECORD, RoundTerms, agreement_of
@@ -94,21 +94,26 @@ def read_request(content: RecordDict, message_type: str, run_config: str) -> Rou
     ``run_config`` is the digest of the node's own run config.
 
     Raises:
-        LdpflError: the message is no round of ``LdpStrategy``, its parts contradict each other, or it names another run config.
+        LdpflError: the message is no round of ``LdpStrategy``, its parts contradict each other, it names another run config, or the model
+            is not finite.
     """
     terms = read_terms(content, run_config)
     arrays = only_arrays(content, allowed=tuple(content.config_records))
     layout = layout_of(arrays, terms.layers)
     state = ServerState(terms.planned.trained, to_vector(arrays, layout), terms.ranges(layout))
     if not is_finite(state.weights):
-        raise ProtocolError("the server's model has NaN or infinity")
+        layer = next(name for name, values in layout.unflatten(state.weights).items() if not values.isfinite().all())
+        raise ProtocolError(
+            f"the model that the server sent has NaN or infinity in the layer {shown(layer)}; nothing was charged or sent. The server's "
+            "operator should check the initial model, and lower the learning rate"
+        )
     form = vector_form(terms, layout, state.public())
     agreement = agreement_of(content, message_type) if terms.transport in OVER_RELAY else ""
     return RoundRequest(Ask(terms, form.mechanism, form.ranges, agreement, form.chosen_by), form.layout, state)
 
 
 def read_terms(content: RecordDict, run_config: str) -> RoundTerms:
-    """Read the terms in a message; ``run_config`` is the digest of the node's own run config.
+    """Return the terms in a message. ``run_config`` is the digest of the node's own run config.
 
     Raises:
         ProtocolError: the message holds no terms, or they cannot be read.

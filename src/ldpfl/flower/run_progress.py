@@ -71,19 +71,21 @@ class RunProgress:
             ConfigError: ``number`` does not follow the last round, or the config does not allow the round.
         """
         if number != self.rounds_done + 1:
-            raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}")
+            raise ConfigError(f"round {number} cannot start now: the next round is {self.rounds_done + 1}; let start() run the rounds")
+        planned = planned_round(self.config, number)
+        public, ranges = self.checkpoint.state.public(), self.checkpoint.state.ranges
         max_length = 1.0  # of the vector that a client adds to a sum, as a multiple of the clipping norm
-        planned, public, ranges = planned_round(self.config, number), self.checkpoint.state.public(), self.checkpoint.state.ranges
         if planned.kind == "training":
             mechanism = in_round(self.mechanism, public)
         else:
             is_statistics = planned.kind == "statistics"
             ranges = ranges_of(sum(self.stages.bins)) if is_statistics else summed_vectors(self.config, planned.kind).ranges
             mechanism = in_round(deployable_mechanism(config_for_kind(self.config, planned.kind), ranges), public)
-            max_length = APART
+            max_length = APART  # the bound for vectors of single records
             if is_statistics:  # clients subtract an offset from each bin, which may be longer than the counts if there is one column
                 max_length = max(APART, sqrt(ranges.dimension / 2))
-        self._round, self._planned = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, max_length), planned
+        self._planned = planned
+        self._round = OpenRound(self.run, number, mechanism, ranges, asked, self.timeout, linked, max_length)
 
     @property
     def round(self) -> OpenRound:
@@ -110,7 +112,7 @@ class Replies:
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress, self._answers = progress, dict[int, Answer]()
-        self._replied, self._failed, self._declined = set[int](), set[int](), set[int]()
+        self._replied, self._failed, self._declined = set[int](), set[int](), set[int]()  # nodes: all, with an error, with a refusal
         self._any_absent = False
         self.problems = list[str]()
         """Reasons why replies were left out, one line each."""
@@ -144,7 +146,7 @@ class Replies:
     @property
     def problems_at_deadline(self) -> list[str]:
         """Reasons why nodes are left out when the wait is over: :attr:`problems`, and one line for each node without a reply."""
-        return [*self.problems, *["a node did not reply in time"] * len(self.silent)]
+        return self.problems + ["a node did not reply in time"] * len(self.silent)
 
     @property
     def silent(self) -> frozenset[int]:

@@ -98,7 +98,8 @@ class RunSettings(BaseModel):
 def join_changes(changes: Iterable[str]) -> str:
     """Join changes ``key=value`` into one text, one change a line. :attr:`RunSettings.change_list` splits the text again.
 
-    Changes are separated by semicolons. A change can hold a semicolon only in a TOML string, such as a column's name, where it is escaped.
+    A semicolon ends each change but the last. Within a change, a semicolon can stand only in a TOML string, such as a column's name. There
+    it is escaped, so that the text is not split at it.
     """
     return ";\n".join(change.replace(";", "\\u003b") for change in changes)
 

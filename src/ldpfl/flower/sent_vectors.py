@@ -49,7 +49,7 @@ def sums_layout(size: int) -> ParameterLayout:
 
 
 def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState) -> VectorForm:
-    """Return the form of the vector that ``terms`` ask for. Use no data and no code that the terms name.
+    """Return the form of the vector that ``terms`` ask for. No data are used, and no code that the terms name is run.
 
     Args:
         layout: layers of the model.
@@ -71,7 +71,7 @@ def vector_form(terms: RoundTerms, layout: ParameterLayout, public: PublicState)
 
 
 def check_sums(terms: RoundTerms) -> None:
-    """Raise if a round for sums over records asks for a vector of the wrong length. Code that the terms name may run.
+    """Raise if a round for sums over records asks for a vector of the wrong length. This may run code that the terms name.
 
     Raises:
         AskedForOther: the vector has another length than the sums, or the histograms are of another number of columns.
@@ -79,7 +79,9 @@ def check_sums(terms: RoundTerms) -> None:
     if terms.kind == "statistics":  # here `measured` holds the edges of the histograms
         edges, columns = read_edges(terms.measured), len(describe_data(terms.config).unscaled)
         if len(edges) != columns:
-            raise AskedForOther(f"round {terms.round} asks for histograms of {len(edges)} columns, but the config names {columns}")
+            raise AskedForOther(
+                f"round {terms.round} asks for histograms of {len(edges)} columns, but its config names {columns}; nothing was sent"
+            )
         check_length(terms, sum(column_edges.size - 1 for column_edges in edges))
     elif terms.kind != "training":
         check_length(terms, summed_vectors(terms.config, terms.kind).ranges.dimension)
@@ -96,7 +98,7 @@ def check_length(terms: RoundTerms, size: int) -> None:
 
 
 def summed_vectors(config: RunConfig, kind: Kind) -> RecordScores | LeastSquares:
-    """Return the kind of vectors that records (or clients) add to the sums of a round of this ``kind``.
+    """Return the definition of the vectors that records (or clients) add to the sums of a round of this ``kind``.
 
     Raises:
         ConfigError: a round of this kind has no sums over records, or its config does not fit them.

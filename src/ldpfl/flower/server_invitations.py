@@ -58,7 +58,7 @@ class Waiting:
             raise ConfigError(f"agreeing must be at least 1 and answer_s above 0, got {got}")
 
     def required(self, min_clients: int) -> dict[str, int]:
-        """Return the settings of a run that state a minimum number of nodes; ``min_clients`` is that of its transport."""
+        """Return the settings of a run that state a minimum number of nodes, with their values. ``min_clients`` is the transport's."""
         return {"ldpfl.nodes": self.nodes, "ldpfl.agreeing": self.agreeing, MIN_CLIENTS: min_clients}
 
 
@@ -74,7 +74,8 @@ class WaitingLog:
         now = time.monotonic()
         if now >= self._next_line_at:
             LOGGER.info(text, *values)
-            self._next_line_at, self._pause_s = now + self._pause_s, 2 * self._pause_s
+            self._next_line_at = now + self._pause_s
+            self._pause_s *= 2
 
 
 def wait_for_nodes(grid: Grid, waiting: Waiting, end: float, on_look_up: Callable[[list[int]], None], log: WaitingLog) -> list[int]:
@@ -127,16 +128,18 @@ class Questions:
         answer counts in the call in which it arrives. The wait ends ``answer_s`` seconds after the last answer, or at the round's timeout.
         """
         # Equal contents are one question, whichever call asks it.
-        question, asked = self._questions.setdefault(agreement_of(content, QUESTION), _Question()), set(nodes)
+        question = self._questions.setdefault(agreement_of(content, QUESTION), _Question())
+        asked = set(nodes)
         awaited = set(question.awaited.values())
         unasked = [node for node in nodes if node not in question.agreed | awaited]
         messages = [Message(content, node, QUESTION, ttl=round_.timeout, group_id=str(round_.number)) for node in unasked]
         # Nodes asked in earlier calls are included, so that their late answers are recorded. Only `nodes` are waited for.
-        unanswered, reasons, declined = (asked | awaited) - question.agreed, dict[int, str](), 0
+        unanswered = (asked | awaited) - question.agreed
+        reasons, declined = dict[int, str](), 0
         deadline = Deadline(round_.timeout)
         deadline.renew(self._answer_s)
         with closing(replies_as_they_come(self._grid, messages, deadline, question.awaited)) as replies:
-            for reply in replies if unanswered & asked else ():
+            for reply in replies if unanswered & asked else ():  # if all have agreed before, there is nothing to send or wait for
                 node = reply.metadata.src_node_id
                 if node not in unanswered or is_absent(reply):
                     continue  # a second answer, an answer of a node that was not asked, or the SuperLink's answer for a silent node
@@ -179,7 +182,8 @@ def ask_cohort_and_reserves(
     while size_matters and needed <= len(answers.agreed) < size:
         larger_size, size = size, len(answers.agreed)
         later = ask(answers.agreed, size)
-        if len(later.agreed) + len(later.silent) < needed:  # `declined` stays the number of nodes that declined the larger round
+        if len(later.agreed) + len(later.silent) < needed:  # too few, even if all silent nodes agree
+            # `declined` counts nodes that decline any round. These here only decline the smaller one.
             new_reasons = dict.fromkeys(later.reasons, f"would take part in a round of {larger_size}, not of {size}")
             return Answers(later.agreed, {**answers.reasons, **new_reasons}, answers.declined, (*answers.silent, *later.silent))
         answers = answers.joined(later, asked_again=True)
@@ -206,16 +210,17 @@ class NodeSelection:
     def nodes_that_agree(self, number: int) -> tuple[list[int], list[int], list[int]]:
         """Return the nodes that agree to round ``number``, all connected nodes, and those that say that they charged this round before.
 
-        It becomes the current round, of the agreeing nodes.
+        The round becomes the current round, with the agreeing nodes.
 
-        Nodes that do not answer may be slow, or come back. If too few other nodes agree, wait for the silent nodes as well, at most as long
-        as for connections.
+        Nodes that do not answer may be slow, or come back. If too few other nodes agree, the silent nodes are waited for as well. This wait
+        and that for connections together take at most ``waiting.seconds``.
 
         Raises:
             ConfigError: the round does not fit the relay.
             TooFewTakePart: too few nodes are connected, or agree.
         """
-        end, needed = time.monotonic() + self.waiting.seconds, max(self.waiting.agreeing, self.collector.min_clients)
+        end = time.monotonic() + self.waiting.seconds
+        needed = max(self.waiting.agreeing, self.collector.min_clients)
         required = self.waiting.required(self.collector.min_clients)
         questions, log_of_nodes, log_of_answers = Questions(self.grid, self.waiting.answer_s), WaitingLog(), WaitingLog()
         while True:
@@ -227,10 +232,8 @@ class NodeSelection:
                 break
             if len(answers.agreed) + len(answers.silent) < needed or time.monotonic() >= end:
                 raise too_few_agree(self.progress, answers, connected, needed, _advice_on_waiting(answers, self.waiting), required)
-            log_of_answers.say(
-                "round %d: %d of the %d nodes that it needs have agreed; waiting for %d that have not answered yet",
-                *(number, len(answers.agreed), needed, len(answers.silent)),
-            )
+            text = "round %d: %d of the %d nodes that it needs have agreed; waiting for %d that have not answered yet"
+            log_of_answers.say(text, number, len(answers.agreed), needed, len(answers.silent))
             time.sleep(_POLL_S)
         if answers.reasons or answers.silent:
             left_out, reasons = counted(len(answers.reasons) + len(answers.silent), "node"), reasons_text(answers.reasons, answers.silent)

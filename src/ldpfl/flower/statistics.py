@@ -48,14 +48,23 @@ def read_edges(text: str) -> tuple[Floats, ...]:
     """Return the edges that :func:`edges_text` wrote.
 
     Raises:
-        ProtocolError: the text holds no edges, or some edges do not ascend.
+        ProtocolError: the text holds no edges, or a column's edges do not increase.
     """
     try:
         edges = tuple(np.array(column, dtype=np.float64) for column in _EDGES.validate_json(text))
     except ValidationError as error:
-        raise ProtocolError(f"the server's histogram edges cannot be read: {error.errors(include_input=False)[0]['msg'][:80]}") from None
-    if not all((np.diff(column) > 0).all() for column in edges):
-        raise ProtocolError("the server's histogram edges must increase within each column")
+        reason = error.errors(include_input=False)[0]["msg"][:80]
+        raise ProtocolError(
+            f"the server's histogram edges cannot be read: {reason}; check that server and node run the same version of ldpfl"
+        ) from None
+    for number, column in enumerate(edges):
+        not_above_previous = np.diff(column) <= 0
+        if not_above_previous.any():
+            place = int(not_above_previous.argmax())
+            raise ProtocolError(
+                f"the server's histogram edges of column {number} (counted from 0) must increase, but {column[place]!s} is followed by "
+                f"{column[place + 1]!s}; check that server and node run the same version of ldpfl"
+            )
     return edges
 
 

@@ -175,7 +175,8 @@ class LdpStrategy(Strategy):
         if evaluate_config is not None:
             raise ConfigError("evaluate_config asks clients for figures without noise, which they never send: use evaluate_fn")
         check_start_arguments(initial_arrays, num_rounds, timeout, self._reply_s)
-        rounds, result = self.config.training.rounds if num_rounds is None else num_rounds, Result()
+        rounds = self.config.training.rounds if num_rounds is None else num_rounds
+        result = Result()
         with self._folder.locked() if self._folder else nullcontext():
             progress = self._progress = start_or_resume(
                 self.config, self._kind, self._folder, self._origin, self._score, self._collector_terms, initial_arrays, timeout, rounds
@@ -187,7 +188,7 @@ class LdpStrategy(Strategy):
             for metrics in progress.checkpoint.history:
                 result.train_metrics_clientapp[metrics.round] = _metric_record(metrics)
             last = last_round(self.config, rounds)
-            if progress.participation.begun == progress.rounds_done > 0:  # a resumed run, stopped between two rounds
+            if progress.rounds_done > 0 and progress.participation.begun == progress.rounds_done:  # resumed after a stop between rounds
                 self._delete_last_round(progress, run_is_over=progress.rounds_done >= last)
             self._set_column_scaling(progress)
             while progress.rounds_done < last:
@@ -253,6 +254,8 @@ class LdpStrategy(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
         """Collect and aggregate the round's reports. Return the new model and the round's figures.
+
+        ``server_round``, which Flower's interface demands, is not used: the round is the current one.
 
         Raises:
             TooFewTakePart: so many nodes declined or failed that no report can be released: the round was ended at once.
@@ -376,7 +379,8 @@ class LdpStrategy(Strategy):
 
     def _set_column_scaling(self, progress: RunProgress) -> None:
         """Set how nodes scale their tables, and let the server scale its rows likewise. Do nothing before all columns are measured."""
-        if not 0 < statistics_rounds(self.config) <= progress.rounds_done:  # 0: the run measures no columns
+        measuring_rounds = statistics_rounds(self.config)  # 0: the run measures no columns
+        if measuring_rounds == 0 or progress.rounds_done < measuring_rounds:
             return
         scaled = column_scaling(self.config, progress.stages)
         for note in scaled.notes:
@@ -400,7 +404,7 @@ class LdpStrategy(Strategy):
         self._finish_without_reports(progress)
 
     def _finish_round(self, progress: RunProgress, received: Received) -> None:
-        """Aggregate the ``received`` reports and save the round; keep the model if no report came, or if their aggregate is not finite."""
+        """Aggregate the ``received`` reports and save the round. The model stays if no report came, or if their aggregate is not finite."""
         if received.decoding_error:
             self._stop_run(progress, received.decoding_error)  # raises
         for reason in sorted(set(received.refused)):
@@ -418,17 +422,17 @@ class LdpStrategy(Strategy):
         self._save_round(progress, checkpoint, received.pool.clients)
 
     def _stop_run(self, progress: RunProgress, reason: str) -> NoReturn:
-        """End the run, because the round's release cannot be decoded, and the next one would fail in the same way.
+        """Raise the :class:`ProtocolError` that ends the run: the release cannot be decoded, and the next one would fail in the same way.
 
-        The round stays begun and charged, so that the run can be resumed with it.
+        The round stays begun and charged, so that the run can be resumed with it. Without a folder, no run can be resumed.
         """
-        number = progress.round.number
-        if self._folder is None:  # without a folder the run cannot be resumed
+        fault = f"the privacy budget of round {progress.round.number} is spent, but its reports cannot be read: {reason}"
+        if self._folder is None:
             self._finish_without_reports(progress)
-            raise ProtocolError(f"round {number} is charged, but its reports cannot be read: {reason}")
+            raise ProtocolError(f"{fault}. The run has no folder, so it cannot be resumed: remove the cause, and start another run")
         raise ProtocolError(
-            f"round {number} is charged, but its reports cannot be read: {reason}. The relay still has them: start the run again to retry, "
-            f"or first drop the round (ldpfl deploy left-open {self._folder.path} --cancel)"
+            f"{fault}. The relay still has the reports: start the run again to retry, or first drop the round (ldpfl deploy left-open "
+            f"{self._folder.path} --cancel)"
         )
 
     def _finish_without_reports(self, progress: RunProgress) -> None:
@@ -538,6 +542,7 @@ def _fault_of_messages(returned: object, messages: Sequence[Message], progress: 
         return f"no message to {node_ids_text(missing)}, which agreed to the round"
     if told.total() > len(told):
         return "several messages to one node"
+    # By identity, because the digest of a content takes time, and messages that were not changed share one content.
     kinds_and_contents = {(message.metadata.message_type, id(message.content)): message.content for message in messages}
     if any(agreement_of(content, kind) != progress.asked_for for (kind, _), content in kinds_and_contents.items()):
         return "messages whose type or content is changed"

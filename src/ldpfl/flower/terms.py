@@ -177,7 +177,7 @@ class RoundTerms:
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> RoundTerms:
-        """Read what :meth:`to_record` wrote.
+        """Return the terms in ``record``, which :meth:`to_record` made.
 
         Raises:
             ProtocolError: a field is missing, unknown, or of another kind; OtherVersion, if the terms are of another version.
@@ -218,7 +218,10 @@ class RoundTerms:
             ProtocolError: the ranges are for other layers, or their values are not allowed.
         """
         if self.layers != layout.names or not len(self.layers) == len(self.center) == len(self.radius):
-            raise ProtocolError("the server's clipping ranges must have one entry for each layer that it sent")
+            raise ProtocolError(
+                f"the server sent {len(layout.names)} layers, but its terms name {len(self.layers)} layers with {len(self.center)} centers "
+                f"and {len(self.radius)} radii of clipping ranges: expected the same layers in the same order, one center and radius each"
+            )
         try:
             # Without the dtype the numbers would be rounded to float32, and clients would clip to other ranges than the server's.
             center, radius = (torch.tensor(values, dtype=torch.float64) for values in (self.center, self.radius))
@@ -254,7 +257,11 @@ class RoundTerms:
         """
         is_summed = self.config.shuffling.channel == "secure-sum"
         if is_summed != (self.transport == "sum"):
-            raise ProtocolError(f"the server's channel {self.config.shuffling.channel!r} contradicts its transport {self.transport!r}")
+            channel = self.config.shuffling.channel
+            raise ProtocolError(
+                f"the server's shuffling.channel is {channel!r}, but its transport is {self.transport!r}: the channel 'secure-sum' and the "
+                "transport 'sum' can only be used together"
+            )
         mechanism = deployable_mechanism(config_for_kind(self.config, self.kind), ranges)
         if is_summed:
             require_adding_up(mechanism)  # raises if the mechanism is not for sums
@@ -282,7 +289,7 @@ class Answer:
 
     @classmethod
     def from_record(cls, record: ConfigRecord | None) -> Answer:
-        """Read what :meth:`to_record` wrote.
+        """Return the answer in ``record``, which :meth:`to_record` made.
 
         Raises:
             ProtocolError: the record is None or holds no answer.
@@ -406,9 +413,10 @@ class AddingUp(Protocol):
         ...
 
     def max_sum_length(self, clients: int, asked: int, dimension: int, vector: float = 1.0) -> float:
-        """Return the maximum Euclidean length of a sum over ``clients`` of the ``asked`` clients, if all are honest.
+        """Return a Euclidean length that the noisy sum of ``clients`` honest clients practically never exceeds.
 
         Args:
+            asked: number of clients that were asked, of which these ``clients`` are a part.
             vector: maximum length of the vector that a client adds, as a multiple of the clipping norm.
         """
         ...

@@ -44,7 +44,7 @@ def reasons_text(reasons: Mapping[int, str], silent: Collection[int] = ()) -> st
 
 
 def all_declined(progress: RunProgress, reasons: Mapping[int, str]) -> AllDeclined:
-    """Return the error for a round in which all nodes declined; ``reasons`` has each node's reason."""
+    """Return the error for a round in which all nodes declined. ``reasons`` has each node's reason."""
     return AllDeclined(
         f"{progress.planned}: none of {counted(len(reasons), 'node')} takes part{reasons_text(reasons)}. The log of each node says what "
         "its operator has to change; if policy and budget are missing, run: ldpfl policy init APP"
@@ -66,12 +66,7 @@ def too_few_connected(
 
 
 def too_few_agree(
-    progress: RunProgress,
-    answers: Answers,
-    connected: Collection[int],
-    needed: int,
-    advice_on_waiting: str,
-    required: Mapping[str, int],
+    progress: RunProgress, answers: Answers, connected: Collection[int], needed: int, advice_on_waiting: str, required: Mapping[str, int]
 ) -> TooFewTakePart:
     """Return the error for a round that was not begun, because too few nodes agreed to it.
 
@@ -81,9 +76,9 @@ def too_few_agree(
         advice_on_waiting: text about how long nodes were waited for; empty if all answered.
         required: as for :func:`advice_on_continuing`.
     """
-    if answers.declined == answers.asked > 0:
+    if answers.asked and answers.declined == answers.asked:
         return all_declined(progress, answers.reasons)
-    remedy = f". {_REMEDY}" if answers.reasons or not answers.silent else ""
+    remedy = f". {_REMEDY}" if answers.reasons or not answers.silent else ""  # if nodes are only silent, `advice_on_waiting` is enough
     return TooFewTakePart(
         f"{progress.planned} was not begun, and nothing was charged: {len(answers.agreed)} of {counted(answers.asked, 'node')} would take "
         f"part, and it needs {needed}{reasons_text(answers.reasons, answers.silent)}{_away_note(progress, connected)}{advice_on_waiting}"
@@ -150,7 +145,8 @@ def advice_on_continuing(progress: RunProgress, remaining: int, required: Mappin
         required: the run's settings that state a minimum number of nodes. Only those above ``remaining`` have to be lowered.
     """
     config = progress.config
-    if config.clients.fraction != 1 or remaining < (1 if config.shuffling.channel == "direct" else _MIN_OVER_RELAY):
+    fewest = 1 if config.shuffling.channel == "direct" else _MIN_OVER_RELAY
+    if config.clients.fraction != 1 or remaining < fewest:
         return ""
     lowered = [setting for setting, minimum in required.items() if minimum > remaining]
     settings = f"{' and '.join(lowered)} to {remaining}{_in_custom_app(lowered, config)}"
@@ -182,7 +178,8 @@ _CUSTOM_APP_NAMES = {
 def _in_custom_app(settings: Collection[str], config: RunConfig) -> str:
     """Return text that says what the ServerApp of a custom app sets instead of these ``settings``."""
     collector = "operator_sum" if config.shuffling.channel == "secure-sum" else "operator_relay"
-    return f" (in a custom app: {' and '.join(_CUSTOM_APP_NAMES[setting] for setting in settings)})".format(collector=collector)
+    names = " and ".join(_CUSTOM_APP_NAMES[setting] for setting in settings).format(collector=collector)
+    return f" (in a custom app: {names})"
 
 
 def _away_note(progress: RunProgress, connected: Collection[int]) -> str:

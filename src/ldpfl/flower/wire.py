@@ -37,7 +37,7 @@ class WireFields(BaseModel):
 
     @classmethod
     def of(cls, record: ConfigRecord, title: str) -> Self:
-        """Read ``record``; errors call it by its ``title``, such as "the server's terms".
+        """Return the fields of ``record``. Errors call it by its ``title``, such as "the server's terms".
 
         Raises:
             ProtocolError: a field is missing, unknown, of another type, or too long.

@@ -1,1 +1,1 @@
-"""What stands between a report and the server: records that are shuffled, or a sum over two servers that do not work together."""
+"""Hide from the server who sent a report: by shuffling records, or by a sum over two servers that do not collude."""

@@ -33,13 +33,13 @@ TOO_MANY = "a record id that came more often than there are uploads: at least on
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Records with the same layout, which are read together whatever weights they are about.
+    """Records with the same layout. They are read together, whatever weights they are about.
 
     Attributes:
         ids: ids of these records.
         size: number of bytes of a record's content.
         weights: number of weights that a record is about.
-        mechanism: the mechanism that reads them.
+        mechanism: the mechanism that reads these records.
         part_ranges: the ranges for reading them.
     """
 
@@ -50,7 +50,7 @@ class Layout:
     part_ranges: LayerRanges
 
     def payloads(self, bodies: Bytes) -> list[bytes]:
-        """Return each record's content without the padding zeros, as the bytes that the mechanism decodes."""
+        """Return the contents of the records in the rows of ``bodies``, without the padding, as bytes that the mechanism decodes."""
         return [body.tobytes() for body in bodies[:, : self.size]]
 
 
@@ -82,16 +82,20 @@ class FixedRecords:
 
     @property
     def body_bytes(self) -> int:
+        """Number of bytes of the longest record's content, to which all records are padded."""
         return packed_size(int(self._bits.max()))
 
     def split(self, payload: bytes) -> tuple[Numbers, Bytes]:
         """Return the ids (m,) and contents (m, body_bytes) of the records of one payload.
 
-        A payload has no ids and no padding: it is the contents of records 0, 1, ..., m - 1, one after the other. Each is put into a row of
-        whole bytes here; the rest of the row is zeros.
+        A payload has no ids and no padding: it is the contents of records 0, 1, ..., m - 1, one after the other. Each content is put into a
+        row of whole bytes here, and the rest of the row is zeros.
+
+        Raises:
+            ProtocolError: the payload has the wrong length.
         """
         if len(payload) != self._size:
-            raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}")
+            raise ProtocolError(f"a payload has {len(payload)} bytes, expected {self._size}: it is of another mechanism or model")
         pieces = np.frombuffer(payload, dtype=np.uint8)
         if not self._by_bytes:
             pieces = np.unpackbits(pieces, count=int(self._bits.sum()), bitorder="little")
@@ -139,7 +143,7 @@ class FixedRecords:
             return self._pool(mechanism, ranges, accepted), accepted.refused
 
     def coordinate_mask(self, record_ids: Numbers) -> Tensor:
-        """Return which of the D reported coordinates the records with ids ``record_ids`` are about, (D,) bool.
+        """Return a mask (D,) of the D reported coordinates: True where a record with one of these ids is about the coordinate.
 
         For most mechanisms the coordinates are the weights.
         """
@@ -158,7 +162,8 @@ class FixedRecords:
     def _pool(self, mechanism: Mechanism, ranges: LayerRanges, accepted: AcceptedRecords) -> ReportPool | PartialPool | None:
         """Return the pool of the accepted records; None if there are none.
 
-        Records are grouped by how often their ids came. In a group, the i-th records of all ids form one payload for the mechanism.
+        Records are grouped by how often their ids came. In a group, the i-th records of all ids form one payload for the mechanism. They
+        may come from different clients, which makes no difference to means.
         """
         parts = []
         for record_ids, positions in self._groups_by_count(accepted.ids):
@@ -181,11 +186,11 @@ class FixedRecords:
     def _groups_by_count(self, ids: Numbers) -> list[tuple[Numbers, Numbers]]:
         """Group the record ids by how often they came.
 
-        For each number n, return the u ids that came n times, (u,), and the positions (n, u) of their records in ``ids``, which ascend. Row
-        i of the positions has the i-th record of each id.
+        For each number n, return the u ids that came n times, (u,), and the positions (n, u) of their records in ``ids``. Row i of the
+        positions has the i-th record of each id. ``ids`` must ascend.
         """
         counts = np.bincount(ids, minlength=self.records)
-        first = np.cumsum(counts) - counts
+        first = np.cumsum(counts) - counts  # position of each id's first record, since equal ids are neighbours
         groups = []
         for count in np.unique(counts[counts > 0]).tolist():
             ids_with_count = np.flatnonzero(counts == count)
@@ -194,12 +199,12 @@ class FixedRecords:
 
     def have_stray_bits(self, ids: Numbers, bodies: Bytes) -> NDArray[np.bool_]:
         """Return which records (R,) have a bit set in their padding: in bytes after the content, or in the last bits of its last byte."""
-        is_stray, bits = np.zeros(ids.size, dtype=np.bool_), self._bits[ids]
-        for length in np.unique(self._bits).tolist():
-            positions = np.flatnonzero(bits == length)
-            is_stray[positions] = bodies[positions, packed_size(length) :].any(axis=1)
-            if length % 8:
-                is_stray[positions] |= bodies[positions, length // 8] >> (length % 8) != 0
+        is_stray = np.zeros(ids.size, dtype=np.bool_)
+        for bits in np.unique(self._bits).tolist():  # records with contents of the same length are checked together
+            positions = np.flatnonzero(self._bits[ids] == bits)
+            is_stray[positions] = bodies[positions, packed_size(bits) :].any(axis=1)
+            if bits % 8:  # content begins at a byte's lowest bit, so the upper bits of its last byte are padding
+                is_stray[positions] |= bodies[positions, bits // 8] >> (bits % 8) != 0
         return is_stray
 
 

@@ -43,6 +43,7 @@ def open_in_batches(
     faster, because opening a record holds Python's lock.
 
     Args:
+        plaintext_bytes: length of each record after it is opened.
         expected: approximate number of records.
         workers: number of worker processes, used if there are enough records.
     """
@@ -57,11 +58,11 @@ def open_in_batches(
     try:
         for batch in batches:
             waiting.append(pool.submit(_open_batch, batch, plaintext_bytes, key, binding))
-            if len(waiting) > _BATCHES_AHEAD * workers:
+            if len(waiting) > _BATCHES_AHEAD * workers:  # limits the memory for batches
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    finally:
+    finally:  # also if the caller stops iterating before the end
         pool.shutdown(wait=True, kill_workers=True)
 
 

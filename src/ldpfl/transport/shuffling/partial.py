@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RefusedRecords:
-    """The number of records that were not used, and the reason, in one line that reveals nothing of their content."""
+    """The number of records that were not used, and the reason. The reason reveals nothing of their content."""
 
     count: int
     reason: str
@@ -29,7 +29,7 @@ class Part:
 
     Attributes:
         reports: reports for the mechanism that :meth:`Units.reader_of_part` returns.
-        weights: (d,) bool, the weights that they are about.
+        weights: (d,) bool, True for the weights that the reports are about.
         clients: number of clients that reported each of these weights.
     """
 
@@ -44,7 +44,7 @@ class PartialPool:
 
     Attributes:
         parts: the parts of the model, which do not overlap.
-        reported: (d,) bool, the weights that may be updated.
+        reported: (d,) bool, True for the weights that may be updated: those with reports, none of which is known to be false.
     """
 
     parts: tuple[Part, ...]
@@ -57,14 +57,14 @@ class PartialPool:
 
     @property
     def counts(self) -> Tensor:
-        """Number of clients' reports that each weight received, (d,) int64."""
+        """Number of usable reports about each weight, (d,) int64. It is 0 for weights that are not in ``reported``."""
         counts = torch.zeros(self.reported.shape, dtype=torch.int64)
         for part in self.parts:
             counts[part.weights] = part.clients
         return counts * self.reported
 
     def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:
-        """Return the mean of each weight over the reports that arrived about it, and the estimated variance of its noise.
+        """Return the mean of each weight over the reports about it, and the estimated variance of the mean's noise.
 
         Raises:
             PrivacyError: no weight was reported, or reports of another mechanism or model.
@@ -83,8 +83,9 @@ class PartialPool:
         for part in self.parts:
             part_ranges = coordinates.part(part.weights)
             part_mechanism = units.reader_of_part(mechanism, part_ranges)
-            mean[part.weights] = values = part_mechanism.aggregate([part.reports], part_ranges)
-            variance[part.weights] = part_mechanism.noise(part_ranges).mean_variance(values, part.reports.clients)
+            part_mean = part_mechanism.aggregate([part.reports], part_ranges)
+            mean[part.weights] = part_mean
+            variance[part.weights] = part_mechanism.noise(part_ranges).mean_variance(part_mean, part.reports.clients)
         if units.mixed is not None:  # clients reported a rotated vector, in which every coordinate depends on all weights
             weights = units.mixed.to_weights(mean * self.reported)
             return Aggregate(weights, mechanism.noise(ranges).mean_variance(weights, self.clients))

@@ -60,9 +60,8 @@ class ReportPool:
 def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPool:
     """Pool the reports of a cohort and reorder them within every parameter id, uniformly and independently.
 
-    Simulates an ideal shuffler (LDP-FL, section 3.1 and Figure 2 (2)): what a network observer or a colluding relay
-    could still see is not simulated. One-bit reports are counted, which takes a tenth of a nanosecond a weight and client;
-    their order is drawn, in a few nanoseconds, only if it is read.
+    This simulates an ideal shuffler (LDP-FL, section 3.1 and Figure 2 (2)). It does not simulate what a network observer or a colluding
+    relay could still see. One-bit reports are only counted here, which is fast. Their order is drawn if it is read.
 
     Raises:
         PrivacyError: no reports, or reports of different kinds or dimensions.

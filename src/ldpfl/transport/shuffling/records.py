@@ -49,8 +49,8 @@ class Joining:
     """Joins the records of a round as they arrive. Memory does not grow with their number if the mechanism's reports add up."""
 
     def __init__(self, plan: RecordPlan, sums: SummedRecords | None) -> None:
-        self._plan, self._sums = plan, sums
-        self._stored = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)]
+        self._plan, self._sums = plan, sums  # without `sums`, which adds up records on arrival, they are stored and joined at the end
+        self._stored = [np.empty((0, plan.plaintext_bytes), dtype=np.uint8)]  # one empty batch, so that there is always one to concatenate
 
     def add(self, plaintexts: Bytes) -> None:
         """Add records, (R, plaintext_bytes) uint8.
@@ -64,7 +64,7 @@ class Joining:
             self._sums.add(*self._plan.ids_and_bodies(plaintexts))
 
     def joined(self, uploads: int) -> Joined:
-        """Return the joined records of ``uploads`` clients, as :meth:`RecordPlan.join` does. The pool may hold only sums of reports.
+        """Join the added records, which ``uploads`` clients sent, as :meth:`RecordPlan.join` does. The pool may hold only sums of reports.
 
         Raises:
             ProtocolError: ``uploads`` is not positive.
@@ -78,9 +78,9 @@ class Joining:
 class RecordPlan:
     """The rule by which payloads of ``mechanism`` are cut into records: the same at the clients and at the aggregator.
 
-    A record holds ``linked`` consecutive units (see :meth:`Mechanism.units`). One unit is LDP-FL's parameter shuffling; several units stay
-    linked. Wire format: the record's id (4 bytes, big-endian), the units as in the payload (lowest bit of a byte first), then zeros up to
-    the common length of all records.
+    A record holds ``linked`` consecutive units (see :meth:`Mechanism.units`). LDP-FL's parameter shuffling has one unit in a record. Wire
+    format: the record's id (4 bytes, big-endian), the units as in the payload (lowest bit of a byte first), then zeros up to the common
+    length of all records.
 
     A record of sampled weights holds randomly assigned units and their indices, and its id states only their number. If ``linked`` is above
     the square root of the model's size, the indices reveal which records are one client's, because no two of them share a weight. The
@@ -113,7 +113,7 @@ class RecordPlan:
                 "choose another mechanism, or set unprotected=True for the plan"
             )
         if self.records >> (8 * _ID_BYTES):
-            raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: raise linked")
+            raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: set linked above {self.linked}")
 
     @cached_property
     def _cutter(self) -> FixedRecords | SampledRecords:
@@ -147,7 +147,7 @@ class RecordPlan:
             "sizes": self.ranges.sizes,
             "center": [value.hex() for value in self.ranges.center.tolist()],
             "radius": [value.hex() for value in self.ranges.radius.tolist()],
-            "parameters_per_report": self.linked,  # as version 1 of the format has it
+            "parameters_per_report": self.linked,  # the name of `linked` in version 1 of the format
         }
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).digest()
 
@@ -172,8 +172,8 @@ class RecordPlan:
         """Join records of ``uploads`` clients, (R, plaintext_bytes) uint8 in any order, and leave out unreadable ones.
 
         The result does not depend on the order of arrival. If every weight was reported equally often, the pool is like the simulator's;
-        otherwise it is a :class:`PartialPool`. Refused are records with unknown ids, nonzero padding or values that no client can send.
-        If an id came more often than there are uploads, at least one of its records is false. Which one is unknown, so all are refused,
+        otherwise it is a :class:`PartialPool`. Records with unknown ids, nonzero padding or values that no client can send are refused. If
+        an id came more often than there are uploads, at least one of its records is false. Which one is unknown, so all are refused,
         and the weights keep their values in this round. Thus a malicious client can block the update of weights. In return, no client can
         vote twice on a weight for which all other votes arrived.
 
@@ -182,12 +182,12 @@ class RecordPlan:
         """
         _checked_uploads(uploads)
         ids, bodies = self.ids_and_bodies(plaintexts)
-        # Sorted, so that nothing depends on the order of arrival.
+        # Sorted by all bytes of a record, so that nothing depends on the order of arrival. The id comes first, so the ids ascend.
         order = np.argsort(np.ascontiguousarray(plaintexts).view(f"V{self.plaintext_bytes}").ravel(), kind="stable")
         return _as_joined(*self._cutter.join(self.mechanism, self.ranges, ids[order], bodies[order], uploads))
 
     def joining(self) -> Joining:
-        """Return an object that joins records batch by batch."""
+        """Return an object that joins records batch by batch. It adds them up on arrival if the mechanism's reports add up."""
         if isinstance(self._cutter, FixedRecords) and self.mechanism.properties.adds_up:
             return Joining(self, SummedRecords(self._cutter, self.mechanism, self.ranges))
         return Joining(self, None)
@@ -234,6 +234,6 @@ def _for_canonical_json(value: object) -> object:
     if is_dataclass(value):
         return [type(value).__name__, *([field.name, _for_canonical_json(getattr(value, field.name))] for field in fields(value))]
     raise ConfigError(
-        f"what terms() of the mechanism returns holds a {type(value).__name__}: expected text, numbers, None, and lists or dataclasses of "
-        "these"
+        f"terms() of the mechanism returned a value with a {type(value).__name__} in it: expected text, numbers, None, and lists or "
+        "dataclasses of these"
     )

@@ -48,6 +48,7 @@ class SampledRecords:
 
     @property
     def body_bytes(self) -> int:
+        """Number of bytes of the first record's content, which is the longest. All records are padded to it."""
         return self._content_bytes(self._sizes[0])
 
     def split(self, payload: bytes, source: RandomSource) -> tuple[Numbers, Bytes]:
@@ -56,7 +57,8 @@ class SampledRecords:
         Row 0 of the random ``source`` assigns the pairs (index, value) of the payload to records.
         """
         report = SampledReports.from_payloads([payload], self._units.dimension, self._units.count)
-        bodies, first, order = np.zeros((self.records, self.body_bytes), dtype=np.uint8), 0, self._order_of_pairs(source)
+        bodies = np.zeros((self.records, self.body_bytes), dtype=np.uint8)
+        order, first = self._order_of_pairs(source), 0
         for row, size in enumerate(self._sizes):
             pairs = np.sort(order[first : first + size])  # a payload's pairs ascend by index, so a record's pairs do, too
             wire = next(iter(SampledReports(report.index[:, pairs], report.values[:, pairs], self._units.dimension).payloads()))
@@ -65,7 +67,9 @@ class SampledRecords:
         return np.array(self._sizes), bodies
 
     def _order_of_pairs(self, source: RandomSource) -> Numbers:
-        """Return the order in which the k pairs are assigned to records. All orders are equally likely (up to about k^2 / 2^53).
+        """Return the order in which the k pairs are assigned to records. All orders are equally likely.
+
+        Equal random numbers would break this, but their probability is at most about k^2 / 2^53.
 
         If all weights are reported, the order is fixed: then records are the same for all clients, and reveal nothing.
         """
@@ -77,10 +81,10 @@ class SampledRecords:
     ) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all readable records, and the number of refused records by reason.
 
-        The mechanism reads rows of k pairs (index, value), where k is the number of weights that a client samples. Pairs are assigned to
-        rows in the order of their indices, so that no row gets a weight twice; a row is not one client's. There are no such rows if the
-        number of pairs is not a multiple of k, or if a weight came too often. Then each pair counts as the report of a client that sampled
-        one weight, and the estimate divides by the number of all pairs.
+        The mechanism reads rows of k pairs (index, value), where k is the number of weights that a client samples. Pairs are dealt to rows
+        in the order of their indices, so that no row gets a weight twice. A row's pairs may come from different clients. Such rows cannot
+        be made if the number of pairs is not a multiple of k, or if a weight came too often. Then each pair counts as the report of a
+        client that sampled one weight, and the estimate divides by the number of all pairs.
 
         Args:
             ids, bodies: ids (R,) of the records, which are their numbers of pairs, and their contents (R, ...).
@@ -102,11 +106,12 @@ class SampledRecords:
             # Pair i goes to row i modulo `clients`: at most `clients` consecutive pairs have one index, so they go to different rows.
             reports = SampledReports(index.reshape(-1, clients).T.copy(), values.reshape(-1, clients).T.copy(), self._units.dimension)
             return ReportPool(mechanism.read(list(reports.payloads()), ranges)), refused
-        too_often = counts > uploads
+        too_often = counts > uploads  # `reported` leaves these weights out; the other pairs of their records still count
         records_by_size = [pairs[0].reshape(-1, size) for size, pairs in zip(sizes, pairs_by_size, strict=True)]
         refused[WEIGHT_TOO_OFTEN] = sum(int(too_often[indices].any(axis=1).sum()) for indices in records_by_size)
         single_pairs = SampledReports(index[:, None], values[:, None], self._units.dimension)
-        part = Part(single_pairs, torch.ones(self._units.dimension, dtype=torch.bool), max(1, min(clients, uploads)))
+        complete_reports = max(1, min(clients, uploads))  # `clients` is 0 if less than one report's pairs arrived
+        part = Part(single_pairs, torch.ones(self._units.dimension, dtype=torch.bool), complete_reports)
         return PartialPool((part,), torch.from_numpy(~too_often)), refused
 
     def _valid_pairs(

@@ -27,7 +27,7 @@ CUT_OFF = "cut off: shorter than a record"
 
 @dataclass(frozen=True)
 class Binding:
-    """The round and plan that a record was made for. It cannot be opened for others.
+    """The round and plan that a record was made for. The record cannot be opened for any other round or plan.
 
     Attributes:
         run: name of the run.
@@ -50,7 +50,7 @@ class Binding:
 
     @property
     def info(self) -> bytes:
-        """HPKE's ``info``: the run comes last, so that different bindings have different bytes."""
+        """HPKE's ``info``. The run comes last, being the only part of variable length, so that different bindings have different bytes."""
         return b"ldpfl chunk 1\0" + self.round.to_bytes(8, "big") + self.fingerprint + self.run.encode()
 
 
@@ -106,9 +106,9 @@ def open_records(
 ) -> tuple[NDArray[np.uint8], tuple[RefusedRecords, ...]]:
     """Open the sealed records in ``blob``, of ``plaintext_bytes`` + 48 bytes each, which were made for the round and plan in ``binding``.
 
-    Return the plaintexts (R, plaintext_bytes) of the records that can be opened, in their order, and the numbers of refused records.
-    Refused are records that were altered, or sealed to another key or for another run, round or plan, and an incomplete last record.
-    The reasons are :data:`UNREADABLE` and :data:`CUT_OFF`.
+    Return the plaintexts (R, plaintext_bytes) of the R records that can be opened, in their order, and the numbers of refused records. A
+    record is refused as :data:`UNREADABLE` if it was altered, or sealed to another key or for another run, round or plan. An incomplete
+    last record is refused as :data:`CUT_OFF`.
 
     Raises:
         ProtocolError: ``plaintext_bytes`` is not positive.

@@ -35,16 +35,15 @@ _MIN_WIDE = 4096
 class SummedRecords:
     """The sum of all records of each id, for a mechanism that :attr:`~Properties.adds_up`.
 
-    Floats are added in float64, in the order of arrival; batch sizes do not change the result. Bits are counted. The refused records and
-    the means are the same as with :meth:`FixedRecords.join`.
+    Floats are added in float64, in the order of arrival. Batch sizes do not change the result. For bits, the ones are counted. The refused
+    records and the means are the same as with :meth:`FixedRecords.join`.
     """
 
     def __init__(self, cut: FixedRecords, mechanism: Mechanism, ranges: LayerRanges) -> None:
         self._cutter, self._mechanism, self._ranges = cut, mechanism, ranges
         self._layouts = cut.layouts(mechanism, ranges)
-        # Numbers of records (parts of reports, cut by ``cut``) by id: those with a known id and zeros after their content, and of these,
-        # those whose content the mechanism can produce.
-        self._received_counts, self._accepted_counts = np.zeros(cut.records, dtype=np.int64), np.zeros(cut.records, dtype=np.int64)
+        self._received_counts = np.zeros(cut.records, dtype=np.int64)  # by id: number of records with a known id and right padding
+        self._accepted_counts = np.zeros(cut.records, dtype=np.int64)  # by id: number of those whose content the mechanism can read
         self._refused: Counter[str] = Counter()
         self._report_type: type[BitReports] | type[DenseReports] | None = None  # set by the first record, as is the shape of the sums
         self._sums = np.zeros((0, 0))
@@ -77,10 +76,9 @@ class SummedRecords:
             return ReportPool(self._report_type.from_sum(self._concatenated_sums(np.arange(counts.size)), int(counts[0]))), refused
         parts = []
         for count in np.unique(counts[counts > 0]).tolist():
-            columns = np.flatnonzero(counts == count)
-            parts.append(
-                Part(self._report_type.from_sum(self._concatenated_sums(columns), count), self._cutter.coordinate_mask(columns), count)
-            )
+            record_ids = np.flatnonzero(counts == count)
+            reports = self._report_type.from_sum(self._concatenated_sums(record_ids), count)
+            parts.append(Part(reports, self._cutter.coordinate_mask(record_ids), count))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)), refused
 
     def _add_with_layout(self, layout: Layout, ids: Numbers, payloads: list[bytes]) -> None:
@@ -101,23 +99,23 @@ class SummedRecords:
         self._accepted_counts += np.bincount(ids, minlength=self._accepted_counts.size)
         addends, sums = reports.addends(), self._sums[:, : layout.weights]  # addends: (R, weights), what each record adds
         if layout.weights >= _MIN_WIDE:
-            for number, row in zip(ids.tolist(), addends, strict=True):
-                sums[number] += row
+            for record_id, row in zip(ids.tolist(), addends, strict=True):
+                sums[record_id] += row
         else:
             for group in _groups_without_repeats(ids):  # NumPy's += with repeated indices would add only one of the records
                 sums[ids[group]] += addends[group]
 
-    def _concatenated_sums(self, columns: Numbers) -> NDArray[np.float64]:
-        """Return the sums of all weights of the records with the ids ``columns``, record after record."""
-        filled = np.arange(self._sums.shape[1]) < self._cutter.weights[columns][:, None]
-        return self._sums[columns][filled]
+    def _concatenated_sums(self, record_ids: Numbers) -> NDArray[np.float64]:
+        """Return the sums of all weights of the records with these ids, record after record."""
+        is_filled = np.arange(self._sums.shape[1]) < self._cutter.weights[record_ids][:, None]  # a row may be longer than its record
+        return self._sums[record_ids][is_filled]
 
 
 def _groups_without_repeats(ids: Numbers) -> Iterator[Numbers]:
     """Split the positions of ``ids`` into groups without repeated ids: the first occurrence of each id, then the second, and so on."""
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # where each id begins in `ordered`
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))  # where each id begins in `ordered`. No id is -1, so the first one counts
     # For each place in `ordered`, how many places before it have the same id.
     rank = np.arange(ids.size) - np.repeat(starts, np.diff(starts, append=ids.size))
     return (order[rank == occurrence] for occurrence in range(int(rank.max()) + 1))

@@ -31,8 +31,8 @@ class SumBinding:
 
     Attributes:
         run: name of the run.
-        round: its number, from 1 to 2^64 - 1.
-        agreement: SHA-256 of all that clients were asked; the relay tells every client the same.
+        round: number of the round, from 1 to 2^64 - 1.
+        agreement: SHA-256 of all that the clients were asked in this round. It is the same for all clients.
         dimension: how many numbers a share has.
         bits: width of each number.
     """
@@ -80,7 +80,7 @@ def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -
     """Raise unless ``envelope`` names ``node`` and is signed by it for ``binding``. Only the aggregator can check that its seed opens.
 
     Raises:
-        ProtocolError: the envelope names another node, or is not signed by ``node``.
+        ProtocolError: the envelope names another node, is not signed by ``node``, or has the wrong length.
     """
     signer, signature, sealed = _split_envelope(envelope)
     if signer != signer_of(node):
@@ -90,23 +90,19 @@ def check_signed(envelope: bytes, node: Ed25519PublicKey, binding: SumBinding) -
 
 
 def open_seeds(
-    envelopes: Iterable[bytes],
-    aggregator: X25519PrivateKey,
-    nodes: Mapping[bytes, Ed25519PublicKey],
-    binding: SumBinding,
-    min_nodes: int,
+    envelopes: Iterable[bytes], aggregator: X25519PrivateKey, nodes: Mapping[bytes, Ed25519PublicKey], binding: SumBinding, min_nodes: int
 ) -> list[bytes]:
     """Return the seeds of all ``envelopes``, which must come from at least ``min_nodes`` different known nodes.
 
-    One bad envelope is enough to open none. A sum with one mask left in it would be random. And a sum over few nodes would reveal what one
-    node sent, if an attacker chose or invented the other nodes.
+    If one envelope is bad, no seed is returned, because a sum with one mask left in it would be random. A minimum is needed because a sum
+    over few nodes would reveal what one node sent, if an attacker chose or invented the other nodes.
 
     Args:
         nodes: public keys of the nodes that may take part, by :func:`signer_of`.
 
     Raises:
-        ProtocolError: an envelope comes from an unknown node, is a node's second one, or was made for another round or shape; or there are
-            too few. The message names all nodes whose envelopes cannot be opened.
+        ProtocolError: an envelope comes from an unknown node, is a node's second one, was made for another round or shape, or has the wrong
+            length; or there are too few. The message names the nodes whose envelopes cannot be opened.
     """
     seeds, faults = dict[bytes, bytes](), _Faults()
     for envelope in envelopes:
@@ -155,8 +151,8 @@ class _Faults:
         if self.unopened:
             revoke = "these nodes signed them: revoke their tokens, whose names ldpfl relay token list shows"
             wrong_key = "no envelope can be opened: is LDPFL_AGGREGATOR_KEY the key that the round was begun with?"
-            # If no envelope opens, the aggregator's key is probably wrong; a single one, however, may be its node's fault.
-            advice = wrong_key if len(self.unopened) == signed > 1 else revoke
+            # If none of several envelopes opens, the aggregator's key is probably wrong. If there is only one, its node may be at fault.
+            advice = wrong_key if signed > 1 and len(self.unopened) == signed else revoke
             reasons.append(f"envelopes not sealed to this key for this round: {_node_names(self.unopened)} ({advice})")
         return "; ".join(reasons)
 
@@ -177,8 +173,8 @@ def _is_signed(node: Ed25519PublicKey, signature: bytes, sealed: bytes, binding:
 
 
 def _split_envelope(envelope: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return an envelope's signer, signature and sealed seed."""
+    """Return an envelope's signer, signature and sealed seed. Raise a :class:`ProtocolError` if its length is wrong."""
     if len(envelope) != ENVELOPE_BYTES:
-        raise ProtocolError(f"the sum is not opened: an envelope has {len(envelope)} bytes, expected {ENVELOPE_BYTES}")
+        raise ProtocolError(f"an envelope has {len(envelope)} bytes, expected {ENVELOPE_BYTES}")
     signature_at, sealed_at = _SIGNER_BYTES, _SIGNER_BYTES + _SIGNATURE_BYTES
     return envelope[:signature_at], envelope[signature_at:sealed_at], envelope[sealed_at:]

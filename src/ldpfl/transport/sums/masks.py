@@ -56,8 +56,8 @@ def fold(total: NDArray[np.unsignedinteger], share: bytes | memoryview) -> None:
 def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArray[np.int64]:
     """Return the sum (d,) of the clients' integer vectors: the sum ``total`` (d,) of their masked vectors, less all masks.
 
-    The masks are computed from the clients' ``seeds``. The sum is right modulo 2^m, with numbers of m bits, and so exact if each coordinate
-    of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the number of seeds.
+    The masks are computed from the clients' ``seeds``. With numbers of m bits, the sum is right modulo 2^m. So it is exact if each
+    coordinate of the true sum lies in [-2^(m-1), 2^(m-1)). Memory does not grow with the number of seeds.
     """
     bits: Bits = 32 if total.dtype.itemsize == 4 else 64
     unmasked = total.copy()
@@ -68,16 +68,17 @@ def unshard(total: NDArray[np.unsignedinteger], seeds: Iterable[bytes]) -> NDArr
 
 
 def zeros(dimension: int, bits: Bits) -> NDArray[np.unsignedinteger]:
-    """Return a zero vector (d,) to which shares can be added."""
+    """Return a zero vector of ``dimension`` numbers, to which :func:`fold` can add shares."""
     return np.zeros(dimension, dtype=_number_type(bits))
 
 
 def _mask_pieces(seed: bytes, dimension: int, bits: Bits) -> Iterable[tuple[int, NDArray[np.unsignedinteger]]]:
-    """Yield the mask (d,) of a seed in pieces, each with the index of its first number. The next piece overwrites the one before."""
+    """Yield pieces of a seed's mask of ``dimension`` numbers, as (first number's index, numbers). A piece overwrites the one before."""
     if len(seed) != SEED_BYTES:
         raise ProtocolError(f"a seed has {len(seed)} bytes, expected {SEED_BYTES}")
     # The counter may start at 0 each time, because each seed masks only one vector.
-    stream, buffer = Cipher(AES256(seed), CTR(bytes(16))).encryptor(), np.empty(_PIECE_BYTES, dtype=np.uint8)
+    stream = Cipher(AES256(seed), CTR(bytes(16))).encryptor()
+    buffer = np.empty(_PIECE_BYTES, dtype=np.uint8)
     numbers_per_piece = _PIECE_BYTES * 8 // bits
     for start in range(0, dimension, numbers_per_piece):
         length = min(numbers_per_piece, dimension - start) * bits // 8

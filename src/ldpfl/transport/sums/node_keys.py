@@ -38,7 +38,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """Return the public half as base64 of its 32 bytes, 44 characters: a line of the aggregator's list begins with it."""
+    """Return the public half as base64 of its 32 bytes (44 characters). A line of the aggregator's list begins with it."""
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
@@ -91,7 +91,7 @@ def read_nodes(path: Path) -> dict[bytes, Ed25519PublicKey]:
 def _parse_key(line: str) -> Ed25519PublicKey | None:
     """Return the key that ``line`` begins with; None if it begins with none, or with one for which signatures can be forged."""
     try:
-        raw = base64.b64decode((line.split() or [""])[0], validate=True)
+        raw = base64.b64decode((line.split() or [""])[0], validate=True)  # an empty line has no first word
         return None if _has_small_order(raw) else Ed25519PublicKey.from_public_bytes(raw)
     except (binascii.Error, ValueError):
         return None
@@ -102,5 +102,5 @@ def _has_small_order(raw: bytes) -> bool:
 
     These points have y = 1, -1 or 0 modulo p = 2^255 - 19, or the y of order 8 or its negative; y may be written with p added.
     """
-    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _FIELD_PRIME
+    y = (int.from_bytes(raw, "little") & ((1 << 255) - 1)) % _FIELD_PRIME  # without the highest bit, the sign of x
     return y in (0, 1, _FIELD_PRIME - 1, _ORDER_8_Y, _FIELD_PRIME - _ORDER_8_Y)
