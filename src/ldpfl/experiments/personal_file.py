@@ -34,5 +34,6 @@ def load_personal(path: Path, like: Tensor) -> Tensor:
                 raise ValueError(f"expected F32 of shape {tuple(like.shape)}, found {header.get_dtype()} of {header.get_shape()}")
             values: Tensor = handle.get_tensor(_VALUES)
     except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path} is missing or damaged: {error}; restore the file, because the run cannot go on without it") from error
+        advice = "restore the file from a backup, because the run cannot go on without it"
+        raise DataError(f"{path} is missing or damaged: {error}; {advice}") from error
     return values

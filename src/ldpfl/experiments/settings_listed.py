@@ -133,5 +133,6 @@ def commented_toml(config: RunConfig) -> str:
             value = toml_value(tree[section][name])
             lines += [f"# {setting.meaning}"] if setting.meaning else []
             lines.append(f"# {setting.allowed}")
-            lines.append(f"{name} = {value}" if name == "name" or value != setting.default else f"# {name} = {value}")
+            is_written = name == "name" or value != setting.default  # names of the task, model and mechanism tell what the run is
+            lines.append(f"{name} = {value}" if is_written else f"# {name} = {value}")
     return "\n".join(lines) + "\n"
