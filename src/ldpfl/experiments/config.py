@@ -387,8 +387,8 @@ class RunConfig(_Section):
     def users_code(self) -> tuple[str, ...]:
         """The model, task, features, data loader and partition that are not ldpfl's code, such as "model net.py:Net".
 
-        A model that was passed from Python has no name, so it is listed as "model" alone. Data or a partition that was passed from Python
-        is not listed, because it consists of values already and no code is called for it.
+        A model that was passed from Python has no name, so it is listed as "model" alone. Data that were passed from Python are not
+        listed: they are rows already, and no code is called for them.
         """
         names = {"model": self.model.name, "task": self.task.name, "features": self.data.features}
         names |= {key: name for key, name in (("data", self.data.name), ("partition", self.data.partition)) if name != GIVEN}

@@ -223,15 +223,15 @@ def check_present(path: Path) -> None:
         # A simulation's folder has no kind.txt.
         can_resume = (path.parent / "config.toml").exists() and not (path.parent / "kind.txt").exists()
         remedy = f", or let ldpfl run --resume --out {path.parent} write it again" if can_resume else ""
-        raise DataError(f"{path} is missing: restore the file{remedy}")
+        raise DataError(f"{path} is missing: restore the file from a backup{remedy}")
 
 
 def check_no_personal_layers(personal: Sequence[str]) -> None:
     """Raise a :class:`ConfigError` if there are ``personal`` layers. They stayed at the clients, so the saved model cannot predict."""
     if personal:
         raise ConfigError(
-            f"the layers {', '.join(personal)} stayed at the clients (model.personal), so this model predicts nothing by itself: take its "
-            "module by ldpfl.load_model, and train these layers on data of your own"
+            f"the layers {', '.join(personal)} are not in this model, as they stayed at the clients (model.personal): to predict, load the "
+            "module with ldpfl.load_model, train these layers on your own data, and call the module"
         )
 
 

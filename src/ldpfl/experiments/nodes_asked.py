@@ -64,9 +64,11 @@ class Participation(BaseModel):
     ) -> Participation:
         """Return the participation after ``nodes`` are told to train in round ``number`` on these ``terms`` of the transport.
 
-        Nodes that have ``charged_before`` for this round, as happens if this file is an older copy, are counted too: they have reported it.
-        Each of the connected nodes, ``seen``, that has no count yet gets one. Flower gives a node a new id when it is restarted without a
-        key. So a new id may belong to a client that was asked before, and gets the highest count of any node as an upper bound.
+        ``seen`` are all connected nodes. ``charged_before`` are nodes that have charged this round already, which happens if this file is
+        an older copy. They have reported in the round, so it counts for them, too.
+
+        A connected node without a count gets the highest count of any node, as an upper bound: Flower gives a node a new id when it is
+        restarted without a key, so a new id may belong to a client that was asked before.
         """
         highest_count = max(self.rounds.values(), default=0)
         rounds = dict.fromkeys(seen, highest_count) | self.rounds
