@@ -142,7 +142,9 @@ class ReproducedRow:
             return self.row.mean
         if shows == "distance":
             return statistics.fmean(self.distances) if self.distances else None
-        return self.row.seconds if shows == "seconds" else self.row.noise.get("norm" if shows == "noise" else "paper_epsilon")
+        if shows == "seconds":
+            return self.row.seconds
+        return self.row.noise.get("norm" if shows == "noise" else "paper_epsilon")
 
     @property
     def best_guarantee(self) -> tuple[float, str] | None:

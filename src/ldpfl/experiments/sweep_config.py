@@ -216,8 +216,10 @@ def _split_at_commas(text: str) -> Iterator[str]:
         elif char == "," and not open_brackets:
             yield text[start:place]
             start = place + 1
-        else:
-            open_brackets += (char in "[{") - (char in "]}")
+        elif char in "[{":
+            open_brackets += 1
+        elif char in "]}":
+            open_brackets -= 1
     yield text[start:]
 
 
@@ -244,6 +246,7 @@ def cells(
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MAX_CELLS:
         raise ConfigError(f"sweep {sweep.name} has {count:,} runs, expected at most {_MAX_CELLS:,}: leave out values or seeds")
+    # All combinations of a (key, value) pair from each axis.
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
     all_cells = []
     for seed, point, (variant, settings) in itertools.product(sweep.each_seed, points, sweep.variants.items()):

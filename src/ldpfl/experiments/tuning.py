@@ -177,8 +177,9 @@ def _run_trial(cell: Cell, runner: Runner, private: Path) -> dict[str, Any]:
         # An error of a run that has begun says that its files are damaged, or that the rows have changed.
         if isinstance(error, LdpflError) and (not isinstance(error, ConfigError) or folder.config_path.exists()):
             raise
+        reason = error_without_data(error)
         make_folder(folder.path)
-        write_text(folder.stopped_path, reason := error_without_data(error))
+        write_text(folder.stopped_path, reason)
         runner.observer.warn(f"failed: {setting_label(cell)}: {reason}")
         return {"stopped": reason}
 
@@ -215,7 +216,11 @@ def candidates(tuning: Tuning, caller_objects: CallerObjects = NO_CALLER_OBJECTS
 
 
 def _trial_epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
-    """Return the epsilon of a trial with which the release keeps the tuning's target, and the part of it that is for the trial's score."""
+    """Return the epsilon of a trial with which the release keeps the tuning's target, and the part of it that is for the trial's score.
+
+    Raises:
+        ConfigError: ``tuning.evaluation_epsilon`` is no such part, or the target leaves no epsilon for a trial.
+    """
     trial_epsilon = _round_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
     evaluation_epsilon = tuning.evaluation_epsilon
     if evaluation_epsilon is None:
@@ -290,7 +295,7 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
         replace(row, lower=None, status=status, assumptions=(assumption, *row.assumptions))
         for row in sorted(worst_rows, key=lambda row: row.epsilon)
     ]
-    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])
+    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])  # without ``assumption``, which concerns all trials together
     release_row = replace(trial_rows[0], epsilon=total, trust_model="central", assumptions=release_assumptions)
     warnings = tuple(dict.fromkeys(line for statement in statements for line in statement.warnings))
     statement = Statement(delta, (release_row, *trial_rows), warnings=warnings)
@@ -350,11 +355,15 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
     """Prepare the folder ``out`` and the folder ``private`` in it, or check that they hold the same ``tuning``.
 
     Return the seed from which the number of trials (random, as the proof needs), their settings and their seeds are drawn.
+
+    Raises:
+        ConfigError: ``out`` holds something else, or ``tuning.seed`` is out of range.
+        DataError: a file of the tuning cannot be read.
     """
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():
         if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):
-            raise ConfigError(f"{out} is not empty and not the folder of a tuning: give a new folder")
+            raise ConfigError(f"the output folder {out} is not empty and not the folder of a tuning: give a new folder")
         for folder in (out, private):
             make_folder(folder, 0o700)
             folder.chmod(0o700)
@@ -365,7 +374,8 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
     try:
         stored_text = read_text(mark)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{mark} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{mark} cannot be read: {reason}; make the file readable, or restore it from a backup") from None
     if stored_text != text:
         raise ConfigError(f"{out} holds another tuning, or this one with other settings: give another folder, or the same settings")
     return require_secret(secret_seed.load(private / secret_seed.FILE))

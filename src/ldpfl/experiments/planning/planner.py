@@ -108,7 +108,7 @@ class Setting:
             return validate(arguments)
         except ValidationError as error:
             first = error.errors()[0]
-            place, value = (first["loc"] or ("setting",))[-1], first["input"]
+            place, value = (first["loc"] or ("setting",))[-1], first["input"]  # no location: an error of the setting as a whole
             name = dict(enumerate(cls.__dataclass_fields__)).get(place, place) if isinstance(place, int) else place
             if name == "channel":
                 raise ConfigError(f"unknown channel {shown(value)}: {did_you_mean(str(value), get_args(Channel))}") from None
@@ -233,7 +233,7 @@ def plan(setting: Setting) -> Plan:
         sampling="everyone" if setting.participation == 1 else "secret" if setting.participates_in_secret else "visible",
         rate=setting.participation,
         channel=setting.channel,
-        known=setting.participation == 1,
+        known=setting.participation == 1,  # whether some client takes part in every round for certain, so that a lower bound holds
     )
     statement = account_groups([group], setting.delta)
     if group.sampling == "visible":
@@ -372,6 +372,7 @@ _ADVICE_WITHOUT_TARGET = (
 def client_counts_to_plot(setting: Setting) -> list[int]:
     """Return the numbers of clients at which to plot epsilon: from 10 to well above the number in ``setting``, on a logarithmic scale."""
     most = min(MOST_CLIENTS, 10_000 * setting.clients)
+    # 17 points draw a smooth curve. Rounding may make small ones equal, which ``unique`` removes.
     points = np.unique(np.round(np.geomspace(max(10, setting.colluding + 2), max(most, 100_000), 17)).astype(np.int64))
     return [int(point) for point in points]
 
@@ -385,7 +386,8 @@ def central_epsilon_bounds(setting: Setting, clients: int) -> tuple[float, float
     check_central_is_solvable(setting)
     cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
     rounds = _shuffled_rounds(setting, cohort)
-    return _lower_bound(rounds, setting.delta) if setting.participation == 1 else nan, _upper_bound(rounds, setting.delta)
+    lower = _lower_bound(rounds, setting.delta) if setting.participation == 1 else nan
+    return lower, _upper_bound(rounds, setting.delta)
 
 
 def _shuffled_rounds(setting: Setting, cohort: int) -> ShuffledRounds:

@@ -193,7 +193,7 @@ class RegimeRequest:
                 f"part is {self.part!r}, but persons are protected only in the regimes records and records-summed, not in {self.regime}: "
                 "leave it out"
             )
-        if self.evaluation_epsilon and not (not self.reports_once and 0 < self.evaluation_epsilon < self.target):
+        if self.evaluation_epsilon and (self.reports_once or not 0 < self.evaluation_epsilon < self.target):
             raise ConfigError(
                 f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
                 "in any regime but local, in which a client reports once"
@@ -297,7 +297,7 @@ class RegimeRequest:
     def plan(self, strength: float) -> RegimePlan:
         """Return the plan for a mechanism of this strength.
 
-        Its noise is the length of the noise vector in the mean: the standard deviation in one coordinate times sqrt(weights).
+        The plan's ``noise`` is the length of the noise vector in the mean: the standard deviation in one coordinate times sqrt(weights).
         """
         mechanism = self.mechanism(strength)
         cohort = self.clients // self.rounds if self.reports_once else self.clients
@@ -320,7 +320,7 @@ class RegimeRequest:
             wanted=self.count_for_small_noise(noise),
             group=self.group,
             relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
-            bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,
+            bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,  # whole bytes
             reports=1 if self.reports_once else self.rounds,
             linked=self.linked,
             colluding=self.colluding,
