@@ -104,7 +104,7 @@ def baseline_of(config: RunConfig, data: Dataset, build: Build) -> Baseline:
     """
     baseline = config_without_noise(config)
     federation, start = build(baseline, data)
-    # Covers the trained weights. The origin names the data, the device, and the frozen weights of a pretrained model.
+    # The digest covers the trained weights. The origin names the data, the device, and the frozen weights of a pretrained model.
     initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
     key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)
     folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(key_parts).encode()).hexdigest()[:16])

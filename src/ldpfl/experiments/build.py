@@ -391,7 +391,7 @@ def make_module(
         ConfigError: there is no such model, or its frozen weights are not those that ``model.base`` names.
     """
     is_image = data.shape is not None and len(data.shape) > 1
-    if is_pretrained(model.name):
+    if is_pretrained(model.name):  # ``mended`` sets its dropout to 0
         module = mended(pretrained.make(model.name, targets, data.outputs, images=is_image, seed=seed, adapter=model.adapter_settings))[0]
         adapters.check_base(module, model.base)
         return module
@@ -838,8 +838,7 @@ def _check_radius_initial(config: RunConfig) -> None:
 def _per_layer(key: str, value: float | Mapping[str, float], layout: ParameterLayout) -> Tensor:
     """Return the setting ``ranges.key`` for each layer (L,): the same ``value`` for all, or the value under the layer's name.
 
-    Raises:
-        ConfigError: ``value`` names a layer that the model does not have, or lacks one that it has.
+    Raise a :class:`ConfigError` if ``value`` names a layer that the model does not have, or lacks one that it has.
     """
     if not isinstance(value, Mapping):
         return torch.full((len(layout.names),), float(value), dtype=torch.float64)

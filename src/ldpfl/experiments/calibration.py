@@ -53,7 +53,7 @@ def resolve_settings(config: RunConfig, caller_objects: CallerObjects = NO_CALLE
     seed_matters = config.clients.fraction != 1 or config.clients.self_sampling != "off"
     # Settings without effect get one value, so that configs that differ only in them share a cached strength.
     without_name = config.model_copy(update={"name": "", "description": "", "seed": config.seed if seed_matters else 0})
-    cacheable = not config.data.brought and config.model.name != GIVEN
+    cacheable = not config.data.brought and config.model.name != GIVEN  # a config does not identify a user's rows or a passed model
     strength = _cached_strength(without_name.to_toml()) if cacheable else _find_strength(without_name, caller_objects)
     return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
 

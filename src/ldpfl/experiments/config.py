@@ -433,7 +433,7 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
 
 
 def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig:
-    """Turn TOML ``text`` and lists of ``key=value`` overrides into a config. Messages call the text ``origin``.
+    """Turn TOML ``text`` and lists of ``key=value`` overrides into a config. Errors are as for :func:`read_config`, and name ``origin``.
 
     Later lists override earlier ones. If a list sets ``mechanism.name``, earlier settings that the new mechanism does not have are dropped.
     The settings of that list itself are checked against the new mechanism. The text's description is dropped if a list changes more than
@@ -597,10 +597,7 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
-    """Return the dotted keys of all settings of a config with this ``mechanism``.
-
-    An unknown mechanism contributes only the settings that all mechanisms have.
-    """
+    """Return the dotted keys of all settings of a config with this ``mechanism``. An unknown one has those of all mechanisms."""
     others = [key for key in _by_dotted_key(RunConfig().model_dump()) if not key.startswith("mechanism.")]
     try:
         settings = settings_of(mechanism).model_fields

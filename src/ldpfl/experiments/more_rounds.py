@@ -29,6 +29,7 @@ def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
         now = training.rounds
         raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {now:,}: extend it by {MAX_ROUNDS - now:,} at most")
     target, original = config.privacy.target_epsilon, config.privacy.original_target
+    # In a run that was extended before, the target is "off" and ``original`` holds it already.
     privacy = {"target_epsilon": "off", "original_target": original if target == "off" else target}
     changed = config.model_copy(
         update={

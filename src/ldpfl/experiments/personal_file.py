@@ -15,7 +15,10 @@ _VALUES = "personal"
 
 
 def save_personal(values: Tensor, path: Path) -> None:
-    """Write ``values`` (N, p) to a file that only its owner may read; errors as in :func:`ldpfl.util.files.replace_atomically`."""
+    """Write the p personal weights of N clients, ``values`` (N, p), to a file that only its owner may read.
+
+    Errors are as for :func:`ldpfl.util.files.replace_atomically`.
+    """
     with replace_atomically(path, 0o600) as temporary:
         save_file({_VALUES: values.contiguous()}, temporary)
 

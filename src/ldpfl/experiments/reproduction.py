@@ -96,7 +96,7 @@ class Reproduction(_Strict):
 
     def paper_figure(self, variant: str, point: Point) -> float | None:
         """Return the paper's figure for a variant at a point of the axes; None if it reports none."""
-        values = dict(point).items()
+        values = dict(point).items()  # ``<=`` below: a paper's figure may leave axes out
         return next((figure.value for figure in self.published if figure.variant == variant and figure.at.items() <= values), None)
 
 

@@ -331,11 +331,7 @@ class RunFolder:
         return checkpoint
 
     def participation(self) -> Participation:
-        """Return the number of rounds that each node was told to train in. A simulation has no nodes, and so no counts.
-
-        Raises:
-            DataError: ``participation.json`` is damaged.
-        """
+        """Return the number of rounds that each node was told to train in, or raise :class:`DataError` if the file of it is damaged."""
         return Participation.load(self.participation_path)
 
     def _rounds_in_metrics(self) -> int:

@@ -185,7 +185,7 @@ def _default_name(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> 
     It is the name of a folder too, so it has only letters, digits, "_", "-" and ".".
     """
     values = {key.strip(): setting_value(text.strip()) for key, _, text in (setting.partition("=") for setting in settings)}
-    data = Path(str(values.get("data.path", values.get("data.name", "")))).stem.partition(":")[0]
+    data = Path(str(values.get("data.path", values.get("data.name", "")))).stem.partition(":")[0]  # without the function's name, of code
     words = [data if data and data != GIVEN else recipe, *map(short_key, axes)]
     return re.sub(r"[^\w.-]+", "-", "-".join(words)).strip("-.")[:_MAX_NAME_LENGTH]
 

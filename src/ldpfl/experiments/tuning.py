@@ -218,8 +218,7 @@ def candidates(tuning: Tuning, caller_objects: CallerObjects = NO_CALLER_OBJECTS
 def _trial_epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
     """Return the epsilon of a trial with which the release keeps the tuning's target, and the part of it that is for the trial's score.
 
-    Raises:
-        ConfigError: ``tuning.evaluation_epsilon`` is no such part, or the target leaves no epsilon for a trial.
+    Raise a :class:`ConfigError` if ``tuning.evaluation_epsilon`` is no such part, or the target leaves no epsilon for a trial.
     """
     trial_epsilon = _round_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
     evaluation_epsilon = tuning.evaluation_epsilon
