@@ -25,6 +25,8 @@ _ID_DIGITS = 20
 _MAX_SHOWN = 200
 """Maximum number of characters of a reason in an error. The reason may repeat the file's content."""
 
+_REMEDY = "restore its latest copy"
+
 _Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 
 
@@ -114,6 +116,8 @@ class Participation(BaseModel):
             return cls.model_validate(from_json(read_text(path, MAX_BYTES))) if path.exists() else cls()
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
-            raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))[:_MAX_SHOWN]}: {first['msg'][:_MAX_SHOWN]}") from None
+            raise DataError(
+                f"{path} is damaged: {'.'.join(map(str, first['loc']))[:_MAX_SHOWN]}: {first['msg'][:_MAX_SHOWN]}; {_REMEDY}"
+            ) from None
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or str(error)[:_MAX_SHOWN]}") from None
+            raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or str(error)[:_MAX_SHOWN]}; {_REMEDY}") from None

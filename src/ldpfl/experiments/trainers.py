@@ -57,7 +57,10 @@ def trainer_of(
     clip = record_clip_of(mechanism)
     if config.mechanism.perturbed != "gradient":
         if clip is not None:
-            raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
+            perturbed = config.mechanism.perturbed
+            raise ConfigError(
+                f"mechanism {mechanism.name!r} clips each record's gradient, and mechanism.perturbed is {perturbed!r}: set it to 'gradient'"
+            )
         return VectorizedTrainer(local) if at_once else LoopTrainer(local)
     # Only plain SGD without clipping of mini-batches is a single gradient: all settings but the rate and the rounds have their defaults.
     if local.optimiser != LocalOptimiser(local.optimiser.learning_rate, rounds=local.optimiser.rounds) or local.clip_norm is not None:
@@ -225,7 +228,7 @@ def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor,
     except Exception as error:  # PyTorch compiles the user's forward; the message is about code and holds no private value
         reason = first_line(error)
     if compile_setting == "on":
-        raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
+        raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}; leave it at 'auto'")
     warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained uncompiled")
     return trainer
 

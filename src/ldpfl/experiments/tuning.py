@@ -318,7 +318,8 @@ def _trial_mu(ledger: Ledger, delta: float) -> float:
     for event in ledger.events:
         if not isinstance(event.release, GaussianRelease) or event.release.rate != 1:
             raise PrivacyError(
-                f"{event.release.mechanism} adds noise that is not Gaussian, which a tuning cannot account for: use 'dp-sgd'"
+                f"mechanism {event.release.mechanism!r} adds noise that is not Gaussian, or samples records, which a tuning cannot account "
+                "for: set mechanism.name to 'dp-sgd', and mechanism.sample_rate to 1"
             )
     return gaussian_mu(run_epsilon(ledger, delta), delta) * _MARGIN
 
@@ -326,7 +327,9 @@ def _trial_mu(ledger: Ledger, delta: float) -> float:
 def _check_charged(cell: Cell, folder: RunFolder, guarantee: TunedGuarantee) -> None:
     """Raise a :class:`PrivacyError` if a trial released more than was planned for it."""
     if folder.ledger_path.exists() and run_epsilon(folder.ledger(), cell.config.privacy.delta) > guarantee.trial_epsilon * _MARGIN:
-        raise PrivacyError(f"the trial in {folder.path} released more than was planned: nothing is released of this tuning")
+        raise PrivacyError(
+            f"the trial in {folder.path} released more than was planned, so the tuning releases nothing: report this fault of ldpfl"
+        )
 
 
 def _comparison_metrics(last_evaluation: dict[str, Any]) -> tuple[str, ...]:

@@ -120,7 +120,10 @@ class Setting:
         if min(self.clients, self.weights, self.rounds) < 1:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
-            raise ConfigError(f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds: plan for fewer")
+            raise ConfigError(
+                f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds, got {self.clients:,} and "
+                f"{self.weights * self.rounds:,}: plan for fewer"
+            )
         check_delta(self.delta)
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(

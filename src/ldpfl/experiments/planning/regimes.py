@@ -183,8 +183,8 @@ class RegimeRequest:
         counts = (self.honest, self.weights, self.rounds, self.records, self.group, self.linked)
         if min(counts) < 1 or self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
             raise ConfigError(
-                "expected 1 or more each of honest clients (clients less colluding), weights, rounds, records, group and linked; at most "
-                f"{MOST_CLIENTS:.0e} clients; and at most {MOST_REPORTS:.0e} weights x rounds"
+                "expected 1 or more each of honest clients (clients less colluding), weights, rounds, records, group and linked, at most "
+                f"{MOST_CLIENTS:.0e} clients, and at most {MOST_REPORTS:.0e} weights x rounds; got {', '.join(map(str, counts))}"
             )
         if max(self.group, self.linked) > 1 and self.regime != "shuffled":
             raise ConfigError(f"the options group and linked apply only to the regime shuffled, not to {self.regime}: leave both out")
