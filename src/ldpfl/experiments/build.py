@@ -548,6 +548,7 @@ def _scale_columns(
     if not measures_columns(config, data.unscaled, mechanism):
         return scaled_by_bounds(data), Ledger()
     shuffling = config.shuffling
+    # None, for a run that protects nothing, measures exactly.
     histogram_mechanism = (
         require_dp_sgd(measuring_mechanism(config, mechanism, division.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     )
@@ -670,7 +671,7 @@ def lowest_join_probability(config: RunConfig) -> float | None:
 def count_measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
     """Return how many weights, at the start of the vector, are measured as a mean in the first round instead of being trained.
 
-    These are the first layer of the model ``CENTERED``, and 0 for other models.
+    In the model ``CENTERED`` these are the weights of the first layer. Other models have none.
     """
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 
@@ -816,7 +817,7 @@ def _records_for_full_weight(config: RunConfig, mechanism: Mechanism) -> int | N
 
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
     """Return the clipping ranges of the first round. ``weights`` is the public initial model."""
-    if config.clipping.is_adaptive:
+    if config.clipping.is_adaptive:  # the radius of the ranges then stands for the clipping norm
         return LayerRanges(0.0, _first_clip_norm(config), layout.sizes)
     ranges = config.ranges
     if ranges.radius == "initial":

@@ -77,7 +77,7 @@ def _fit(name: str, rows: Tensor, targets: Tensor, outputs: int) -> Tensor:
         """Return the weights (F, outputs) that follow from the free numbers (``size``,). The offsets are the last free numbers."""
         if task.targets in tasks.PARALLEL:
             return torch.cat([parameters[:-offsets, None].expand(-1, outputs), parameters[None, -offsets:]])
-        return F.pad(parameters.view(features, offsets), (outputs - offsets, 0))
+        return F.pad(parameters.view(features, offsets), (outputs - offsets, 0))  # zeros for the first of several classes
 
     def objective(values: Floats) -> tuple[float, Floats]:
         """Return the penalised loss of the free numbers ``values`` (``size``,), divided by the number of rows, and its gradient."""

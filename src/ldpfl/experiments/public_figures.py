@@ -34,9 +34,10 @@ def scores_are_public(config: RunConfig) -> bool:
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return the ``caveats`` that may be published: not those about private rows, nor the round after which such rows stopped the run.
+    """Return the ``caveats`` that may be published, without those about private rows.
 
-    The file with the secret of the noise stays with the run's owner, so the note on that file is shortened to the note on simulations.
+    The round after which such rows stopped the run is left out, too: a caveat only says that such rows decided. The file with the secret of
+    the noise stays with the run's owner, so the note on that file is shortened to the note on simulations.
     """
     caveats = [SIMULATION if caveat == SECRET_SEED_NOTE else caveat for caveat in caveats]
     if not scores_are_public(config):

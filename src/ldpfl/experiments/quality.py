@@ -70,6 +70,7 @@ def quality_entries(
     - ``extreme``, ``narrow``: probabilities are far too close to 0 and 1, or to each other.
     - ``off``: the interval of the mean prediction does not meet the interval of the observed mean.
     - ``chance``: the main metric is no better than chance.
+    - ``unsure``: the main metric has a wide interval.
     - ``one_class``: outputs differ, but the predicted class of all rows is the same. Then ``threshold`` is a risk from which about as many
       rows are flagged as have the event.
 

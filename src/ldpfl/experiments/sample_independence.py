@@ -59,9 +59,10 @@ def _with_outlier(values: Tensor) -> Tensor:
 
     Whole numbers other than bytes may be tokens, so they are returned unchanged.
     """
-    is_first = torch.arange(len(values), device=values.device).view(-1, *[1] * (values.dim() - 1)) == 0
+    is_first = torch.arange(len(values), device=values.device).view(-1, *[1] * (values.dim() - 1)) == 0  # (B, 1, ..., 1)
     if values.is_floating_point():
         return torch.where(is_first, values * _OUTLIER_FACTOR, values)
+    # Bytes end at 255, so the others are made smaller.
     return torch.where(is_first, values, values // _BYTES_DIVISOR) if values.dtype == torch.uint8 else values
 
 
@@ -89,7 +90,11 @@ def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> 
     rows = trial.data.take(places)
     copies = {name: value.clone() for name, value in parameters.items()}  # a model might change its parameters or inputs in place
     result: object = trial.outputs(copies, trial.normalised(map_tensors(torch.clone, rows.inputs)))
-    values = list(result.values()) if isinstance(result, Mapping) else list(result) if isinstance(result, tuple | list) else [result]
+    values = [result]
+    if isinstance(result, Mapping):
+        values = list(result.values())
+    elif isinstance(result, tuple | list):
+        values = list(result)
     return [value for value in values if isinstance(value, Tensor) and value.shape[:1] == (len(rows),)]
 
 

@@ -301,7 +301,7 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
 
 
 def _check_class_shares(config: RunConfig, targets: Targets, outputs: int) -> None:
-    """Raise a :class:`ConfigError` if ``data.class_shares`` has another number of shares than expected, or if shares of classes miss 1."""
+    """Raise a :class:`ConfigError` if ``data.class_shares`` has a wrong number of shares, or if shares of classes do not add up to 1."""
     if not (shares := config.data.class_shares):
         return
     if len(shares) != (expected := len(_default_shares(targets, outputs))):
@@ -365,7 +365,7 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
 def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
     """Return synthetic samples of the shape of ``data``: rows of a table, arrays, or random tokens for a pretrained model.
 
-    None for texts of other models, for other samples of several tensors, and for features, whose distribution is not known.
+    The result is None for texts of other models, for other samples of several tensors, and for features, whose distribution is not known.
     """
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:

@@ -244,7 +244,7 @@ def _on_made_up_samples(trainer: Trainer, data: Dataset) -> Trainer:
 
 
 def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
-    """Return the ``compiled`` form of ``trainer``, which was tried on made-up samples, for the samples of ``trainer``."""
+    """Return the compiled form of ``trainer`` for its own samples. ``compiled`` is the form that was tried on made-up samples."""
     if isinstance(trainer, RecordGradientTrainer):
         # ``compiled_before`` says that the trial has compiled the same code already.
         return replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip, compiled_before=True))

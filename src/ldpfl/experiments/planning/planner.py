@@ -211,7 +211,7 @@ class Plan(Shown):
         """Return a table of one row with the setting, its cost and each epsilon. Use ``pandas.concat`` to compare several plans."""
         import pandas
 
-        figures = {name: value for name, value in self.to_dict().items() if not isinstance(value, list)}
+        figures = {name: value for name, value in self.to_dict().items() if not isinstance(value, list)}  # a list does not fit in a cell
         return pandas.DataFrame([{name: inf if value == "infinity" else value for name, value in figures.items()}])
 
 
