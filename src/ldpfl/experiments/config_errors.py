@@ -89,10 +89,7 @@ def _unknown_mechanism_setting(mechanism: str, setting: str, known_settings: Seq
 
 
 def _suggestion(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:
-    """Return a suggestion for the unknown ``key``: from the settings of its section, or if that is unknown too, from all names.
-
-    ``is_section`` says that the value is a table. Then the nearest section is suggested.
-    """
+    """Suggest a name for the unknown ``key``: a section if its value is a table (``is_section``), else a setting of its section, or any."""
     if is_section and "." not in key:
         return did_you_mean(key, sections)
     section = key.rpartition(".")[0]

@@ -150,10 +150,8 @@ def _input_for_classes(outputs: Tensor, targets: Tensor, federation: Federation)
 
 
 def _input_for_labels(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for labels, with its arguments: logits (n, k) of k labels, and which labels each row has.
-
-    ``federation`` is not used. All functions in :data:`_METRICS_INPUTS` take the same arguments.
-    """
+    """Return the metrics function for labels, with its arguments: logits (n, k) of k labels, and which labels each row has."""
+    # ``federation`` is not used. All functions in ``_METRICS_INPUTS`` take the same arguments.
     return weighted_metrics.label_figures, outputs.double().numpy(), targets.numpy() > 0
 
 
@@ -166,9 +164,7 @@ def _input_for_numbers(outputs: Tensor, targets: Tensor, federation: Federation)
 
 
 def _input_for_times(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for times, with its arguments: survival probabilities (n, k) at the ends of k intervals of time, and
-    observed times with events (n, 2).
-    """
+    """Return the metrics function for times, with its arguments: survival probabilities (n, k) at k cuts, and times with events (n, 2)."""
     # Times are stored as float32. Cuts are rounded in the same way, so that a time at a cut equals it.
     cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)
     times, events = appended_times(targets, outputs.shape[1])
@@ -187,10 +183,8 @@ def _input_for_counts(outputs: Tensor, targets: Tensor, federation: Federation) 
 
 
 def _input_for_ordered_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for ordered classes, with its arguments: the median of the predicted classes, and the observed class.
-
-    ``federation`` is not used. All functions in :data:`_METRICS_INPUTS` take the same arguments.
-    """
+    """Return the metrics function for ordered classes, with its arguments: the median of the predicted classes, and the observed class."""
+    # ``federation`` is not used. All functions in ``_METRICS_INPUTS`` take the same arguments.
     return weighted_metrics.ordered_class_figures, median_class(outputs).double().numpy(), targets.numpy()
 
 

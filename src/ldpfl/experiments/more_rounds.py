@@ -48,8 +48,5 @@ def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
     depends_on_rounds |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
     keys = [key for key, is_dependent in depends_on_rounds.items() if is_dependent]
     if keys:
-        listed = ", ".join(keys)
-        raise ConfigError(
-            f"this run cannot be extended, because these settings depend on the number of rounds: {listed}; begin another run"
-        )
+        raise ConfigError(f"these settings depend on the number of rounds, so no rounds can be added: {', '.join(keys)}; begin another run")
     return changed

@@ -40,10 +40,7 @@ def untrainable_parameters(trial: LocalTask, weights: Tensor) -> list[str]:
 
 
 def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return, for each parameter, the gradient of a randomly weighted sum of all outputs.
-
-    If the outputs are not a tensor, it is the gradient of the sum of the losses.
-    """
+    """Return each parameter's gradient of a randomly weighted sum of all outputs, or of all losses if the outputs are not a tensor."""
     variables = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     batch = trial.data
     outputs = trial.outputs(dict(variables), _with_scaled_copies(trial.normalised(batch.inputs)))

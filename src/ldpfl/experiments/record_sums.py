@@ -140,10 +140,7 @@ def _check_evaluation_fits(config: RunConfig) -> None:
 
 
 def _evaluates_by_sums(config: RunConfig) -> bool:
-    """Return whether clients that are protected as a whole evaluate by noisy vectors, of which the server sees only the sum.
-
-    Otherwise such clients send bits.
-    """
+    """Return whether whole clients, if they are protected, evaluate by noisy vectors behind a sum. Otherwise they send bits."""
     return isinstance(config.mechanism, DpFedAvgSettings) and config.shuffling.channel == "secure-sum"
 
 
