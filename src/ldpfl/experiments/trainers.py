@@ -214,6 +214,7 @@ def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor,
     compiled = None if compile_setting == "off" else _compiled_form(eager, weights, size)
     if compiled is None:
         return _eager_unless_on(compile_setting, trainer)
+    # ``size.samples / compiled.samples`` is how often the run calls the compiled step.
     if compile_setting == "auto" and not (has_compiler() and is_worth_compiling(size.samples / compiled.samples, compiled.work)):
         return trainer
     if not has_compiler():
