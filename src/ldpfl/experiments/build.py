@@ -70,7 +70,7 @@ from ldpfl.util.user_code import is_code, is_pretrained
 
 _LOG = logging.getLogger(__name__)
 
-MUCH_CLAMPED = 0.1
+MAX_CLIPPED_SHARE = 0.1
 """Share of a layer's weights outside their range above which a warning is given."""
 
 
@@ -343,7 +343,7 @@ def _range_warning(config: RunConfig, layout: ParameterLayout, weights: Tensor, 
     center, radius = ranges.expand()
     is_outside = (weights - center).abs() > radius
     shares = {name: float(is_outside[layer].float().mean()) for name, layer in layout.slices.items()}
-    affected_layers = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MUCH_CLAMPED)
+    affected_layers = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MAX_CLIPPED_SHARE)
     if not affected_layers:
         return ""
     advice = "set mechanism.perturbed to 'update', or ranges.radius to 'initial'"

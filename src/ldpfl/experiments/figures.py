@@ -559,7 +559,7 @@ def _clipped_records(federation: Federation, checkpoint: Checkpoint) -> list[flo
 def _layer_entries(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
     """Return the number of weights, the radius, the noise and the clipped fraction of each layer in the last round.
 
-    The radius is None if values are clipped by their norm. The clipped fraction is None then too, and if only clients know it.
+    The radius is None if values are clipped by their norm. So is the clipped fraction, which is also None if only clients know it.
     """
     layout, metrics = federation.task.layout, last_round_with_clients(checkpoint)
     return {

@@ -15,7 +15,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.data.features.extraction import Progress, no_progress
 from ldpfl.errors import ConfigError, WriteError, error_without_data
 from ldpfl.experiments.baseline import Baseline, baseline_of, config_with_clipping_only, config_without_noise
-from ldpfl.experiments.build import MUCH_CLAMPED, build, with_torch_defaults
+from ldpfl.experiments.build import MAX_CLIPPED_SHARE, build, with_torch_defaults
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, Description, load_dataset
 from ldpfl.experiments.figures import as_released, last_round_before_stopping, summarise
@@ -338,7 +338,7 @@ def _clipping_warning(metrics: RoundMetrics) -> str:
 
     Only a simulation knows these shares.
     """
-    clipped = {name: share for name, share in metrics.clipped_fraction.items() if share > MUCH_CLAMPED}
+    clipped = {name: share for name, share in metrics.clipped_fraction.items() if share > MAX_CLIPPED_SHARE}
     if not clipped:
         return ""
     shares = ", ".join(f"{share:.0%} of {name}" for name, share in clipped.items())

@@ -322,7 +322,7 @@ def _default_shares(targets: Targets, outputs: int) -> list[float]:
     hazards of the intervals. They are half of what they would be if equally many events fell into each interval and after the last.
     """
     if targets in ("class", "ordered"):
-        classes = outputs + (targets == "ordered")
+        classes = outputs + 1 if targets == "ordered" else outputs  # ordered classes have an output for each threshold between them
         return [1 / classes] * classes
     if targets == "survival":
         return [0.5 / (outputs + 1 - place) for place in range(outputs)]
