@@ -566,7 +566,8 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
     ``sizes`` are the numbers of records of the clients, or of persons if persons are protected.
 
     Let the run have T rounds and M histograms, all with Gaussian noise, and let f be the factor on the histograms' noise. Rounds that are
-    mu-GDP (Gaussian differential privacy) and histograms that are (mu / f)-GDP are sqrt(T + M / f^2) mu-GDP together.
+    mu-GDP (Gaussian differential privacy) and histograms that are (mu / f)-GDP are sqrt(T + M / f^2) mu-GDP together. The function
+    :func:`config_for_measuring` solves this for f.
     """
     changed = config_for_measuring(config)
     return mechanism if changed is config else mechanism_of(changed, ranges_of(1), sizes)

@@ -384,7 +384,9 @@ def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -
     Rounds after that have no validation loss.
     """
     trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
-    return trained_rounds[-1] if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round else None
+    if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round:
+        return trained_rounds[-1]
+    return None
 
 
 def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:

@@ -75,7 +75,8 @@ def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Ten
                     equality.update(outputs)
                 yield outputs, targets
 
-        return EvaluatedModel(task.measured(watched_batches(), every=True), unusable=any(has_unusable), constant=equality.all_equal)
+        scores = task.measured(watched_batches(), every=True)  # goes through the batches, which fills ``has_unusable`` and ``equality``
+        return EvaluatedModel(scores, unusable=any(has_unusable), constant=equality.all_equal)
     batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in federation.outputs(weights, personal)]
     scores = task.measured(iter(batches), every=True)
     outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))

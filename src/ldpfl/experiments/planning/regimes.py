@@ -231,17 +231,18 @@ class RegimeRequest:
     def mechanism(self, strength: float) -> Mechanism:
         """Return the mechanism of the regime with this strength.
 
-        Sums use a lattice that keeps the sum of all clients' integers within the numbers that they send.
+        Sums use a lattice of integers, so coarse that the sum over all clients fits into the number of bits that each client sends.
         """
         if self.regime == "shuffled":
             return RotatedSign(strength, group=self.group)
         if self.regime == "local":
             return PrivUnitG(strength, norm=1.0)
-        noise, weight = 1 / strength, float(self.records) if self.protects_records else 1.0
-        lattice = Lattice.for_sum(self.clients, weight, noise, self.weights) if self.is_summed else Lattice()
+        noise = 1 / strength
+        vectors = float(self.records) if self.protects_records else 1.0  # number of vectors that each client adds up
+        lattice = Lattice.for_sum(self.clients, vectors, noise, self.weights) if self.is_summed else Lattice()
         clip = RecordClip(norm=1.0, steps=lattice.steps)
         if self.protects_records:
-            return DpSgd(clip, noise, summed=self.is_summed, bits=lattice.bits, records=weight, part=self.part)
+            return DpSgd(clip, noise, summed=self.is_summed, bits=lattice.bits, records=vectors, part=self.part)
         return DpFedAvg(clip, noise, summed=self.is_summed, bits=lattice.bits)
 
     def rounds_at(self, strength: float) -> RoundGroup:
