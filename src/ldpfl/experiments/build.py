@@ -433,7 +433,7 @@ def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
             f"data.person is {config.data.person!r}, but the data have no such column: give a table that has this column, "
             "or leave data.person out"
         )
-    has_answer = ~absent_targets(data.train.targets).numpy()
+    has_answer = ~absent_targets(data.train.targets).numpy()  # rows without a target do not count
     return Persons.of(data.persons.tolist(), config.data.person_rows, clients=data.clients, answered=has_answer)
 
 

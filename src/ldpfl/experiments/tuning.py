@@ -396,6 +396,7 @@ def _draw_trials(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -
     def trial(number: int) -> Cell:
         """Return trial ``number``, from 1. Its setting is uniform up to 2^-200, and its seed has 128 bits, as a config allows."""
         cell, seed = settings_to_try[random_integer(number, 0) % len(settings_to_try)], random_integer(number, 1) >> 128
+        # A seed that the user gave determines the noise, too.
         secret_noise = {"secret_noise": True} if tuning.seed is None and cell.config.data.brought else {}
         return replace(cell, seed=seed, config=cell.config.model_copy(update={"seed": seed, **secret_noise}))
 
