@@ -100,7 +100,7 @@ def test_weights_of_another_model_are_named(folder: Path, tmp_path: Path) -> Non
 def test_a_folder_of_before_is_told_of(folder: Path, tmp_path: Path) -> None:
     place = copied(folder, tmp_path)
     (place / "model.json").unlink()
-    with pytest.raises(DataError, match=r"model\.json is missing: restore the file$"):
+    with pytest.raises(DataError, match=r"model\.json is missing: restore the file from a backup$"):
         api.predict(place, ROWS)
     (place / "model.safetensors").unlink()
     with pytest.raises(LdpflError, match=r"has no model\.json: it holds no finished run; give the folder of a finished run"):
@@ -114,7 +114,7 @@ def test_a_folder_of_before_is_told_of(folder: Path, tmp_path: Path) -> None:
 def test_a_missing_file_of_a_model_is_named(folder: Path, tmp_path: Path, name: str) -> None:
     place = copied(folder, tmp_path)
     (place / name).unlink()
-    with pytest.raises(DataError, match=rf"{name} is missing: restore the file$"):
+    with pytest.raises(DataError, match=rf"{name} is missing: restore the file from a backup$"):
         api.predict(place, ROWS)
 
 
@@ -127,7 +127,7 @@ def test_missing_files_of_a_finished_run_are_refused_and_written_again(folder: P
     api.run(data=rows, target="sick", count=4, settings=few, folder=place, baseline=False, progress=False)
     written = {name: (place / name).read_bytes() for name in names}
     (place / "encoding.json").unlink()
-    with pytest.raises(DataError, match=r"encoding\.json is missing: restore the file, or let ldpfl run --resume"):
+    with pytest.raises(DataError, match=r"encoding\.json is missing: restore the file from a backup, or let ldpfl run --resume"):
         api.export(place, tmp_path / "out")
     (place / "ledger.json").unlink()
     with pytest.raises(DataError, match=r"ledger\.json is missing"):

@@ -50,7 +50,7 @@ class Baseline:
         return None if self.has_user_code or self.folder.is_damaged() else self.folder.result()
 
     def last_checkpoint(self) -> Checkpoint:
-        """Return the last checkpoint in the folder, or the start if there is no usable one."""
+        """Return the last checkpoint in the cache folder; the start if there is none, or if it may be outdated or cannot be read."""
         try:
             return self.start if self.has_user_code else self.folder.checkpoint_or(self.start)
         except (LdpflError, OSError):
@@ -59,7 +59,7 @@ class Baseline:
 
 _SERVER_KEYS = ("server_learning_rate", "server_momentum", "server_schedule")
 _DEFAULT_SERVER = {key: TrainingConfig.model_fields[key].default for key in _SERVER_KEYS}
-"""Default settings of the server's steps. They have no effect if the server averages the weights of the clients."""
+"""Default settings of the server's steps. These settings have no effect if the server averages the weights of the clients."""
 
 
 def config_with_clipping_only(config: RunConfig) -> RunConfig:
@@ -104,7 +104,7 @@ def baseline_of(config: RunConfig, data: Dataset, build: Build) -> Baseline:
     """
     baseline = config_without_noise(config)
     federation, start = build(baseline, data)
-    # Covers the trained weights. The origin names the data, the device, and the frozen weights of a pretrained model.
+    # The digest covers the trained weights. The origin names the data, the device, and the frozen weights of a pretrained model.
     initial_digest = hashlib.sha256(start.state.weights.numpy().tobytes()).hexdigest()
     key_parts = (baseline.to_toml(), start.origin, initial_digest, ldpfl.__version__, torch.__version__, start.words)
     folder = RunFolder(cache_dir() / "baselines" / hashlib.sha256("\n".join(key_parts).encode()).hexdigest()[:16])

@@ -70,7 +70,7 @@ from ldpfl.util.user_code import is_code, is_pretrained
 
 _LOG = logging.getLogger(__name__)
 
-MUCH_CLAMPED = 0.1
+MAX_CLIPPED_SHARE = 0.1
 """Share of a layer's weights outside their range above which a warning is given."""
 
 
@@ -175,7 +175,8 @@ def build(
     config, weights = start.config, start.weights
     if range_note := _range_warning(config, layout, weights, ranges):
         warn(range_note)
-    data = data.with_notes(*(warnings := tuple(start_warnings(config, data, division))))
+    warnings = tuple(start_warnings(config, data, division))
+    data = data.with_notes(*warnings)
     for line in warnings if config.mechanism.protects else ():  # a baseline would repeat the warnings of its private run
         warn(line)
     local = LocalTask(
@@ -342,7 +343,7 @@ def _range_warning(config: RunConfig, layout: ParameterLayout, weights: Tensor, 
     center, radius = ranges.expand()
     is_outside = (weights - center).abs() > radius
     shares = {name: float(is_outside[layer].float().mean()) for name, layer in layout.slices.items()}
-    affected_layers = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MUCH_CLAMPED)
+    affected_layers = ", ".join(f"{share:.0%} of {name}" for name, share in shares.items() if share > MAX_CLIPPED_SHARE)
     if not affected_layers:
         return ""
     advice = "set mechanism.perturbed to 'update', or ranges.radius to 'initial'"
@@ -360,7 +361,7 @@ def model_of(config: RunConfig, data: Description, caller_module: nn.Module | No
 
 
 def _initial_model(config: RunConfig, data: Description, caller_module: nn.Module | None = None) -> nn.Module:
-    """Return the same as :func:`model_of`, on PyTorch's default device."""
+    """Return the same as :func:`model_of`, but on PyTorch's default device. :func:`count_weights` sets a device without memory."""
     targets = tasks.create(config.task.name, data.outputs).targets
     return make_module(config.model, data, targets, seed=_model_seed(config.seed), caller_module=caller_module)
 
@@ -390,7 +391,7 @@ def make_module(
         ConfigError: there is no such model, or its frozen weights are not those that ``model.base`` names.
     """
     is_image = data.shape is not None and len(data.shape) > 1
-    if is_pretrained(model.name):
+    if is_pretrained(model.name):  # ``mended`` sets its dropout to 0
         module = mended(pretrained.make(model.name, targets, data.outputs, images=is_image, seed=seed, adapter=model.adapter_settings))[0]
         adapters.check_base(module, model.base)
         return module
@@ -413,7 +414,7 @@ def make_module(
 
 def count_weights(config: RunConfig, data: Description) -> int:
     """Return the number of weights of the built-in model of ``config``. They are not allocated, since they may not fit into memory."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # parameters have shapes here, but no values
         return sum(parameter.numel() for parameter in _initial_model(config, data).parameters())
 
 
@@ -432,12 +433,14 @@ def persons_of(config: RunConfig, data: Dataset) -> Persons | None:
             f"data.person is {config.data.person!r}, but the data have no such column: give a table that has this column, "
             "or leave data.person out"
         )
-    has_answer = ~absent_targets(data.train.targets).numpy()
+    has_answer = ~absent_targets(data.train.targets).numpy()  # rows without a target do not count
     return Persons.of(data.persons.tolist(), config.data.person_rows, clients=data.clients, answered=has_answer)
 
 
 def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | None = None) -> Division:
-    """Return each client's train samples, or its persons if ``persons`` is given: by the data's clients, or else by ``config``.
+    """Return each client's train samples, or its persons if ``persons`` is given.
+
+    If the data name their clients, these names decide. Otherwise the settings in ``config`` do.
 
     Raises:
         ConfigError: the settings do not fit the data, or a client would get nothing.
@@ -465,13 +468,13 @@ def divide_over_clients(config: RunConfig, data: Dataset, persons: Persons | Non
         return _divide_persons(config, data.persons[persons.rows[persons.first]])
     if is_code(settings.partition):
         return partition_by_code(settings.partition, count, config.clients.count, config.seed)
-    classes = data.train.targets.dim() == 1 and data.train.targets.dtype == torch.int64
-    if settings.by_label and not classes:
+    are_classes = data.train.targets.dim() == 1 and data.train.targets.dtype == torch.int64
+    if settings.by_label and not are_classes:
         raise ConfigError(
             f"data.partition = {settings.partition!r} divides by classes, and these targets are not classes: set it to 'iid' or 'quantity'"
         )
     return partition(
-        data.train.targets.numpy() if classes else np.zeros(count, dtype=np.int64),
+        data.train.targets.numpy() if are_classes else np.zeros(count, dtype=np.int64),  # zeros: the other schemes ignore labels
         config.clients.count,
         stream(config.seed, Purpose.PARTITION),
         scheme=settings.partition,  # type: ignore[arg-type]  # whatever is not code is a scheme
@@ -492,13 +495,17 @@ def _divide_persons(config: RunConfig, names: Names) -> Division:
 
 
 def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: int) -> Division:
-    """Assign each file to a client by the file's name, so that no file affects another's client. ``settings`` is the section ``[data]``."""
+    """Assign each file to one of ``count`` clients by the file's name, so that no file affects another's client.
+
+    ``identities`` are numbers that follow from the files' names. ``settings`` is the section ``[data]`` of the config.
+    """
     if settings.by_label or settings.partition != "iid":
         raise ConfigError(
             "each file is assigned to a client by the file's name, whatever its label: leave data.partition and data.private_label out, or "
             "name the clients in a column of metadata.csv, and this column in data.client"
         )
-    # The remainder of an identity by TEST_SHARE decides whether its file is for testing, so the quotient decides about its client.
+    # The remainder of an identity by TEST_SHARE decides whether its file is for testing. The quotient, which is independent, decides about
+    # the client.
     clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
     division = Division.by_owner(clients_of_files.astype(np.int64), count)
     if not division.sizes.all():
@@ -541,6 +548,7 @@ def _scale_columns(
     if not measures_columns(config, data.unscaled, mechanism):
         return scaled_by_bounds(data), Ledger()
     shuffling = config.shuffling
+    # None, for a run that protects nothing, measures exactly.
     histogram_mechanism = (
         require_dp_sgd(measuring_mechanism(config, mechanism, division.sizes.tolist())) if record_clip_of(mechanism) is not None else None
     )
@@ -558,7 +566,8 @@ def measuring_mechanism(config: RunConfig, mechanism: Mechanism, sizes: Sequence
     ``sizes`` are the numbers of records of the clients, or of persons if persons are protected.
 
     Let the run have T rounds and M histograms, all with Gaussian noise, and let f be the factor on the histograms' noise. Rounds that are
-    mu-GDP (Gaussian differential privacy) and histograms that are (mu / f)-GDP are sqrt(T + M / f^2) mu-GDP together.
+    mu-GDP (Gaussian differential privacy) and histograms that are (mu / f)-GDP are sqrt(T + M / f^2) mu-GDP together. The function
+    :func:`config_for_measuring` solves this for f.
     """
     changed = config_for_measuring(config)
     return mechanism if changed is config else mechanism_of(changed, ranges_of(1), sizes)
@@ -650,20 +659,20 @@ def lowest_join_probability(config: RunConfig) -> float | None:
     Raises:
         ConfigError: ``clients.self_sampling`` is combined with ``clients.fraction`` or ``clients.once``.
     """
-    self_sampling = LOWEST_PROBABILITY[config.clients.self_sampling]
-    if config.clients.once and (self_sampling is not None or config.clients.fraction != 1):
+    probability = LOWEST_PROBABILITY[config.clients.self_sampling]
+    if config.clients.once and (probability is not None or config.clients.fraction != 1):
         raise ConfigError("clients.once already assigns each client to one round: leave clients.self_sampling and clients.fraction out")
-    if self_sampling is not None and config.clients.fraction != 1:
+    if probability is not None and config.clients.fraction != 1:
         raise ConfigError(
             "clients.self_sampling lets clients choose their rounds, and clients.fraction lets the server choose: leave one of them out"
         )
-    return self_sampling
+    return probability
 
 
 def count_measured_weights(config: RunConfig, layout: ParameterLayout) -> int:
     """Return how many weights, at the start of the vector, are measured as a mean in the first round instead of being trained.
 
-    These are the first layer of the model ``CENTERED``, and 0 for other models.
+    In the model ``CENTERED`` these are the weights of the first layer. Other models have none.
     """
     return layout.sizes[0] if config.model.name == models.CENTERED else 0
 
@@ -751,7 +760,7 @@ def _first_clip_norm(config: RunConfig) -> float:
 
 
 def _max_summed_clients(config: RunConfig) -> int:
-    """Return the maximum number of clients whose reports a secure sum adds up in a round. A mechanism for sums is built for it.
+    """Return the maximum number of clients whose reports a secure sum adds up in a round. A mechanism for sums is built for this number.
 
     Raises:
         ConfigError: ``shuffling.max_clients`` is below the number of clients, or all clients are assumed to collude.
@@ -770,7 +779,9 @@ def _max_summed_clients(config: RunConfig) -> int:
 
 
 def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Samples | None]:
-    """Return ``data`` with its final test samples, and the samples that decide on early stopping; None if the config sets none aside.
+    """Return ``data`` with its final test samples, and the validation samples, by which training stops early.
+
+    The second value is None if the config sets no validation samples aside.
 
     With ``data.evaluate_on = "holdout"``, a tenth of the training samples replaces the test samples.
     """
@@ -784,7 +795,7 @@ def _split_validation(config: RunConfig, data: Dataset) -> tuple[Dataset, Sample
 
 
 def _model_seed(seed: int) -> int:
-    """Return the seed of the initial model, 63 bits as PyTorch takes them, that follows from the run's ``seed``."""
+    """Return the seed of the initial model. It follows from the run's ``seed``, and has 63 bits, as PyTorch's seeds may have."""
     return int(stream(seed, Purpose.MODEL).integers(2**63))
 
 
@@ -807,7 +818,7 @@ def _records_for_full_weight(config: RunConfig, mechanism: Mechanism) -> int | N
 
 def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) -> LayerRanges:
     """Return the clipping ranges of the first round. ``weights`` is the public initial model."""
-    if config.clipping.is_adaptive:
+    if config.clipping.is_adaptive:  # the radius of the ranges then stands for the clipping norm
         return LayerRanges(0.0, _first_clip_norm(config), layout.sizes)
     ranges = config.ranges
     if ranges.radius == "initial":
@@ -817,7 +828,7 @@ def initial_ranges(config: RunConfig, layout: ParameterLayout, weights: Tensor) 
 
 
 def _check_radius_initial(config: RunConfig) -> None:
-    """Raise a :class:`ConfigError` if ``ranges.radius`` is "initial", and other settings do not fit that."""
+    """Raise a :class:`ConfigError` if other settings do not fit ``ranges.radius = "initial"``."""
     if config.mechanism.perturbed == "update":
         raise ConfigError(
             "ranges.radius = 'initial' is a range of weights, but mechanism.perturbed is 'update': set ranges.radius to a number"
@@ -827,7 +838,10 @@ def _check_radius_initial(config: RunConfig) -> None:
 
 
 def _per_layer(key: str, value: float | Mapping[str, float], layout: ParameterLayout) -> Tensor:
-    """Return the setting ``ranges.key`` for each layer (L,): the same ``value`` for all, or one by the name of each layer."""
+    """Return the setting ``ranges.key`` for each layer (L,): the same ``value`` for all, or the value under the layer's name.
+
+    Raise a :class:`ConfigError` if ``value`` names a layer that the model does not have, or lacks one that it has.
+    """
     if not isinstance(value, Mapping):
         return torch.full((len(layout.names),), float(value), dtype=torch.float64)
     for name in value:

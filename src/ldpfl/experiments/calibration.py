@@ -51,8 +51,9 @@ def resolve_settings(config: RunConfig, caller_objects: CallerObjects = NO_CALLE
         return config
     # The seed decides who takes part in which round. It has no effect if all clients do, or each takes part once.
     seed_matters = config.clients.fraction != 1 or config.clients.self_sampling != "off"
-    without_name = config.model_copy(update={"name": "", "description": "", **({} if seed_matters else {"seed": 0})})
-    cacheable = not config.data.brought and config.model.name != GIVEN
+    # Settings without effect get one value, so that configs that differ only in them share a cached strength.
+    without_name = config.model_copy(update={"name": "", "description": "", "seed": config.seed if seed_matters else 0})
+    cacheable = not config.data.brought and config.model.name != GIVEN  # a config does not identify a user's rows or a passed model
     strength = _cached_strength(without_name.to_toml()) if cacheable else _find_strength(without_name, caller_objects)
     return config.model_copy(update={"mechanism": config.mechanism.at_strength(strength)})
 
@@ -133,6 +134,7 @@ def _epsilon_by_strength(config: RunConfig, caller_objects: CallerObjects) -> Ca
             else:
                 training_round = event.round - histograms_so_far
                 release = released(in_round(mechanism, PublicState(training_round, weights, None, ranges.sizes)), ranges, mechanism)
+            # The author is the one whose code a release rests on, which the amount of noise does not change.
             changed_ledger = changed_ledger.charge(replace(event, release=replace(release, author=event.release.author)))
         return run_epsilon(changed_ledger, config.privacy.delta)
 
@@ -145,7 +147,7 @@ def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: 
     A larger strength is less noise, so a larger mu, the parameter of Gaussian differential privacy. The guess takes mu to be proportional
     to the strength. That is true only roughly, so the guess is corrected once.
     """
-    strength = 0.1
+    strength = 0.1  # any start will do, since the guess is corrected
     for _ in range(2):
         reached = epsilon_of(strength)
         if 0 < reached < inf:
@@ -154,6 +156,9 @@ def _guess_strength(epsilon_of: Callable[[float], float], target: float, delta: 
 
 
 def _rounded_down(value: float) -> float:
-    """Return ``value`` rounded down to ``_DIGITS`` digits. The added 1e-9 is for rounding errors of a value with no more digits."""
+    """Return ``value`` rounded down to ``_DIGITS`` digits.
+
+    A value that has no more digits must stay as it is. The added 1e-9 makes up for the rounding error of its division by ``step``.
+    """
     step = 10.0 ** (floor(log10(value)) - _DIGITS + 1)
     return float(f"{floor(value / step + 1e-9) * step:.{_DIGITS}g}")

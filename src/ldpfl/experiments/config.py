@@ -387,8 +387,8 @@ class RunConfig(_Section):
     def users_code(self) -> tuple[str, ...]:
         """The model, task, features, data loader and partition that are not ldpfl's code, such as "model net.py:Net".
 
-        An object that was passed from Python has no name, so a model is then named "model" alone. Data that were passed from Python are
-        no code: they are rows already.
+        A model that was passed from Python has no name, so it is listed as "model" alone. Data that were passed from Python are not
+        listed: they are rows already, and no code is called for them.
         """
         names = {"model": self.model.name, "task": self.task.name, "features": self.data.features}
         names |= {key: name for key, name in (("data", self.data.name), ("partition", self.data.partition)) if name != GIVEN}
@@ -433,7 +433,7 @@ def read_config(path: Path, *overrides: Iterable[str]) -> RunConfig:
 
 
 def parse_config(text: str, *overrides: Iterable[str], origin: str) -> RunConfig:
-    """Turn TOML ``text`` and lists of ``key=value`` overrides into a config. Messages call the text ``origin``.
+    """Turn TOML ``text`` and lists of ``key=value`` overrides into a config. Errors are as for :func:`read_config`, and name ``origin``.
 
     Later lists override earlier ones. If a list sets ``mechanism.name``, earlier settings that the new mechanism does not have are dropped.
     The settings of that list itself are checked against the new mechanism. The text's description is dropped if a list changes more than
@@ -485,7 +485,7 @@ def _check_noise_not_set_twice(config: RunConfig, overrides: Sequence[str]) -> N
 
 
 def split_by_key(override: str) -> list[str]:
-    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Another override is unchanged."""
+    """Split an override of a whole section, such as ``clients={count = 5}``, into one for each key. Return any other override unchanged."""
     section, _, text = override.partition("=")
     if section.strip() not in SECTIONS or not isinstance(value := setting_value(text.strip()), dict):
         return [override]
@@ -512,7 +512,7 @@ def _sets_mechanism_name(override: str) -> bool:
 
 
 def _drop_foreign_settings(tree: dict[str, Any]) -> None:
-    """Remove from the section ``mechanism`` of ``tree`` all settings that the mechanism named there does not have, in place."""
+    """Remove from the section ``mechanism`` of ``tree``, in place, all settings that the mechanism with this section's ``name`` lacks."""
     mechanism = tree["mechanism"]
     with suppress(ConfigError):  # an unknown name, which is refused later
         known = settings_of(str(mechanism["name"])).model_fields
@@ -543,7 +543,10 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def toml_value(value: Any) -> str:
-    """Return ``value`` as TOML in one line. Numbers and arrays of NumPy, pandas and PyTorch become plain numbers and lists."""
+    """Return ``value`` as TOML in one line, or raise a :class:`ConfigError` if it is a data frame or a container without a TOML form.
+
+    Numbers and arrays of NumPy, pandas and PyTorch become plain numbers and lists.
+    """
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -556,7 +559,6 @@ def toml_value(value: Any) -> str:
         return str(int(value))
     if isinstance(value, Real):
         return repr(float(value))
-    # A data frame or another container.
     if hasattr(value, "shape") or (hasattr(value, "__getitem__") and not isinstance(value, str)):
         raise ConfigError(f"a setting is {shown(value)}, expected a number, a text, or a list of these; give data with the argument data")
     return _quoted(str(value))
@@ -595,7 +597,7 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
-    """Return the dotted keys of all settings of a config with this ``mechanism``; for an unknown one, those that all mechanisms have."""
+    """Return the dotted keys of all settings of a config with this ``mechanism``. An unknown one has those of all mechanisms."""
     others = [key for key in _by_dotted_key(RunConfig().model_dump()) if not key.startswith("mechanism.")]
     try:
         settings = settings_of(mechanism).model_fields
@@ -605,7 +607,7 @@ def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
 
 
 def _by_dotted_key(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested ``tree`` by dotted key, each after ``prefix``."""
+    """Return the values of a nested ``tree`` by dotted key. Each key begins with ``prefix``."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:  # an empty table is the value of a setting

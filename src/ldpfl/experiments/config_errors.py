@@ -54,7 +54,7 @@ def _format_hint(key: str, value: object, error_types: Collection[str]) -> str:
         return f"; expected a list without names, as in {_EXAMPLES.get(key, '[first, second]')}"
     if "dict_type" in error_types and isinstance(value, list):
         return f"; expected a table with a name for each value, as in {_EXAMPLES.get(key, '{name = value}')}"
-    if key == "data.class_shares" and "list_type" in error_types and not isinstance(value, str):
+    if key == "data.class_shares" and "list_type" in error_types and not isinstance(value, str):  # such as 0.1, for the rarer of two
         return f"; expected a list of all values, as in {_EXAMPLES[key]}"
     if isinstance(value, str) and "dict_type" in error_types and "=" in value:
         return "; a table has braces, and texts in it quotes, as in {age = [0, 120]}"
@@ -89,7 +89,7 @@ def _unknown_mechanism_setting(mechanism: str, setting: str, known_settings: Seq
 
 
 def _suggestion(key: str, known: Sequence[str], sections: Sequence[str], *, is_section: bool) -> str:
-    """Return a suggestion for the unknown ``key``: from its section's settings if that is known, else from all settings and sections."""
+    """Suggest a name for the unknown ``key``: a section if its value is a table (``is_section``), else a setting of its section, or any."""
     if is_section and "." not in key:
         return did_you_mean(key, sections)
     section = key.rpartition(".")[0]

@@ -124,7 +124,7 @@ def load_dataset(
         LdpflError: the data or the features are unknown, cannot be read, or do not fit each other.
     """
     if is_pretrained(config.model.name):
-        licence_of(config.model.name, config.model.licence)
+        licence_of(config.model.name, config.model.licence)  # raises if no licence is stated
     if config.data.features != NONE:  # fail before the data are read, which may take long
         _check_features(config)
     settings = data_settings_of(config)
@@ -194,7 +194,7 @@ def _check_no_person_in_both(data: Dataset) -> None:
 
 def target_kind_of(config: RunConfig) -> tasks.Targets:
     """Return the kind of target, such as a class or a number, that the task of ``config`` predicts."""
-    return tasks.create(config.task.name, 1).targets
+    return tasks.create(config.task.name, 1).targets  # a task needs a number of outputs, here 1, which does not affect its kind
 
 
 def describe_data(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_OBJECTS) -> Description:

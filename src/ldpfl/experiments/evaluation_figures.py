@@ -52,6 +52,7 @@ def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[st
         # ``noise`` and ``sampling`` are the standard deviations by the added noise, and by the choice of records.
         entries[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.records, "low": low, "high": high}
     result = {"round": number, "records": client_figures.records, "figures": entries, "calibration": client_figures.calibration()}
+    # Two reasons why the AUROC is not shown: scores were binned too coarsely, or one of two classes is rare.
     if (ties := client_figures.too_many_ties()) is not None:
         result["binning"] = ties
     if client_figures.has_a_rare_class():
@@ -70,9 +71,8 @@ def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[st
 def add_figures_of_clients(entries: dict[str, Any], measured: list[dict[str, Any]]) -> None:
     """Add the figures of the last evaluation at clients to the scores and intervals in ``entries``, in place.
 
-    ``measured`` are the entries of :func:`client_evaluation_entries`.
-
-    Their names end with :data:`~ldpfl.tasks.weighted_metrics.MEASURED_AT_CLIENTS`, since other scores are of the test rows.
+    ``measured`` are the entries of :func:`client_evaluation_entries`. The names of the added figures end with
+    :data:`~ldpfl.tasks.weighted_metrics.MEASURED_AT_CLIENTS`, since other scores are of the test rows.
     """
     if not measured:
         return

@@ -171,7 +171,8 @@ def _pop_findings_as_caveats(
         )
     caveats += _common_event_caveats(entries, config)
     off = entries.pop("off", "")
-    if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):  # else the two differ by nothing that matters
+    # If nearly all targets have one value, predicted and observed mean may differ by a tiny amount, and another note tells of it.
+    if off and not any(NOT_SEEN_TO_VARY in note for note in federation.notes):
         if OBSERVED not in entries["scores"]:  # numbers or counts: a mean that is off may be the reason why R2 shows nothing learnt
             caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config)}")
         else:
@@ -211,9 +212,9 @@ def _more_data(config: RunConfig, federation: Federation) -> str:
 
 
 def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Return the caveat that the event may be the wrong one of two classes; an empty list if that is not to be feared.
+    """Return the caveat that the event may be the wrong one of two classes; an empty list if nothing suggests that.
 
-    It may be if nearly all test rows have the event, and no setting says which of the two classes is the event.
+    The caveat is given if nearly all test rows have the event, and no setting says which of the two classes is the event.
     """
     share, names = entries.get("scores", {}).get(OBSERVED, 0.0), entries.get("classes", [])
     if not config.data.brought or config.data.classes or len(names) != 2 or share <= _MAX_SHARE_OF_EVENT:
@@ -231,7 +232,8 @@ def _remedy_for_risks(
 ) -> str:
     """Return why the mean predicted risk may be far from the observed share of events, and what to do about it.
 
-    The run without noise clips and takes as many rounds. If its mean risk is off by half as much or more, these are the cause, else noise.
+    The baseline has no noise, but clips and takes as many rounds. If its mean risk is off by at least half as much as that of the run,
+    clipping or too few rounds are the cause. Otherwise noise is.
     """
     if emphasis := _emphasis_settings(config):
         return (
@@ -246,7 +248,7 @@ def _remedy_for_risks(
         steps, cause = f"a larger epsilon or {fewer_rounds} (without noise the mean risk is {risk_without_noise:.2%})", ""
     else:
         steps = " or ".join((*_larger_norm(config), "more training.rounds"))
-        steps += f" (without noise the mean risk is {risk_without_noise:.2%}, so noise is not the cause, but either adds some)"
+        steps += f" (without noise the mean risk is {risk_without_noise:.2%}, so noise is not the cause, but grows with either)"
     remedy = f"take {steps}; or add a number to all log odds, so that the mean risk is the share that you expect"
     if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
         return cause + remedy.capitalize()
@@ -259,8 +261,8 @@ def _remedy_for_risks(
 def _clipping_as_a_cause(scores: Mapping[str, float], clipped: float | None) -> str:
     """Return a sentence on clipping as a cause if risks lie closer to the commoner class than they should, else "".
 
-    A record's gradient is about as long as its prediction is wrong. So, while the model is near the base rate, those of the rarer class
-    are the longest, and are clipped first. Only a simulation knows the share ``clipped``.
+    The more a record's prediction is wrong, the longer is its gradient. So while the model is near the base rate, gradients of the rarer
+    class are the longest, and are clipped first. Only a simulation knows the share ``clipped``.
     """
     observed, predicted = scores[OBSERVED], scores[PREDICTED]
     if not clipped or (predicted < observed) != (observed < 0.5):
@@ -321,10 +323,10 @@ def _personal_caveats(federation: Federation) -> list[str]:
 def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
     """Return the name of a task's main metric if it is known before the data are read, else "score".
 
-    The main metric of a classification depends on the number of classes, which a user's own data may not state before they are read.
+    It is known for classification alone. It depends on the number of classes, which a user's own data may not state before they are read.
     A user's own ServerApp may measure anything.
     """
-    if kind is Kind.OWN_APP or config.task.name != RunConfig().task.name or (config.data.brought and not config.data.classes):
+    if kind is Kind.OWN_APP or config.task.name != "classification" or (config.data.brought and not config.data.classes):
         return "score"
     # Built-in data have more than two classes, so their main metric is the accuracy.
     return tasks.create(config.task.name, len(config.data.classes)).metric if config.data.classes else tasks.ACCURACY
@@ -333,7 +335,7 @@ def metric_before_data(config: RunConfig, kind: Kind = Kind.SIMULATION) -> str:
 def _chosen_automatically(config: RunConfig, federation: Federation) -> dict[str, float]:
     """Return the values that were chosen for settings that are "auto" in the config, by setting key."""
     numbers = {"server_learning_rate": federation.optimiser.learning_rate, "server_weight_decay": federation.optimiser.decay}
-    return {f"training.{name}": number for name, number in numbers.items() if getattr(config.training, name) == "auto"}
+    return {f"training.{name}": value for name, value in numbers.items() if getattr(config.training, name) == "auto"}
 
 
 _LARGER_STEP = " (for a pretrained model 1 to 3, with mechanism.clip_norm = 1)"
@@ -382,7 +384,9 @@ def last_round_before_stopping(federation: Federation, checkpoint: Checkpoint) -
     Rounds after that have no validation loss.
     """
     trained_rounds = [metrics.round for metrics in checkpoint.history if metrics.validation is not None]
-    return trained_rounds[-1] if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round else None
+    if federation.has_stopped(checkpoint.history) and trained_rounds[-1] < checkpoint.state.round:
+        return trained_rounds[-1]
+    return None
 
 
 def _stopping_caveats(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> list[str]:
@@ -450,7 +454,8 @@ def _ending_caveats(config: RunConfig, checkpoint: Checkpoint) -> list[str]:
 def total_records(config: RunConfig, federation: Federation) -> int | None:
     """Return the number of records, or persons, of all clients.
 
-    For nodes' own tables it follows from ``mechanism.records``, the stated mean number of a client; it is None if the config states none.
+    For nodes' own tables, whose rows the server does not see, it is computed from ``mechanism.records``, the stated mean number of a
+    client. It is None if the config states none.
     """
     if not config.data.at_nodes:
         return int(federation.samples.sizes.sum())
@@ -556,7 +561,7 @@ def _clipped_records(federation: Federation, checkpoint: Checkpoint) -> list[flo
 def _layer_entries(config: RunConfig, federation: Federation, checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
     """Return the number of weights, the radius, the noise and the clipped fraction of each layer in the last round.
 
-    The radius is None if values are clipped by their norm. The clipped fraction is None then too, and if only clients know it.
+    The radius is None if values are clipped by their norm. So is the clipped fraction, which is also None if only clients know it.
     """
     layout, metrics = federation.task.layout, last_round_with_clients(checkpoint)
     return {

@@ -75,7 +75,8 @@ def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Ten
                     equality.update(outputs)
                 yield outputs, targets
 
-        return EvaluatedModel(task.measured(watched_batches(), every=True), unusable=any(has_unusable), constant=equality.all_equal)
+        scores = task.measured(watched_batches(), every=True)  # goes through the batches, which fills ``has_unusable`` and ``equality``
+        return EvaluatedModel(scores, unusable=any(has_unusable), constant=equality.all_equal)
     batches = [(outputs.cpu(), targets.cpu()) for outputs, targets in federation.outputs(weights, personal)]
     scores = task.measured(iter(batches), every=True)
     outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
@@ -85,7 +86,7 @@ def evaluate_on_test_rows(federation: Federation, weights: Tensor, personal: Ten
 def evaluate_outputs(federation: Federation, outputs: Tensor, targets: Tensor, scores: Mapping[str, float]) -> EvaluatedModel:
     """Return the metrics of a model from its ``outputs`` (N, ...) for the test rows, and from their ``targets`` (N, ...).
 
-    ``scores`` are the task's own metrics, which are added. If an output is not finite, they are all that is returned.
+    ``scores`` are the task's own metrics, which are added. If an output is not finite, the result has only these metrics.
     """
     if not bool(outputs.isfinite().all()):
         return EvaluatedModel(dict(scores), unusable=bool(unusable(outputs, federation.task.task.targets).any()))
@@ -138,7 +139,7 @@ _MetricsInput = tuple[Callable[[Floats, Any], Figures], Floats, NDArray[Any]]
 
 
 def _input_for_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for classes, with its arguments: logits (n, k), and the observed classes.
+    """Return the metrics function for classes, with its arguments: logits (n, k) of k classes, and the observed classes.
 
     Two classes have one number for each row: the difference of the two logits.
     """
@@ -150,7 +151,8 @@ def _input_for_classes(outputs: Tensor, targets: Tensor, federation: Federation)
 
 
 def _input_for_labels(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for labels, with its arguments: logits (n, k), and which labels each row has."""
+    """Return the metrics function for labels, with its arguments: logits (n, k) of k labels, and which labels each row has."""
+    # ``federation`` is not used. All functions in ``_METRICS_INPUTS`` take the same arguments.
     return weighted_metrics.label_figures, outputs.double().numpy(), targets.numpy() > 0
 
 
@@ -163,8 +165,9 @@ def _input_for_numbers(outputs: Tensor, targets: Tensor, federation: Federation)
 
 
 def _input_for_times(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
-    """Return the metrics function for times, with its arguments: survival probabilities (n, k), and observed times with events (n, 2)."""
-    cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)  # rounded as times are
+    """Return the metrics function for times, with its arguments: survival probabilities (n, k) at k cuts, and times with events (n, 2)."""
+    # Times are stored as float32. Cuts are rounded in the same way, so that a time at a cut equals it.
+    cuts = np.array(() if federation.encoder is None else federation.encoder.cuts, dtype=np.float32)
     times, events = appended_times(targets, outputs.shape[1])
     return (
         partial(weighted_metrics.survival_figures, cuts=cuts.astype(np.float64)),
@@ -182,6 +185,7 @@ def _input_for_counts(outputs: Tensor, targets: Tensor, federation: Federation) 
 
 def _input_for_ordered_classes(outputs: Tensor, targets: Tensor, federation: Federation) -> _MetricsInput:
     """Return the metrics function for ordered classes, with its arguments: the median of the predicted classes, and the observed class."""
+    # ``federation`` is not used. All functions in ``_METRICS_INPUTS`` take the same arguments.
     return weighted_metrics.ordered_class_figures, median_class(outputs).double().numpy(), targets.numpy()
 
 

@@ -58,7 +58,7 @@ def check(config: RunConfig, data_dir: Path | None, caller_objects: CallerObject
     Raises:
         LdpflError: the data cannot be read, or the model cannot be built.
     """
-    # Without a target epsilon, no noise has to be found, which takes long and does not matter here.
+    # Finding the noise for a target epsilon takes long, and does not matter here. So the target is switched off.
     config = resolve_settings(
         config.model_copy(update={"privacy": config.privacy.model_copy(update={"target_epsilon": "off"})}), caller_objects
     )
@@ -72,6 +72,7 @@ def check(config: RunConfig, data_dir: Path | None, caller_objects: CallerObject
     remaining_problem = ""
     if problem:
         module, changes = mended(module)
+        # The fixed module is passed as an object, so the config no longer says how to create it.
         changed = config.model_copy(update={"model": config.model.model_copy(update={"name": GIVEN, "options": {}, "adapter": "none"})})
         remaining_problem, notes = _problem_and_warnings(changed, data_dir, CallerObjects(caller_objects.data, module))
     weights = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad and not is_lazy(parameter))

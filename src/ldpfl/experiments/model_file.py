@@ -30,6 +30,8 @@ _MAX_FIELDS = 1 << 18
 _MAX_ENTRIES = 1 << 21
 """Maximum number of entries of all lists of a description together."""
 
+_REMEDY = "restore it from a backup"
+
 _ADAPTER_SETTINGS = ("adapter", "adapter_rank", "adapter_alpha", "adapter_modules", "adapter_tokens")
 """Settings that are needed to build a pretrained model with its adapter again."""
 
@@ -223,15 +225,15 @@ def check_present(path: Path) -> None:
         # A simulation's folder has no kind.txt.
         can_resume = (path.parent / "config.toml").exists() and not (path.parent / "kind.txt").exists()
         remedy = f", or let ldpfl run --resume --out {path.parent} write it again" if can_resume else ""
-        raise DataError(f"{path} is missing: restore the file{remedy}")
+        raise DataError(f"{path} is missing: restore the file from a backup{remedy}")
 
 
 def check_no_personal_layers(personal: Sequence[str]) -> None:
     """Raise a :class:`ConfigError` if there are ``personal`` layers. They stayed at the clients, so the saved model cannot predict."""
     if personal:
         raise ConfigError(
-            f"the layers {', '.join(personal)} stayed at the clients (model.personal), so this model predicts nothing by itself: take its "
-            "module by ldpfl.load_model, and train these layers on data of your own"
+            f"the layers {', '.join(personal)} are not in this model, as they stayed at the clients (model.personal): to predict, load the "
+            "module with ldpfl.load_model, train these layers on your own data, and call the module"
         )
 
 
@@ -269,13 +271,13 @@ def read_description(path: Path, kind: type[BaseModel]) -> Any:
         # Pydantic keeps an error for each wrong field, and a copy of the whole input with each error for a missing field. So the numbers of
         # fields (about one for each colon) and of entries (commas) are limited before it parses the text.
         if text.count(":") > _MAX_FIELDS or text.count(",") > _MAX_ENTRIES:
-            raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields or {_MAX_ENTRIES:,} entries")
+            raise DataError(f"{path} is damaged: it has more than {_MAX_FIELDS:,} fields or {_MAX_ENTRIES:,} entries; {_REMEDY}")
         return kind.model_validate_json(text)
     except FileNotFoundError:
         raise
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, problem["loc"]))
-        raise DataError(f"{path} is damaged: {f'{place}: ' if place else ''}{problem['msg']}") from None
+        raise DataError(f"{path} is damaged: {f'{place}: ' if place else ''}{problem['msg']}; {_REMEDY}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}") from None
+        raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}; {_REMEDY}") from None

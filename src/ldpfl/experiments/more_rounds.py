@@ -29,6 +29,7 @@ def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
         now = training.rounds
         raise ConfigError(f"a run has at most {MAX_ROUNDS:,} rounds, and this one has {now:,}: extend it by {MAX_ROUNDS - now:,} at most")
     target, original = config.privacy.target_epsilon, config.privacy.original_target
+    # In a run that was extended before, the target is "off" and ``original`` holds it already.
     privacy = {"target_epsilon": "off", "original_target": original if target == "off" else target}
     changed = config.model_copy(
         update={
@@ -47,5 +48,5 @@ def config_with_more_rounds(folder: RunFolder, more: int) -> RunConfig:
     depends_on_rounds |= {"mechanism": mechanism_of(config, checkpoint.state.ranges) != mechanism_of(changed, checkpoint.state.ranges)}
     keys = [key for key, is_dependent in depends_on_rounds.items() if is_dependent]
     if keys:
-        raise ConfigError(f"this run cannot be extended, because its {', '.join(keys)} depend on the number of rounds: begin another run")
+        raise ConfigError(f"these settings depend on the number of rounds, so no rounds can be added: {', '.join(keys)}; begin another run")
     return changed

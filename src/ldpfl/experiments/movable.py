@@ -1,4 +1,4 @@
-"""Check that training can change each trained parameter, by the gradients of outputs for made-up samples."""
+"""Check that training can change each parameter of the model, by the gradients of outputs for made-up samples."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ldpfl.data.samples import Inputs
 from ldpfl.simulation import LocalTask
 
 _MAX_STEPS = 4
-"""Number of steps tried. A factor of a product whose other factor begins with zeros has a gradient only after that one has moved."""
+"""Number of times that parameters are moved. If one factor of a product is 0, the other has a gradient only after the first has moved."""
 
 
 def untrainable_parameters(trial: LocalTask, weights: Tensor) -> list[str]:
-    """Return the names of trained parameters that no training from ``weights`` (d,) can change.
+    """Return the names of the parameters whose gradients stay 0 however training moves the others from ``weights`` (d,).
 
-    ``trial`` has made-up samples. A parameter can be changed if its gradient for them is not 0. Such parameters are moved at random, and
-    the gradients of the others are computed again. For example, if the second factor of an adapter is 0 at the start, the first factor
-    gets a gradient only after the second has moved. If both are 0, neither ever gets one. Gradients are those of a randomly weighted sum
-    of the outputs, since the loss may be 0 on made-up targets.
+    ``trial`` has made-up samples. Parameters whose gradient is not 0 for these samples are moved at random. Then the gradients of the
+    remaining parameters are computed again. For example, if the second factor of an adapter is 0 at the start, the first factor gets a
+    gradient only after the second has moved. If both are 0, neither ever gets one. Gradients are those of a randomly weighted sum of the
+    outputs, since the loss may be 0 on made-up targets.
     """
     generator = torch.Generator().manual_seed(0)
     parameters = {name: value.clone() for name, value in trial.layout.unflatten(weights.to(trial.data.device)).items()}
@@ -40,7 +40,7 @@ def untrainable_parameters(trial: LocalTask, weights: Tensor) -> list[str]:
 
 
 def _gradients(trial: LocalTask, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradient of a randomly weighted sum of all outputs, or of the sum of the losses if the outputs are not a tensor."""
+    """Return each parameter's gradient of a randomly weighted sum of all outputs, or of all losses if the outputs are not a tensor."""
     variables = {name: value.clone().requires_grad_() for name, value in parameters.items()}
     batch = trial.data
     outputs = trial.outputs(dict(variables), _with_scaled_copies(trial.normalised(batch.inputs)))

@@ -25,6 +25,8 @@ _ID_DIGITS = 20
 _MAX_SHOWN = 200
 """Maximum number of characters of a reason in an error. The reason may repeat the file's content."""
 
+_REMEDY = "restore its latest copy"
+
 _Rounds = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
 
 
@@ -64,9 +66,11 @@ class Participation(BaseModel):
     ) -> Participation:
         """Return the participation after ``nodes`` are told to train in round ``number`` on these ``terms`` of the transport.
 
-        Nodes that have ``charged_before`` for this round, as happens if this file is an older copy, are counted too: they have reported it.
-        Each of the connected nodes, ``seen``, that has no count yet gets one. Flower gives a node a new id when it is restarted without a
-        key. So a new id may belong to a client that was asked before, and gets the highest count of any node as an upper bound.
+        ``seen`` are all connected nodes. ``charged_before`` are nodes that have charged this round already, which happens if this file is
+        an older copy. They have reported in the round, so it counts for them, too.
+
+        A connected node without a count gets the highest count of any node, as an upper bound: Flower gives a node a new id when it is
+        restarted without a key, so a new id may belong to a client that was asked before.
         """
         highest_count = max(self.rounds.values(), default=0)
         rounds = dict.fromkeys(seen, highest_count) | self.rounds
@@ -112,6 +116,8 @@ class Participation(BaseModel):
             return cls.model_validate(from_json(read_text(path, MAX_BYTES))) if path.exists() else cls()
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
-            raise DataError(f"{path} is damaged: {'.'.join(map(str, first['loc']))[:_MAX_SHOWN]}: {first['msg'][:_MAX_SHOWN]}") from None
+            raise DataError(
+                f"{path} is damaged: {'.'.join(map(str, first['loc']))[:_MAX_SHOWN]}: {first['msg'][:_MAX_SHOWN]}; {_REMEDY}"
+            ) from None
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or str(error)[:_MAX_SHOWN]}") from None
+            raise DataError(f"{path} is damaged: {getattr(error, 'strerror', None) or str(error)[:_MAX_SHOWN]}; {_REMEDY}") from None

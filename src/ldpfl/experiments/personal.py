@@ -83,7 +83,7 @@ def with_personal_layers(trainer: Trainer, shared: ParameterLayout, personal: Pa
 
 
 def task_of_all_layers(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
-    """Return the task of training all layers, and their initial weights (d + p,).
+    """Return the task of training all layers, and their initial weights (d + p,), of which d are sent and p are personal.
 
     ``weights`` (d,) are the initial weights of the layers that clients send. The personal layers begin with the weights of the module.
     """
@@ -95,5 +95,5 @@ def task_of_all_layers(shared: LocalTask, weights: Tensor, personal: ParameterLa
 
 
 def initial_personal_layers(trainer: Trainer, clients: int) -> Tensor | None:
-    """Return the personal layers (N, p) of ``clients`` before the first round; None if the model has none."""
+    """Return the p personal weights of each client before the first round, as (``clients``, p); None if the model has none."""
     return torch.tile(trainer.initial.cpu(), (clients, 1)) if isinstance(trainer, PersonalTrainer) else None

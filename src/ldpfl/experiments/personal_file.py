@@ -15,7 +15,10 @@ _VALUES = "personal"
 
 
 def save_personal(values: Tensor, path: Path) -> None:
-    """Write ``values`` (N, p) to a file that only its owner may read; errors as in :func:`ldpfl.util.files.replace_atomically`."""
+    """Write the p personal weights of N clients, ``values`` (N, p), to a file that only its owner may read.
+
+    Errors are as for :func:`ldpfl.util.files.replace_atomically`.
+    """
     with replace_atomically(path, 0o600) as temporary:
         save_file({_VALUES: values.contiguous()}, temporary)
 
@@ -34,5 +37,6 @@ def load_personal(path: Path, like: Tensor) -> Tensor:
                 raise ValueError(f"expected F32 of shape {tuple(like.shape)}, found {header.get_dtype()} of {header.get_shape()}")
             values: Tensor = handle.get_tensor(_VALUES)
     except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path} is missing or damaged: {error}; restore the file, because the run cannot go on without it") from error
+        advice = "restore the file from a backup, because the run cannot go on without it"
+        raise DataError(f"{path} is missing or damaged: {error}; {advice}") from error
     return values

@@ -85,7 +85,10 @@ def planned_ledger(config: RunConfig, caller_objects: CallerObjects = NO_CALLER_
 
 
 def evaluation_release(config: RunConfig) -> Release:
-    """Return the release of one evaluation at clients. It is the same for any number of outputs, so two are assumed."""
+    """Return the release of one evaluation at clients. It is the same for any number of outputs, so two are assumed.
+
+    A paper's claim about its mechanism is about training, so it is left out.
+    """
     ranges = evaluation_vector_layout(config, outputs=2).ranges
     return without_claim(released(mechanism_of(config_for_evaluation(config), ranges), ranges))
 

@@ -32,8 +32,8 @@ _MEANS = ("multilabel", "ordinal")
 def pooled_scores(federation: Federation) -> dict[str, float] | None:
     """Return the figures of the pooled regression on the test rows, by name.
 
-    None if the task has no such regression, if the data are texts, too many or not a table, if there are no test rows, or if the model is
-    evaluated on records of clients, which this regression is fitted to.
+    The result is None if the task has no such regression, if the data are texts or not a table, if the table is too large, or if there are
+    no test rows. It is also None if the model is evaluated on records of clients, because the regression is fitted to these records.
 
     Outputs are linear in the columns, which are scaled as for the model of ``federation``. The task's own loss is minimised: logistic
     regression of classes and labels, least squares, Poisson regression. For ordered classes and for times to an event, all outputs have the
@@ -61,20 +61,23 @@ def _fit(name: str, rows: Tensor, targets: Tensor, outputs: int) -> Tensor:
     """Return the weights (F, ``outputs``) that fit the ``targets`` of ``rows`` (N, F) best, for the task called ``name``.
 
     Half the squared weights is added to the negative log-likelihood, summed over the rows, as in scikit-learn's logistic regression.
-    Without it, a rare event and many hashed words would give weights that fit the training rows alone. The offsets, which are the last row,
-    are free. Of several classes, the first has the weights 0.
+    Without this penalty, a rare event and many hashed words would give weights that fit the training rows alone. Offsets, the last row of
+    the weights, are not penalised. The first of several classes has the weights 0, since only differences between classes matter.
     """
     task, features = tasks.create(name, outputs), rows.shape[1]
     # The factor makes the task's loss a negative log-likelihood.
-    factor = outputs if name in _MEANS else 0.5 if name == "regression" else 1.0
-    offsets = outputs - 1 if name == "classification" else outputs
+    factor = 0.5 if name == "regression" else 1.0
+    if name in _MEANS:
+        factor = outputs
+    offsets = outputs - 1 if name == "classification" else outputs  # number of free offsets
+    # Parallel outputs share one slope for each column. Other free outputs have slopes of their own.
     size = features - 1 + offsets if task.targets in tasks.PARALLEL else features * offsets
 
     def weights_of(parameters: Tensor) -> Tensor:
         """Return the weights (F, outputs) that follow from the free numbers (``size``,). The offsets are the last free numbers."""
         if task.targets in tasks.PARALLEL:
             return torch.cat([parameters[:-offsets, None].expand(-1, outputs), parameters[None, -offsets:]])
-        return F.pad(parameters.view(features, offsets), (outputs - offsets, 0))
+        return F.pad(parameters.view(features, offsets), (outputs - offsets, 0))  # zeros for the first of several classes
 
     def objective(values: Floats) -> tuple[float, Floats]:
         """Return the penalised loss of the free numbers ``values`` (``size``,), divided by the number of rows, and its gradient."""

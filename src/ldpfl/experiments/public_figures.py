@@ -28,15 +28,16 @@ _ON_PRIVATE_ROWS = (*_ON_FIGURES, *_ON_TABLES)
 
 
 def scores_are_public(config: RunConfig) -> bool:
-    """Whether scores are measured on the public test split of a built-in data set."""
+    """Return whether scores are measured on the public test split of a built-in data set."""
     data = config.data
     return not (data.brought or data.at_nodes) and data.evaluate_on == "test"
 
 
 def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
-    """Return the ``caveats`` that may be published: not those about private rows, nor the round after which such rows stopped the run.
+    """Return the ``caveats`` that may be published, without those about private rows.
 
-    The file with the secret of the noise stays with the run's owner, so the note on that file is shortened to the note on simulations.
+    The round after which such rows stopped the run is left out, too: a caveat only says that such rows decided. The file with the secret of
+    the noise stays with the run's owner, so the note on that file is shortened to the note on simulations.
     """
     caveats = [SIMULATION if caveat == SECRET_SEED_NOTE else caveat for caveat in caveats]
     if not scores_are_public(config):
@@ -50,8 +51,9 @@ def public_caveats(config: RunConfig, caveats: list[str]) -> list[str]:
 def without_private_figures(config: RunConfig, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``result``, the content of a run's ``result.json``, with None or an empty value for figures that may not be published.
 
-    Scores on private rows are removed. Scores that clients measured under noise stay. So do ``stopped_after``, ``seconds_per_round`` and
-    ``data_fingerprint``, which are private too: public pages and trackers must not show these three of a user's own data.
+    Scores on private rows are removed. Scores that clients measured under noise stay. ``stopped_after``, ``seconds_per_round`` and
+    ``data_fingerprint`` stay as well, although they are private. Callers that publish the result of a user's own data must leave these
+    three out.
     """
     layers = {name: {**layer, "clipped_fraction": None} for name, layer in result["layers"].items()}
     replacements: dict[str, Any] = {"noise_free_score": None, "noise_free_score_per_round": None, "clamped_score": None, "layers": layers}

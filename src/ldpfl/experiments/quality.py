@@ -70,6 +70,7 @@ def quality_entries(
     - ``extreme``, ``narrow``: probabilities are far too close to 0 and 1, or to each other.
     - ``off``: the interval of the mean prediction does not meet the interval of the observed mean.
     - ``chance``: the main metric is no better than chance.
+    - ``unsure``: the main metric has a wide interval.
     - ``one_class``: outputs differ, but the predicted class of all rows is the same. Then ``threshold`` is a risk from which about as many
       rows are flagged as have the event.
 
@@ -140,9 +141,10 @@ def _only_predicted_class(evaluated: EvaluatedModel, names: Sequence[str]) -> st
 
 
 def _threshold_for_share(risks: Floats, share: float) -> str:
-    """Return the threshold in few digits at which about a ``share`` of ``risks`` (n,) is flagged; "" if all risks are equal.
+    """Return, as text of few digits, the threshold at which about a ``share`` of ``risks`` (n,) is flagged; "" if all risks are equal.
 
-    It lies within the range of the risks, so that some rows are flagged and some are not.
+    Rows with a risk at or above the threshold are flagged. It lies within the range of the risks, so that some rows are flagged and some
+    are not.
     """
     distinct_risks, rows_at = np.unique(risks, return_counts=True)
     if len(distinct_risks) < 2:
@@ -151,7 +153,7 @@ def _threshold_for_share(risks: Floats, share: float) -> str:
     nearest = np.abs(flagged_from - share * len(risks)).argmin()
     # Take the fewest digits that flag about the same rows. They may differ by a tenth of the smaller group, flagged or not flagged.
     tolerance = min(flagged_from[nearest], len(risks) - flagged_from[nearest]) / 10
-    texts = (f"{distinct_risks[1:][nearest]:.{digits}g}" for digits in range(2, 17))
+    texts = (f"{distinct_risks[1:][nearest]:.{digits}g}" for digits in range(2, 17))  # 16 digits tell most float64 numbers apart
     return next((text for text in texts if abs((risks >= float(text)).sum() - flagged_from[nearest]) <= tolerance), "")
 
 
@@ -178,7 +180,7 @@ def _no_better_than_chance(metric: str, evaluated: EvaluatedModel, intervals: In
         comparison = f"chance is {chance:g}"
     low, high = intervals.get(metric, (nan, nan))
     auroc_low, _ = intervals.get(weighted_metrics.AUROC, (nan, nan))
-    if not low <= chance or auroc_low > _CHANCE[weighted_metrics.AUROC]:
+    if not low <= chance or auroc_low > _CHANCE[weighted_metrics.AUROC]:  # "not <=" holds for NaN too: no interval, or no chance known
         return ""
     return f"{metric} {scores[metric]:.4g} (95 % interval {low:.3g} to {high:.3g}), and {comparison}"
 
@@ -190,7 +192,7 @@ def _wide_interval(metric: str, evaluated: EvaluatedModel, intervals: Intervals)
     even where there are many test rows.
     """
     low, high = intervals.get(metric, (nan, nan))
-    if metric not in (weighted_metrics.AUROC, weighted_metrics.CONCORDANCE) or not high - low > _MAX_WIDTH:
+    if metric not in (weighted_metrics.AUROC, weighted_metrics.CONCORDANCE) or not high - low > _MAX_WIDTH:  # or NaN: no interval
         return ""
     events = evaluated.observed[:, 1] if evaluated.is_of_times else evaluated.observed
     share = f"{int(events.sum()):,} of {len(events):,} test rows have the event"
@@ -270,10 +272,8 @@ def _site_entry(federation: Federation, evaluated: EvaluatedModel, client: int, 
 def _unreliable_metrics(evaluated: EvaluatedModel, targets: NDArray[Any], persons: NDArray[np.int64] | None) -> tuple[frozenset[str], str]:
     """Return the metrics that are unreliable for rows with these ``targets``, and the reason as text; nothing and "" if all are reliable.
 
-    Intervals are too narrow if the rows have too few events.
-
-    Events are counted separately for each class or label that some row has. If ``persons`` (n,) numbers the person of each row, persons
-    are counted instead of rows.
+    Metrics are unreliable if too few rows have an event, because their intervals are too narrow then. Rows are counted separately for each
+    class or label that some row has. If ``persons`` (n,) numbers the person of each row, persons are counted instead of rows.
     """
     outcome = _rare_outcome(evaluated, targets)
     if outcome is None:
@@ -284,11 +284,10 @@ def _unreliable_metrics(evaluated: EvaluatedModel, targets: NDArray[Any], person
     fewest = min((np.unique(units[has_outcome]).size for side in sides for has_outcome in side.T), default=0)
     if fewest >= MIN_EVENTS:
         return frozenset(), ""
-    unit_name, (without, each) = (
-        "rows" if persons is None else "persons",
-        (" or without", " of each") if outcome.needs_rows_without else ("", ""),
-    )
-    return outcome.unreliable, f"too few {unit_name} with{without} {outcome.name}: figures need {MIN_EVENTS}{each}"
+    unit_name = "rows" if persons is None else "persons"
+    if outcome.needs_rows_without:
+        return outcome.unreliable, f"too few {unit_name} with or without {outcome.name}: figures need {MIN_EVENTS} of each"
+    return outcome.unreliable, f"too few {unit_name} with {outcome.name}: figures need {MIN_EVENTS}"
 
 
 class _Outcome(NamedTuple):

@@ -140,7 +140,7 @@ def _check_evaluation_fits(config: RunConfig) -> None:
 
 
 def _evaluates_by_sums(config: RunConfig) -> bool:
-    """Return whether clients evaluate by noisy vectors, and the server sees only their sum. Otherwise clients send bits."""
+    """Return whether whole clients, if they are protected, evaluate by noisy vectors behind a sum. Otherwise they send bits."""
     return isinstance(config.mechanism, DpFedAvgSettings) and config.shuffling.channel == "secure-sum"
 
 
@@ -155,6 +155,9 @@ def config_for_evaluation(config: RunConfig, *, records: int = 0) -> RunConfig:
 
     Args:
         records: mean number of records that a client holds back; 0 uses that of the simulated clients. Bits do not depend on it.
+
+    Raises:
+        ConfigError: ``evaluation.epsilon`` is "off", or another setting does not fit it.
     """
     epsilon, evaluations = config.evaluation.epsilon, len(rounds_evaluated_at_clients(config))
     if epsilon == "off":
@@ -204,8 +207,8 @@ def split_for_evaluation(config: RunConfig, division: Division, persons: Persons
     """Split each client's records, or ``persons``, into records that are trained on and records that are held back.
 
     The names of persons decide if persons are protected, and the names of files if the samples are files. Files come sorted by class, so
-    their positions would reveal classes. Otherwise positions decide. On a node, all clients share its table, so it is split once. A client
-    with too few records holds none back.
+    their positions would reveal classes. Otherwise positions decide. A client with too few records holds none back. On a node, every client
+    of ``division`` has all rows of the node's table, so the first client's rows are split, for all.
 
     Raises:
         ConfigError: no client holds any record back, or some client has none left to train on.
@@ -221,9 +224,12 @@ def split_for_evaluation(config: RunConfig, division: Division, persons: Persons
     if is_at_node:
         return Division.shared(trained_on[0], len(division)), Division.shared(held_out[0], len(division))
     if not held_out.sizes.any() or not trained_on.sizes.all():
-        problem = "a client has none to train on" if held_out.sizes.any() else "no client holds any back"
+        unit = "records" if persons is None else "persons"
+        problem, remedy = "a client has none to train on", "a smaller"
+        if not held_out.sizes.any():
+            problem, remedy = "no client holds any back", "a larger"
         raise ConfigError(
-            f"clients have {int(division.sizes.min()):,} to {int(division.sizes.max()):,} records or persons each, of which "
-            f"evaluation.share = {share:g} is held back: {problem}; set another share, or fewer clients"
+            f"clients have {int(division.sizes.min()):,} to {int(division.sizes.max()):,} {unit} each, of which evaluation.share = "
+            f"{share:g} is held back: {problem}; set {remedy} evaluation.share, or fewer clients (clients.count)"
         )
     return trained_on, held_out

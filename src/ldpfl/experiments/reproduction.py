@@ -96,7 +96,7 @@ class Reproduction(_Strict):
 
     def paper_figure(self, variant: str, point: Point) -> float | None:
         """Return the paper's figure for a variant at a point of the axes; None if it reports none."""
-        values = dict(point).items()
+        values = dict(point).items()  # ``<=`` below: a paper's figure may leave axes out
         return next((figure.value for figure in self.published if figure.variant == variant and figure.at.items() <= values), None)
 
 
@@ -142,7 +142,9 @@ class ReproducedRow:
             return self.row.mean
         if shows == "distance":
             return statistics.fmean(self.distances) if self.distances else None
-        return self.row.seconds if shows == "seconds" else self.row.noise.get("norm" if shows == "noise" else "paper_epsilon")
+        if shows == "seconds":
+            return self.row.seconds
+        return self.row.noise.get("norm" if shows == "noise" else "paper_epsilon")
 
     @property
     def best_guarantee(self) -> tuple[float, str] | None:

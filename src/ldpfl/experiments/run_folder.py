@@ -134,7 +134,7 @@ class RunFolder:
         return self.path.is_dir() and not self.config_path.exists() and all(_is_written_before_config(p.name) for p in self.path.iterdir())
 
     def personal_path(self, round_number: int) -> Path:
-        """Personal layers of all clients after a round, for resuming the run after it. They are private data without noise."""
+        """Return the path of all clients' personal layers after a round, to resume the run from. They are private data without noise."""
         return self.path / f"{_PERSONAL}{round_number}.safetensors"
 
     @property
@@ -288,9 +288,9 @@ class RunFolder:
             raise ConfigError(f"{self.path} holds no run, because {self.config_path.name} is missing: give a run's folder")
         config = read_config(self.config_path)
         if not ends_with(self.config_path, "\n"):
-            raise ConfigError(f"{self.config_path} is damaged, because its last line is cut off: restore the file")
+            raise ConfigError(f"{self.config_path} is damaged, because its last line is cut off: restore the file from a backup")
         if not config.model_fields_set:  # a power cut may leave an empty file, and training with the defaults would be wrong
-            raise ConfigError(f"{self.config_path} is damaged, because it holds no setting: restore the file")
+            raise ConfigError(f"{self.config_path} is damaged, because it holds no setting: restore the file from a backup")
         return config
 
     def _check_no_other_folder(self) -> None:
@@ -310,8 +310,8 @@ class RunFolder:
             if isinstance(error, FileNotFoundError) and not self.participation_path.exists():
                 return Kind.SIMULATION
             raise DataError(
-                f"{self._kind_path} is damaged or missing, and so does not say what made the run: restore it, or write one of these lines "
-                f"into it: {', '.join(Kind)}"
+                f"{self._kind_path} is damaged or missing, and so does not say what made the run: restore it from a backup, or write the "
+                f"line that is true of the run into it: {' / '.join(Kind)}"
             ) from error
 
     def checkpoint(self) -> Checkpoint | None:
@@ -331,7 +331,7 @@ class RunFolder:
         return checkpoint
 
     def participation(self) -> Participation:
-        """Return the rounds that each node was told to train in: none for a simulation. Raise :class:`DataError` if the file is damaged."""
+        """Return the number of rounds that each node was told to train in, or raise :class:`DataError` if the file of it is damaged."""
         return Participation.load(self.participation_path)
 
     def _rounds_in_metrics(self) -> int:
@@ -342,7 +342,7 @@ class RunFolder:
             raise DataError(
                 f"{self.metrics_path} has {size:,} bytes, expected at most {MAX_METRICS_BYTES:,}: it is not the metrics file of a run"
             )
-        with self.metrics_path.open("rb") as file:
+        with self.metrics_path.open("rb") as file:  # in blocks of 1 MiB, since the whole file may be large
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
     def ledger(self) -> Ledger:
@@ -368,7 +368,8 @@ class RunFolder:
         shorter, longer = sorted((ledger, checkpointed), key=lambda either: len(either.events))
         if longer.events[: len(shorter.events)] != shorter.events or len(longer.events) > len(shorter.events) + 1:
             raise DataError(
-                f"{self.ledger_path} does not belong to this run's checkpoint: one of the two was changed, or is another run's; restore it"
+                f"{self.ledger_path} does not belong to this run's checkpoint, {self.checkpoint_path.name}: one of the two was changed, or "
+                "is another run's; restore both from one backup"
             )
         if (counted_rounds := len(longer.events) - sum(event.histograms for event in longer.events)) < reported_rounds:
             raise DataError(
@@ -396,6 +397,7 @@ class RunFolder:
         if not self.ledger_path.exists():
             return
         charged, done = Ledger.load(self.ledger_path).events, checkpoint.ledger.events
+        # The rounds that both have must be equal, except the last of them.
         if len(charged) > len(done) + 1 or charged[: len(done)][:-1] != done[: len(charged)][:-1]:
             raise DataError(
                 f"{self.ledger_path} has {counted(len(charged), 'round')} and the checkpoint beside it {len(done)}, expected the "
@@ -418,9 +420,10 @@ class RunFolder:
         return False
 
     def _check_states_users_code(self, ledger: Ledger) -> None:
-        """Raise a :class:`DataError` if ``ledger`` calls a protection ldpfl's own, but it rests on code that the config names.
+        """Raise a :class:`DataError` if ``ledger`` says that a protection rests on ldpfl's code alone, but the config names a user's code.
 
-        On Flower, a whole client's protection does not rest on such code: the mechanism bounds all that a node sends.
+        On Flower, only the protection of single records or persons rests on such code. A whole client is protected in any case, because
+        the mechanism bounds all that a node sends.
         """
         code = self.config().users_code if self.config_path.exists() else ()
         releases = [event.release for event in ledger.events if event.release.protected and event.release.author == OURS]
@@ -429,7 +432,7 @@ class RunFolder:
         if code and releases:
             raise DataError(
                 f"{self.ledger_path} says that the guarantee rests on ldpfl's code alone, but the run used {' and '.join(code)}: restore "
-                "the ledger, or begin another run"
+                "the ledger from a backup, or begin another run"
             )
 
     def result(self) -> dict[str, Any] | None:
@@ -489,7 +492,8 @@ class RunFolder:
             ) from None
         if encoder.data.text and encoder.width > _MAX_TEXT_LENGTH:
             raise DataError(
-                f"{self.encoding_path} is damaged: it keeps {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}; restore it"
+                f"{self.encoding_path} is damaged: it takes the first {encoder.width:,} words of a text, more than {_MAX_TEXT_LENGTH:,}; "
+                "restore the file from a backup"
             )
         return encoder
 
@@ -525,15 +529,17 @@ class RunFolder:
     def checkpoint_needed(self) -> Checkpoint | None:
         """Return the last checkpoint, or None if no round is finished.
 
-        The guarantee, the figures and the predictions of a finished run follow from other files. Only who goes on with its state needs its
-        checkpoint.
+        The guarantee, the figures and the predictions of a finished run follow from other files. Only code that continues from the run's
+        state needs its checkpoint.
 
         Raises:
             DataError: the run is finished, but its checkpoint is missing; or as for :meth:`checkpoint`.
         """
         checkpoint = self.checkpoint()
         if checkpoint is None and self.result_path.exists():
-            raise DataError(f"{self.checkpoint_path} is missing beside {self.result_path.name} of a finished run: restore the file")
+            raise DataError(
+                f"{self.checkpoint_path} is missing beside {self.result_path.name} of a finished run: restore the file from a backup"
+            )
         return checkpoint
 
     def checkpoint_or(self, start: Checkpoint) -> Checkpoint:
@@ -623,7 +629,9 @@ class RunFolder:
     def missing_files(self, encoder: Encoder | None) -> list[str]:
         """Return the names of the files that :meth:`save_model` writes with ``encoder`` and that are not in the folder."""
         paths = [self.metrics_path, self.ledger_path, self.model_path, self.description_path]
-        return [path.name for path in (*paths, *([] if encoder is None else [self.encoding_path])) if not path.exists()]
+        if encoder is not None:
+            paths.append(self.encoding_path)
+        return [path.name for path in paths if not path.exists()]
 
     def save_model(
         self, checkpoint: Checkpoint, task: LocalTask, result: dict[str, Any], described: ModelFile, encoder: Encoder | None = None
@@ -691,7 +699,10 @@ def _all_printable(figures: Any) -> Any:
 
 
 def _is_charged_before(charged: Sequence[RoundEvent], finished: Sequence[RoundEvent]) -> bool:
-    """Return whether ``charged`` are the ``finished`` rounds, with the last one as it was charged before it began: for fewer reports."""
+    """Return whether ``charged`` and ``finished`` are the same rounds, and ``charged`` has the last one as charged before it began.
+
+    Before a round, at most as many reports are charged as come in the end: fewer reports hide one another less.
+    """
     if not charged or len(charged) != len(finished) or charged[:-1] != finished[:-1]:
         return False
     before, after = charged[-1], finished[-1]

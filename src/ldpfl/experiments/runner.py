@@ -15,7 +15,7 @@ from ldpfl.data.encoder import Encoder
 from ldpfl.data.features.extraction import Progress, no_progress
 from ldpfl.errors import ConfigError, WriteError, error_without_data
 from ldpfl.experiments.baseline import Baseline, baseline_of, config_with_clipping_only, config_without_noise
-from ldpfl.experiments.build import MUCH_CLAMPED, build, with_torch_defaults
+from ldpfl.experiments.build import MAX_CLIPPED_SHARE, build, with_torch_defaults
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, Description, load_dataset
 from ldpfl.experiments.figures import as_released, last_round_before_stopping, summarise
@@ -115,9 +115,8 @@ class Runner:
             folder.check(config, resume=resume, kind=Kind.SIMULATION)
         with folder.locked():
             earlier_result = folder.result() if resume else None
-            baseline_chosen = folder.remember_baseline_choice(
-                baseline
-            )  # stored before the config, since a folder with a config can be resumed
+            # The choice is stored before the config: a folder with a config can be resumed, and would else miss the choice.
+            baseline_chosen = folder.remember_baseline_choice(baseline)
             if not more_rounds:
                 folder.open(config, resume=resume, kind=Kind.SIMULATION, secret=secret)
             baseline_left_out = earlier_result is not None and earlier_result["noise_free_score"] is None and config.data.brought
@@ -166,7 +165,7 @@ class Runner:
         if scorer is not None and config.mechanism.protects:
             reference = self._none_if_it_fails("no noise-free baseline to compare with", lambda: scorer(config, data, secret))
             clamped = self._none_if_it_fails(
-                "no score without noise and clamped", lambda: self._clamped_score(config, data, final, reference, secret)
+                "no score with clipping but without noise", lambda: self._clamped_score(config, data, final, reference, secret)
             )
         return summarise(config, federation, data, final, reference, clamped)
 
@@ -195,9 +194,8 @@ class Runner:
             for checkpoint in simulate(federation, start, rounds, self.observer.clients_done, pool):
                 save(checkpoint)
                 self.observer.round_done(checkpoint.history[-1])
-                if (
-                    not has_warned and label == _PRIVATE and (warning := _clipping_warning(checkpoint.history[-1]))
-                ):  # a baseline is not clipped
+                # Warn once. A baseline is not clipped.
+                if not has_warned and label == _PRIVATE and (warning := _clipping_warning(checkpoint.history[-1])):
                     self.observer.warn(warning)
                     has_warned = True
         last_round = last_round_before_stopping(federation, checkpoint)
@@ -208,9 +206,10 @@ class Runner:
 
     @with_torch_defaults()
     def baseline(self, config: RunConfig) -> RunFolder:
-        """Return the folder of a finished run of the same training without noise. It is run once and then cached for equal configs.
+        """Return the folder of a finished run of the same training without noise.
 
-        The folder is in the user's cache folder. A baseline whose model is named by import path is run again each time.
+        The folder is in the user's cache folder. The baseline is trained only if the cache has none for an equal config. A baseline whose
+        model is named by import path is trained each time.
 
         Raises:
             LdpflError: the config, the data, the model or the cache folder does not fit.
@@ -339,7 +338,7 @@ def _clipping_warning(metrics: RoundMetrics) -> str:
 
     Only a simulation knows these shares.
     """
-    clipped = {name: share for name, share in metrics.clipped_fraction.items() if share > MUCH_CLAMPED}
+    clipped = {name: share for name, share in metrics.clipped_fraction.items() if share > MAX_CLIPPED_SHARE}
     if not clipped:
         return ""
     shares = ", ".join(f"{share:.0%} of {name}" for name, share in clipped.items())
@@ -382,7 +381,7 @@ def _label(config: RunConfig) -> str:
 def _save_added_round(folder: RunFolder, config: RunConfig, first: int, checkpoint: Checkpoint) -> None:
     """Record a round that was added to the finished run in ``folder``.
 
-    ``first`` is the number of the first added round. Before that one is stored, the run becomes an unfinished run of ``config``.
+    ``first`` is the number of the first added round. Before that round is stored, the folder is changed to an unfinished run of ``config``.
     """
     if checkpoint.state.round == first:
         folder.reopen(config)
@@ -390,4 +389,4 @@ def _save_added_round(folder: RunFolder, config: RunConfig, first: int, checkpoi
 
 
 def _save_nothing(checkpoint: Checkpoint) -> None:
-    """Do not store the checkpoint of a round."""
+    """Ignore the checkpoint of a round. Runs without a folder pass this function where others pass the one that saves rounds."""

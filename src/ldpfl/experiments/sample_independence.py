@@ -29,8 +29,9 @@ def mixes_samples(trial: LocalTask, weights: Tensor) -> bool:
     """Return whether the output of the model with ``weights`` (d,) for a sample depends on the other samples of its batch.
 
     Outputs for batches of several sizes are compared with the outputs for single samples, in training mode and in evaluation mode. Only
-    differences beyond rounding count. ``trial`` has made-up samples. All is done twice, the second time with one sample that is far larger
-    than the others: a scale that a whole batch shares, as in quantisation, would hardly differ from the scale of each of similar samples.
+    differences beyond rounding count. ``trial`` has made-up samples. The comparison is repeated with one sample that is far larger than
+    the others. It finds models that scale a whole batch by one number, as in quantisation: for samples of similar size, that number would
+    hardly differ from the number for each sample alone.
     """
     parameters = _without_zero_layers(trial.layout.unflatten(weights.to(trial.data.device)))
     inputs_with_outlier = map_tensors(_with_outlier, trial.data.inputs)
@@ -58,14 +59,15 @@ def _with_outlier(values: Tensor) -> Tensor:
 
     Whole numbers other than bytes may be tokens, so they are returned unchanged.
     """
-    is_first = torch.arange(len(values), device=values.device).view(-1, *[1] * (values.dim() - 1)) == 0
+    is_first = torch.arange(len(values), device=values.device).view(-1, *[1] * (values.dim() - 1)) == 0  # (B, 1, ..., 1)
     if values.is_floating_point():
         return torch.where(is_first, values * _OUTLIER_FACTOR, values)
+    # Bytes end at 255, so the others are made smaller.
     return torch.where(is_first, values, values // _BYTES_DIVISOR) if values.dtype == torch.uint8 else values
 
 
 def _without_zero_layers(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of ``parameters``. A layer of zeros, which would hide any difference, gets random values of usual size instead."""
+    """Return copies of ``parameters``. Zeros would hide differences, so a parameter of zeros gets random values of usual size instead."""
     generator = torch.Generator().manual_seed(0)
     drawn = {name: torch.randn(value.shape, generator=generator) / sqrt(value.numel() / len(value)) for name, value in parameters.items()}
     return {name: value.clone() if bool(value.any()) else drawn[name].to(value.device) for name, value in parameters.items()}
@@ -88,7 +90,11 @@ def _outputs(trial: LocalTask, parameters: dict[str, Tensor], places: slice) -> 
     rows = trial.data.take(places)
     copies = {name: value.clone() for name, value in parameters.items()}  # a model might change its parameters or inputs in place
     result: object = trial.outputs(copies, trial.normalised(map_tensors(torch.clone, rows.inputs)))
-    values = list(result.values()) if isinstance(result, Mapping) else list(result) if isinstance(result, tuple | list) else [result]
+    values = [result]
+    if isinstance(result, Mapping):
+        values = list(result.values())
+    elif isinstance(result, tuple | list):
+        values = list(result)
     return [value for value in values if isinstance(value, Tensor) and value.shape[:1] == (len(rows),)]
 
 

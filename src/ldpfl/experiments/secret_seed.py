@@ -59,8 +59,9 @@ def load(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the secret seed {path} cannot be read: {getattr(error, 'strerror', None) or error}; restore the file") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"the secret seed {path} cannot be read: {reason}; make the file readable, or restore it from a backup") from None
     digits = lines[-1] if lines else ""
     if len(digits) != _BITS // 4 or not set(digits) <= set("0123456789abcdef"):
-        raise DataError(f"{path} is damaged: expected {_BITS // 4} hexadecimal digits in its last line; restore the file")
+        raise DataError(f"{path} is damaged: expected {_BITS // 4} hexadecimal digits in its last line; restore it from a backup")
     return int(digits, 16)

@@ -69,6 +69,7 @@ def _listed_fields(prefix: str, model: type[BaseModel], names: Sequence[str] | N
     for name, field in model.model_fields.items():
         if names is None or name in names:
             default = "" if field.is_required() else toml_value(field.get_default(call_default_factory=True))
+            # In one line, and without the markup of docstrings.
             meaning = " ".join((field.description or meanings.get(name, "")).split()).replace("``", "'")
             yield ListedSetting(f"{prefix}{name}", meaning, default, _allowed_in_words(schema["properties"][name]))
 
@@ -120,7 +121,7 @@ def commented_toml(config: RunConfig) -> str:
     """Return ``config`` as TOML. A comment gives each key's meaning and allowed values, and keys with their default are comments too."""
     tree = config.model_dump()
     lines = [f"{key} = {toml_value(tree[key])}" for key in ("name", "description")]
-    # A seed in the file would determine the noise on a user's own data, and the file may be handed on. Without it, each run draws a seed.
+    # A seed in the file would determine the noise on a user's own data, and the file may be handed on. Without a seed, each run draws one.
     no_seed = config.data.brought and "seed" not in config.model_fields_set
     lines.append("# seed: drawn for each run, and beside it a secret that noise follows from" if no_seed else f"seed = {config.seed}")
     if config.secret_noise:
@@ -133,5 +134,6 @@ def commented_toml(config: RunConfig) -> str:
             value = toml_value(tree[section][name])
             lines += [f"# {setting.meaning}"] if setting.meaning else []
             lines.append(f"# {setting.allowed}")
-            lines.append(f"{name} = {value}" if name == "name" or value != setting.default else f"# {name} = {value}")
+            is_written = name == "name" or value != setting.default  # names of the task, model and mechanism tell what the run is
+            lines.append(f"{name} = {value}" if is_written else f"# {name} = {value}")
     return "\n".join(lines) + "\n"

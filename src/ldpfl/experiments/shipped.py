@@ -18,12 +18,12 @@ OWN = "own"
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Names of all recipes, sorted, the default first."""
+    """Return the names of all recipes, sorted, the default first."""
     return tuple(sorted(recipe_files(), key=lambda name: (name != DEFAULT, name)))
 
 
 def sweep_names() -> tuple[str, ...]:
-    """Names of all sweeps, sorted."""
+    """Return the names of all sweeps, sorted."""
     return tuple(sorted(sweep_files()))
 
 
@@ -43,7 +43,7 @@ def reproduction_files() -> Mapping[str, Traversable]:
 
 
 def description(file: Traversable) -> str:
-    """Return the description in the file of a recipe or sweep; "" if it has none."""
+    """Return the text of the key ``description`` in the file of a recipe or sweep; "" if it has none."""
     return str(tomllib.loads(file.read_text(encoding="utf-8")).get("description", ""))
 
 

@@ -1,7 +1,7 @@
 """Warnings about a run before its first round.
 
-They depend on settings and numbers of rows, which are public. The exception is the note on the scale of inputs, which only a simulation
-prints and which is not published. Nor is the note on clients that have rows of one class each.
+They depend on settings and numbers of rows, which are public. The notes on the scale of inputs, and on clients with rows of one class,
+depend on private rows as well. Only a simulation prints these two, and they are not published.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def _made_up_clients_warnings(config: RunConfig, data: Dataset, division: Divisi
     if isinstance(config.mechanism, DpSgdSettings) and server_sees_senders(config.shuffling.channel):
         noise = " Each client adds noise of its own, so many small clients learn far less than few large ones."
     is_table = bool(config.data.target or config.data.text)
-    column = "Name the column of the real clients (--client, data.client), or s" if is_table else "S"
+    advice = "Name the column of the real clients (--client, data.client), or set" if is_table else "Set"
     yield (
         f"the data name no clients, so their {unit} were dealt to {count:,} made-up clients of {division.sizes.mean():,.4g} {unit} on "
-        f"average.{noise} {column}et clients.count to their real number (1 if one place holds all {unit})"
+        f"average.{noise} {advice} clients.count to their real number (1 if one place holds all {unit})"
     )
 
 
@@ -84,8 +84,9 @@ def _few_rows_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
     """Yield a warning if a user's own data have too few test rows for metrics with intervals."""
     rows = len(data.test)
     if config.data.brought and rows < MIN_SITE_ROWS:
-        rows_or_file = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
-        needed = "a data.test_path with as many" if config.data.test_path else rows_or_file
+        needed = "a data.test_path with as many"
+        if not config.data.test_path:  # then one row in TEST_SHARE is a test row
+            needed = f"{TEST_SHARE * MIN_SITE_ROWS} rows in all, or a data.test_path"
         yield (
             f"{len(data.train):,} rows to train on and {rows:,} to measure on are too few: figures of a model say something from "
             f"{MIN_SITE_ROWS} test rows on, and intervals need 10 of each class; give {needed}"
@@ -109,7 +110,8 @@ def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
         return
     low, high, rms = float(inputs.min()), float(inputs.max()), float(inputs.double().square().mean().sqrt())
     is_image = inputs.dim() > 2
-    if _MIN_RMS <= rms <= _MAX_RMS and not (is_image and low >= 0 and high <= 1):
+    is_unit_range = is_image and low >= 0 and high <= 1  # pixels divided by 255: their mean is far from 0 even if their size fits
+    if _MIN_RMS <= rms <= _MAX_RMS and not is_unit_range:
         return
     advice = "give images as bytes (uint8) from 0 to 255, which are scaled here, or " if is_image else ""
     yield (
@@ -119,22 +121,24 @@ def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
 
 
 def _one_class_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
-    """Yield a warning if clients have rows of one class each, by a user's column of clients or own partition.
+    """Yield a warning if nearly all clients have rows of a single class, because of a user's column of clients or own partition.
 
     Sorted rows that are divided in blocks have this fault. At each border between two classes, one client may have rows of both. ldpfl's
     own ``iid`` and ``quantity`` draw rows at random, whatever their order, and persons are dealt out by their names.
     """
     targets, settings = data.train.targets, config.data
-    dealt_out = settings.by_label or (data.clients is None and settings.person)
-    if not settings.brought or dealt_out or targets.dim() != 1 or targets.dtype != torch.int64:
+    # A partition by labels is meant to give such clients, and a partition of persons cannot follow the rows' order.
+    is_harmless = settings.by_label or (data.clients is None and settings.person)
+    if not settings.brought or is_harmless or targets.dim() != 1 or targets.dtype != torch.int64:
         return
     parts = division if data.clients is None else Division.by_owner(data.clients, int(data.clients.max()) + 1)
     if len(parts) < 2 or parts.sizes.mean() < _MIN_MEAN_ROWS or not parts.sizes.all():
         return
     classes, starts = targets.numpy()[np.concatenate(list(parts))], np.cumsum(parts.sizes) - parts.sizes
-    lowest = np.minimum.reduceat(classes, starts)
+    lowest = np.minimum.reduceat(classes, starts)  # for each client, as is the maximum
     has_one_class = lowest == np.maximum.reduceat(classes, starts)
-    borders = np.unique(classes).size - 1
+    borders = np.unique(classes).size - 1  # between the classes, if rows are sorted by class
+    # Sorted rows leave at most one client with two classes at each border, and every class has a client of its own.
     if (~has_one_class).sum() > borders or np.unique(lowest[has_one_class]).size <= borders:
         return
     cause, remedy = f"as data.partition {settings.partition!r} divides them", "set data.partition to 'iid', which draws rows at random"

@@ -185,7 +185,7 @@ def _default_name(recipe: str, settings: Sequence[str], axes: Iterable[str]) -> 
     It is the name of a folder too, so it has only letters, digits, "_", "-" and ".".
     """
     values = {key.strip(): setting_value(text.strip()) for key, _, text in (setting.partition("=") for setting in settings)}
-    data = Path(str(values.get("data.path", values.get("data.name", "")))).stem.partition(":")[0]
+    data = Path(str(values.get("data.path", values.get("data.name", "")))).stem.partition(":")[0]  # without the function's name, of code
     words = [data if data and data != GIVEN else recipe, *map(short_key, axes)]
     return re.sub(r"[^\w.-]+", "-", "-".join(words)).strip("-.")[:_MAX_NAME_LENGTH]
 
@@ -216,8 +216,10 @@ def _split_at_commas(text: str) -> Iterator[str]:
         elif char == "," and not open_brackets:
             yield text[start:place]
             start = place + 1
-        else:
-            open_brackets += (char in "[{") - (char in "]}")
+        elif char in "[{":
+            open_brackets += 1
+        elif char in "]}":
+            open_brackets -= 1
     yield text[start:]
 
 
@@ -244,6 +246,7 @@ def cells(
     count = prod(map(len, sweep.axes.values())) * len(sweep.each_seed) * len(sweep.variants)
     if count > _MAX_CELLS:
         raise ConfigError(f"sweep {sweep.name} has {count:,} runs, expected at most {_MAX_CELLS:,}: leave out values or seeds")
+    # All combinations of a (key, value) pair from each axis.
     points = list(itertools.product(*([(key, value) for value in values] for key, values in sweep.axes.items())))
     all_cells = []
     for seed, point, (variant, settings) in itertools.product(sweep.each_seed, points, sweep.variants.items()):

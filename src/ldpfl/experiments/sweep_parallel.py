@@ -96,7 +96,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _stop_all(running: Sequence[subprocess.Popen[bytes]]) -> None:
     """Close the pipes of all ``running`` processes, which makes them stop, and wait until they have ended."""
-    for process in running:
+    for process in running:  # first close all pipes, so that the processes stop at the same time
         if process.stdin is not None:
             process.stdin.close()
     for process in running:

@@ -233,7 +233,7 @@ def _largest_figures(statements: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Its texts are those of the statement with the largest epsilon, but its status is the weakest. Lists are left out, since entries of
     different seeds do not correspond.
     """
-    worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])
+    worst = max(statements, key=lambda statement: (best_figure(statement) or (0.0,))[0])  # by epsilon; 0 if nobody took part
     result = {}
     for key, value in worst.items():
         figures = [statement[key] for statement in statements if is_figure(statement.get(key))]

@@ -45,8 +45,8 @@ def run_sweep(
 ) -> tuple[list[Row], list[Curve], JointGuarantee | None]:
     """Run all unfinished runs of ``sweep``, with ``overrides`` for every run, in the folder ``out``. Rows are saved after each run.
 
-    An error of one run, for example because the noise of this setting hides the target, does not end the sweep: the reason is in the row,
-    under ``failed``, and the run is tried again when the sweep is resumed.
+    An error of one run does not end the sweep, for example if the noise of one setting hides the target. The error is in the row of this
+    setting, under ``failed``, and the run is tried again when the sweep is resumed.
 
     Raises:
         ConfigError: a run's settings do not fit together, which is checked before any run starts; or ``out`` holds another sweep, or runs
@@ -86,8 +86,8 @@ def run_sweep(
 def run_cell(cell: Cell, runner: Runner, out: Path) -> dict[str, Any]:
     """Run or resume one cell in its own folder under ``out``, and return its figures. A finished cell is only read.
 
-    If a run ends with a :class:`ldpfl.errors.PrivacyError`, for example since training diverged, the figures are the reason, under
-    ``stopped``, and the bytes, time and privacy of the finished rounds, if there are any.
+    If a run ends with a :class:`ldpfl.errors.PrivacyError`, for example because training diverged, the figures have the reason under
+    ``stopped``. If rounds were finished, their bytes, time and privacy are figures as well.
 
     Raises:
         ConfigError: a finished run in the folder is of another config or version, or of other rows.
@@ -187,7 +187,7 @@ def stored_sweep(out: Path) -> tuple[SweepConfig, list[str]] | None:
 
 
 def joint_guarantee(runs: Iterable[tuple[Cell, RunFolder]]) -> JointGuarantee | None:
-    """Return the guarantee of all runs over a user's own data together, since each is a release on the same rows; None without such runs.
+    """Return the joint guarantee of all runs over a user's own data; None without such runs. Each run is a release on the same rows.
 
     Raises:
         DataError: a ledger is damaged or missing.
@@ -241,7 +241,7 @@ def _with_stored_config(cell: Cell, folder: RunFolder, sweep: SweepConfig) -> Ce
         key = other[0]
         raise DataError(
             f"{folder.path} has {key} = {theirs.get(key)!r}, and the sweep lists it as the run with {ours.get(key)!r}: restore the sweep's "
-            "folder, or start the sweep in a new one"
+            "folder from a backup, or start the sweep in a new one"
         )
     return replace(cell, config=stored)
 

@@ -13,15 +13,15 @@ pixels have approximately.
   noise the model stays near its start, which is the measured base rate; with little it is free. v is :data:`_WEIGHT_VARIANCE`. Images and
   arrays have no pull: their curvature lies in few directions (the brightness of an image alone has a third of it or more), so that one pull
   would hold all others back long before it keeps these from following noise.
-- **Step on a table**: heavy ball with momentum b is stable up to 2 (1 + b) / L. It takes (1 - b^2) / L, with the trace of the curvature,
-  which is no smaller than its largest eigenvalue L however correlated the columns are.
-- **Step on images and arrays**: the longest that is stable whatever they hold, or a shorter one, with which the noise of all rounds moves
-  a logit by 1 (:mod:`ldpfl.experiments.noise_walk`). So rounds end before noise is as large as what was learnt. Scaled pixels
+- **Step on a table**: heavy ball with momentum b is stable up to 2 (1 + b) / L, with L the largest eigenvalue of the curvature. The step
+  is (1 - b^2) divided by the trace of the curvature. The trace is no smaller than L, however correlated the columns are.
+- **Step on images and arrays**: the longest step that is stable whatever the data are, or a shorter step with which the noise of all
+  rounds moves a logit by 1 (:mod:`ldpfl.experiments.noise_walk`). So rounds end before noise is as large as what was learnt. Scaled pixels
   are -2 to 2, so that L is no larger than :data:`_MAX_MEAN_SQUARE` times the trace over drawn pixels, times the largest curvature of the
   loss.
-- **Pretrained models**: a clipping norm of :data:`_FALLBACK_CLIP_NORM`, which cuts most gradients to one length, and a step of
-  :data:`_FALLBACK_RATE`, or a longer one by the rule for images, on random tokens or
-  pixels. A base whose outputs hardly differ between samples has short gradients and needs it.
+- **Pretrained models**: a clipping norm of :data:`_FALLBACK_CLIP_NORM`, which cuts most gradients to one length. The step is
+  :data:`_FALLBACK_RATE`, or that of the rule for images, on random tokens or pixels, if this is longer. A base whose outputs hardly differ
+  between samples has short gradients and needs the longer step.
 - **Start of an MLP** of one hidden layer: its first weights are much larger than the usual ones, and noise is small beside them, so that
   gradients stay as long as they are at the start. Usual weights are of the size of the noise, which makes them longer, and then the
   clipping norm cuts the rare class. Hidden units come in pairs that cancel, so that the outputs begin at the base rate.
@@ -184,12 +184,13 @@ def choose_automatic_settings(
     curvature = mean_weight * _output_curvature(targets, shares)
     record_clip = record_clip_of(mechanism)
     clip_norm = 1.0 if record_clip is None else record_clip.norm
+    # A single range of radius 1, so that the mechanism's noise is in units of the clipping norm.
     ranges = LayerRanges(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), (layout.dimension,))
     # Noise in a coordinate of the mean gradient, averaged over all rounds.
     noise = float(mechanism.noise(ranges).largest_std(clients)[0]) * clip_norm / sqrt(training.rounds)
     if data.encoder is None or data.encoder.data.text:
         weight_decay, rate = 0.0, _rate_without_table(config, data, initial, rows, mean_square * _largest_class_weight(config), noise)
-        # The fallback is a rate for gradients in units of the clipping norm, so it is divided by that norm, which the last line multiplies.
+        # The fallback is a rate for gradients in units of the clipping norm. The division here undoes the multiplication in the last line.
         rate = max(rate, _FALLBACK_RATE / clip_norm) if _clips_to_fixed_norm(data, module) else rate
     else:
         weight_decay = noise**2 / (_WEIGHT_VARIANCE * curvature)
@@ -300,7 +301,7 @@ def _with_cancelling_pairs(config: RunConfig, data: Description, module: nn.Modu
 
 
 def _check_class_shares(config: RunConfig, targets: Targets, outputs: int) -> None:
-    """Raise a :class:`ConfigError` if ``data.class_shares`` has another number of shares than expected, or if shares of classes miss 1."""
+    """Raise a :class:`ConfigError` if ``data.class_shares`` has a wrong number of shares, or if shares of classes do not add up to 1."""
     if not (shares := config.data.class_shares):
         return
     if len(shares) != (expected := len(_default_shares(targets, outputs))):
@@ -321,7 +322,7 @@ def _default_shares(targets: Targets, outputs: int) -> list[float]:
     hazards of the intervals. They are half of what they would be if equally many events fell into each interval and after the last.
     """
     if targets in ("class", "ordered"):
-        classes = outputs + (targets == "ordered")
+        classes = outputs + 1 if targets == "ordered" else outputs  # ordered classes have an output for each threshold between them
         return [1 / classes] * classes
     if targets == "survival":
         return [0.5 / (outputs + 1 - place) for place in range(outputs)]
@@ -364,7 +365,7 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
 def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
     """Return synthetic samples of the shape of ``data``: rows of a table, arrays, or random tokens for a pretrained model.
 
-    None for texts of other models, for other samples of several tensors, and for features, whose distribution is not known.
+    The result is None for texts of other models, for other samples of several tensors, and for features, whose distribution is not known.
     """
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:
@@ -381,7 +382,7 @@ def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
 
 
 def _mean_squared_gradient(module: nn.Module, data: Description, rows: Inputs | None) -> float | None:
-    """Return the mean of |J^T v|^2 over the ``rows``: J is the Jacobian of the outputs by the weights, v that of :func:`_output_direction`.
+    """Return the mean of |J^T v|^2 over ``rows``: J is the Jacobian of the outputs by the weights, v the vector of `_output_direction`.
 
     The result is None if there are no rows, if the model fails on them, or if its outputs do not depend on the weights. A copy of the model
     is used: the trial before the run, which refuses a forward that changes the model, needs it unchanged.
@@ -401,9 +402,10 @@ def _mean_squared_gradient(module: nn.Module, data: Description, rows: Inputs | 
 
 
 def _output_direction(data: Description) -> Tensor:
-    """Return the unit vector (K,) along the difference of the first two outputs, or along the first of a single or of parallel outputs.
+    """Return a unit vector (K,) in the space of the K outputs, along which gradients and noise are measured.
 
-    Gradients and noise are measured along it, because only differences of logits matter. Parallel outputs are one score plus offsets.
+    It lies along the difference of the first two outputs, because only differences of logits matter. A single output, or parallel outputs,
+    which are one score plus offsets, have the direction of the first output.
     """
     parallel = data.encoder is not None and data.encoder.targets in PARALLEL
     direction = torch.zeros(data.outputs)

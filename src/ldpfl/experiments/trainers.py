@@ -57,9 +57,12 @@ def trainer_of(
     clip = record_clip_of(mechanism)
     if config.mechanism.perturbed != "gradient":
         if clip is not None:
-            raise ConfigError(f"mechanism {mechanism.name!r} bounds each record's gradient: mechanism.perturbed must be 'gradient'")
+            perturbed = config.mechanism.perturbed
+            raise ConfigError(
+                f"mechanism {mechanism.name!r} clips each record's gradient, and mechanism.perturbed is {perturbed!r}: set it to 'gradient'"
+            )
         return VectorizedTrainer(local) if at_once else LoopTrainer(local)
-    # Only plain SGD without clipping of mini-batches is a single gradient.
+    # Only plain SGD without clipping of mini-batches is a single gradient: all settings but the rate and the rounds have their defaults.
     if local.optimiser != LocalOptimiser(local.optimiser.learning_rate, rounds=local.optimiser.rounds) or local.clip_norm is not None:
         raise ConfigError(
             "a gradient is taken once a round, at the broadcast weights: leave the client's optimiser and its clip_norm out "
@@ -115,13 +118,13 @@ def trainer_after_trial(
     # The first two clients hold samples 0 and 1, and the other two hold samples 2 and 3.
     clients, other_clients = (_made_up_clients(first, one_step).to(trial.data.device) for first in (0, 2))
     with _failures_as_config_errors(message_start):
-        one_client = _first_sample_alone(clients) if by_record else clients.head(1)
-        gradient = GradientTrainer(trial, at_once=False).train(weights, one_client)
-        separation_reason = _reason_to_train_separately(trial, weights, one_client, gradient)
+        first_step = _first_sample_alone(clients) if by_record else clients.head(1)
+        gradient = GradientTrainer(trial, at_once=False).train(weights, first_step)
+        separation_reason = _reason_to_train_separately(trial, weights, first_step, gradient)
         trainer = trainer_of(config, trial_with_config_precision, mechanism, at_once=not separation_reason, persons=made_up_persons)
         # The same samples give the same result before and after other samples, unless the model remembers or draws something.
         before, _, after = (trainer.train(weights, schedule) for schedule in (clients, other_clients, clients))
-    if not torch.equal(before.nan_to_num(), after.nan_to_num()):
+    if not torch.equal(before.nan_to_num(), after.nan_to_num()):  # NaN would not equal itself
         fault = (
             "gives other outputs for the same samples after it saw others: it remembers samples, or draws random numbers, and no mechanism "
             "protects that; let forward be a function of one sample"
@@ -211,11 +214,13 @@ def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor,
     compiled = None if compile_setting == "off" else _compiled_form(eager, weights, size)
     if compiled is None:
         return _eager_unless_on(compile_setting, trainer)
+    # ``size.samples / compiled.samples`` is how often the run calls the compiled step.
     if compile_setting == "auto" and not (has_compiler() and is_worth_compiling(size.samples / compiled.samples, compiled.work)):
         return trainer
     if not has_compiler():
         raise ConfigError("training.compile is 'on', and there is no C++ compiler: install g++, or leave training.compile at 'auto'")
-    reason, rounding = "its weights differ when compiled", _TOLERANCE if config.training.precision == "float32" else _TOLERANCE_BF16
+    reason = "its weights differ when compiled"  # replaced if compiling fails
+    rounding = _TOLERANCE if config.training.precision == "float32" else _TOLERANCE_BF16
     try:
         if all(_results_agree(compiled.trainer, eager, weights, schedule, compiled.start, rounding) for schedule in compiled.trials):
             return _on_samples_of(trainer, compiled.trainer)
@@ -224,7 +229,7 @@ def compiled_if_worthwhile(config: RunConfig, trainer: Trainer, weights: Tensor,
     except Exception as error:  # PyTorch compiles the user's forward; the message is about code and holds no private value
         reason = first_line(error)
     if compile_setting == "on":
-        raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}")
+        raise ConfigError(f"training.compile is 'on', and model {config.model.name!r} cannot be compiled: {reason}; leave it at 'auto'")
     warn(f"model {config.model.name!r} cannot be compiled ({reason}): it is trained uncompiled")
     return trainer
 
@@ -240,7 +245,7 @@ def _on_made_up_samples(trainer: Trainer, data: Dataset) -> Trainer:
 
 
 def _on_samples_of(trainer: Trainer, compiled: Trainer) -> Trainer:
-    """Return the ``compiled`` form of ``trainer``, which was tried on made-up samples, for the samples of ``trainer``."""
+    """Return the compiled form of ``trainer`` for its own samples. ``compiled`` is the form that was tried on made-up samples."""
     if isinstance(trainer, RecordGradientTrainer):
         # ``compiled_before`` says that the trial has compiled the same code already.
         return replace(trainer, compiled=CompiledSums(trainer.task, trainer.clip, compiled_before=True))
@@ -287,7 +292,7 @@ def _compiled_form(trainer: Trainer, weights: Tensor, size: RunSize) -> _Compile
         trials = tuple(
             _schedule_of_first_sample(steps.block, count, size.width) for count in sorted({min(2, count) for count in size.steps})
         )
-        work = partial(steps.work, weights, sent=steps.takes_one_step(trials[-1]))
+        work = partial(steps.work, weights, sent=steps.takes_one_step(trials[-1]))  # after a single step, its result is sent at once
         return _CompiledForm(steps, steps.block * size.width, work, trials, weights)
     if isinstance(trainer, RecordGradientTrainer) and trainer.task.data.device.type == "cpu" and trainer.at_once:
         if isinstance(trainer.task.module, CenteredLinear):  # in the first round it takes samples, not gradients
@@ -397,7 +402,7 @@ def _made_up_samples(samples: Samples, data: Dataset) -> Samples:
     generator = torch.Generator().manual_seed(0)
 
     def like(part: Tensor, tokens: int | None) -> Tensor:
-        """Return random values of the type of ``part``; whole numbers are below ``tokens``, or below 256 as the bytes of images are."""
+        """Return random values of the type of ``part``. Whole numbers are below ``tokens``; without tokens, they are bytes of images."""
         shape = (MADE_UP, *part.shape[1:])
         if part.is_floating_point():
             return torch.randn(shape, generator=generator, dtype=part.dtype)
@@ -448,7 +453,7 @@ def _check_parts(model: str, local: LocalTask) -> None:
         return
     signature, names = inspect.signature(local.module.forward), ", ".join(parts)
     try:
-        signature.bind(**dict.fromkeys(parts))
+        signature.bind(**dict.fromkeys(parts))  # raises if forward does not take these names; their values do not matter
     except TypeError as error:
         raise ConfigError(
             f"model {model!r} cannot be trained on these data: TypeError: {error}. Samples are the parts {names}, and its forward takes "

@@ -177,8 +177,9 @@ def _run_trial(cell: Cell, runner: Runner, private: Path) -> dict[str, Any]:
         # An error of a run that has begun says that its files are damaged, or that the rows have changed.
         if isinstance(error, LdpflError) and (not isinstance(error, ConfigError) or folder.config_path.exists()):
             raise
+        reason = error_without_data(error)
         make_folder(folder.path)
-        write_text(folder.stopped_path, reason := error_without_data(error))
+        write_text(folder.stopped_path, reason)
         runner.observer.warn(f"failed: {setting_label(cell)}: {reason}")
         return {"stopped": reason}
 
@@ -215,7 +216,10 @@ def candidates(tuning: Tuning, caller_objects: CallerObjects = NO_CALLER_OBJECTS
 
 
 def _trial_epsilons(tuning: Tuning, delta: float) -> tuple[float, float]:
-    """Return the epsilon of a trial with which the release keeps the tuning's target, and the part of it that is for the trial's score."""
+    """Return the epsilon of a trial with which the release keeps the tuning's target, and the part of it that is for the trial's score.
+
+    Raise a :class:`ConfigError` if ``tuning.evaluation_epsilon`` is no such part, or the target leaves no epsilon for a trial.
+    """
     trial_epsilon = _round_down(gaussian_epsilon(trial_mu(tuning.epsilon, tuning.count, delta), delta))
     evaluation_epsilon = tuning.evaluation_epsilon
     if evaluation_epsilon is None:
@@ -290,7 +294,7 @@ def guarantee_of(tuning: Tuning, settings_to_try: Sequence[Cell], caller_objects
         replace(row, lower=None, status=status, assumptions=(assumption, *row.assumptions))
         for row in sorted(worst_rows, key=lambda row: row.epsilon)
     ]
-    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])
+    release_assumptions = (*_PRIVATE_TRIALS, *trial_rows[0].assumptions[1:])  # without ``assumption``, which concerns all trials together
     release_row = replace(trial_rows[0], epsilon=total, trust_model="central", assumptions=release_assumptions)
     warnings = tuple(dict.fromkeys(line for statement in statements for line in statement.warnings))
     statement = Statement(delta, (release_row, *trial_rows), warnings=warnings)
@@ -314,7 +318,8 @@ def _trial_mu(ledger: Ledger, delta: float) -> float:
     for event in ledger.events:
         if not isinstance(event.release, GaussianRelease) or event.release.rate != 1:
             raise PrivacyError(
-                f"{event.release.mechanism} adds noise that is not Gaussian, which a tuning cannot account for: use 'dp-sgd'"
+                f"mechanism {event.release.mechanism!r} adds noise that is not Gaussian, or samples records, which a tuning cannot account "
+                "for: set mechanism.name to 'dp-sgd', and mechanism.sample_rate to 1"
             )
     return gaussian_mu(run_epsilon(ledger, delta), delta) * _MARGIN
 
@@ -322,7 +327,9 @@ def _trial_mu(ledger: Ledger, delta: float) -> float:
 def _check_charged(cell: Cell, folder: RunFolder, guarantee: TunedGuarantee) -> None:
     """Raise a :class:`PrivacyError` if a trial released more than was planned for it."""
     if folder.ledger_path.exists() and run_epsilon(folder.ledger(), cell.config.privacy.delta) > guarantee.trial_epsilon * _MARGIN:
-        raise PrivacyError(f"the trial in {folder.path} released more than was planned: nothing is released of this tuning")
+        raise PrivacyError(
+            f"the trial in {folder.path} released more than was planned, so the tuning releases nothing: report this fault of ldpfl"
+        )
 
 
 def _comparison_metrics(last_evaluation: dict[str, Any]) -> tuple[str, ...]:
@@ -350,11 +357,15 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
     """Prepare the folder ``out`` and the folder ``private`` in it, or check that they hold the same ``tuning``.
 
     Return the seed from which the number of trials (random, as the proof needs), their settings and their seeds are drawn.
+
+    Raises:
+        ConfigError: ``out`` holds something else, or ``tuning.seed`` is out of range.
+        DataError: a file of the tuning cannot be read.
     """
     mark, text = trials_mark(private), tuning.to_json()
     if not mark.exists():
         if out.exists() and (not out.is_dir() or any(path.name != PRIVATE for path in out.iterdir())):
-            raise ConfigError(f"{out} is not empty and not the folder of a tuning: give a new folder")
+            raise ConfigError(f"the output folder {out} is not empty and not the folder of a tuning: give a new folder")
         for folder in (out, private):
             make_folder(folder, 0o700)
             folder.chmod(0o700)
@@ -365,7 +376,8 @@ def _open_folders(tuning: Tuning, out: Path, private: Path) -> int:
     try:
         stored_text = read_text(mark)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{mark} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{mark} cannot be read: {reason}; make the file readable, or restore it from a backup") from None
     if stored_text != text:
         raise ConfigError(f"{out} holds another tuning, or this one with other settings: give another folder, or the same settings")
     return require_secret(secret_seed.load(private / secret_seed.FILE))
@@ -384,6 +396,7 @@ def _draw_trials(tuning: Tuning, settings_to_try: Sequence[Cell], secret: int) -
     def trial(number: int) -> Cell:
         """Return trial ``number``, from 1. Its setting is uniform up to 2^-200, and its seed has 128 bits, as a config allows."""
         cell, seed = settings_to_try[random_integer(number, 0) % len(settings_to_try)], random_integer(number, 1) >> 128
+        # A seed that the user gave determines the noise, too.
         secret_noise = {"secret_noise": True} if tuning.seed is None and cell.config.data.brought else {}
         return replace(cell, seed=seed, config=cell.config.model_copy(update={"seed": seed, **secret_noise}))
 

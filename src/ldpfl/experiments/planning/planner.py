@@ -108,7 +108,7 @@ class Setting:
             return validate(arguments)
         except ValidationError as error:
             first = error.errors()[0]
-            place, value = (first["loc"] or ("setting",))[-1], first["input"]
+            place, value = (first["loc"] or ("setting",))[-1], first["input"]  # no location: an error of the setting as a whole
             name = dict(enumerate(cls.__dataclass_fields__)).get(place, place) if isinstance(place, int) else place
             if name == "channel":
                 raise ConfigError(f"unknown channel {shown(value)}: {did_you_mean(str(value), get_args(Channel))}") from None
@@ -120,7 +120,10 @@ class Setting:
         if min(self.clients, self.weights, self.rounds) < 1:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
         if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
-            raise ConfigError(f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds: plan for fewer")
+            raise ConfigError(
+                f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds, got {self.clients:,} and "
+                f"{self.weights * self.rounds:,}: plan for fewer"
+            )
         check_delta(self.delta)
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(
@@ -208,7 +211,7 @@ class Plan(Shown):
         """Return a table of one row with the setting, its cost and each epsilon. Use ``pandas.concat`` to compare several plans."""
         import pandas
 
-        figures = {name: value for name, value in self.to_dict().items() if not isinstance(value, list)}
+        figures = {name: value for name, value in self.to_dict().items() if not isinstance(value, list)}  # a list does not fit in a cell
         return pandas.DataFrame([{name: inf if value == "infinity" else value for name, value in figures.items()}])
 
 
@@ -233,7 +236,7 @@ def plan(setting: Setting) -> Plan:
         sampling="everyone" if setting.participation == 1 else "secret" if setting.participates_in_secret else "visible",
         rate=setting.participation,
         channel=setting.channel,
-        known=setting.participation == 1,
+        known=setting.participation == 1,  # whether some client takes part in every round for certain, so that a lower bound holds
     )
     statement = account_groups([group], setting.delta)
     if group.sampling == "visible":
@@ -372,6 +375,7 @@ _ADVICE_WITHOUT_TARGET = (
 def client_counts_to_plot(setting: Setting) -> list[int]:
     """Return the numbers of clients at which to plot epsilon: from 10 to well above the number in ``setting``, on a logarithmic scale."""
     most = min(MOST_CLIENTS, 10_000 * setting.clients)
+    # 17 points draw a smooth curve. Rounding may make small ones equal, which ``unique`` removes.
     points = np.unique(np.round(np.geomspace(max(10, setting.colluding + 2), max(most, 100_000), 17)).astype(np.int64))
     return [int(point) for point in points]
 
@@ -385,7 +389,8 @@ def central_epsilon_bounds(setting: Setting, clients: int) -> tuple[float, float
     check_central_is_solvable(setting)
     cohort = max(1, cohort_size(setting.participation, clients) - setting.colluding)
     rounds = _shuffled_rounds(setting, cohort)
-    return _lower_bound(rounds, setting.delta) if setting.participation == 1 else nan, _upper_bound(rounds, setting.delta)
+    lower = _lower_bound(rounds, setting.delta) if setting.participation == 1 else nan
+    return lower, _upper_bound(rounds, setting.delta)
 
 
 def _shuffled_rounds(setting: Setting, cohort: int) -> ShuffledRounds:

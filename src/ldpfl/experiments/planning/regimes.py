@@ -183,8 +183,8 @@ class RegimeRequest:
         counts = (self.honest, self.weights, self.rounds, self.records, self.group, self.linked)
         if min(counts) < 1 or self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
             raise ConfigError(
-                "expected 1 or more each of honest clients (clients less colluding), weights, rounds, records, group and linked; at most "
-                f"{MOST_CLIENTS:.0e} clients; and at most {MOST_REPORTS:.0e} weights x rounds"
+                "expected 1 or more each of honest clients (clients less colluding), weights, rounds, records, group and linked, at most "
+                f"{MOST_CLIENTS:.0e} clients, and at most {MOST_REPORTS:.0e} weights x rounds; got {', '.join(map(str, counts))}"
             )
         if max(self.group, self.linked) > 1 and self.regime != "shuffled":
             raise ConfigError(f"the options group and linked apply only to the regime shuffled, not to {self.regime}: leave both out")
@@ -193,7 +193,7 @@ class RegimeRequest:
                 f"part is {self.part!r}, but persons are protected only in the regimes records and records-summed, not in {self.regime}: "
                 "leave it out"
             )
-        if self.evaluation_epsilon and not (not self.reports_once and 0 < self.evaluation_epsilon < self.target):
+        if self.evaluation_epsilon and (self.reports_once or not 0 < self.evaluation_epsilon < self.target):
             raise ConfigError(
                 f"evaluation_epsilon is {self.evaluation_epsilon:g}: expected a number above 0 and below the target of {self.target:g}, "
                 "in any regime but local, in which a client reports once"
@@ -231,17 +231,18 @@ class RegimeRequest:
     def mechanism(self, strength: float) -> Mechanism:
         """Return the mechanism of the regime with this strength.
 
-        Sums use a lattice that keeps the sum of all clients' integers within the numbers that they send.
+        Sums use a lattice of integers, so coarse that the sum over all clients fits into the number of bits that each client sends.
         """
         if self.regime == "shuffled":
             return RotatedSign(strength, group=self.group)
         if self.regime == "local":
             return PrivUnitG(strength, norm=1.0)
-        noise, weight = 1 / strength, float(self.records) if self.protects_records else 1.0
-        lattice = Lattice.for_sum(self.clients, weight, noise, self.weights) if self.is_summed else Lattice()
+        noise = 1 / strength
+        vectors = float(self.records) if self.protects_records else 1.0  # number of vectors that each client adds up
+        lattice = Lattice.for_sum(self.clients, vectors, noise, self.weights) if self.is_summed else Lattice()
         clip = RecordClip(norm=1.0, steps=lattice.steps)
         if self.protects_records:
-            return DpSgd(clip, noise, summed=self.is_summed, bits=lattice.bits, records=weight, part=self.part)
+            return DpSgd(clip, noise, summed=self.is_summed, bits=lattice.bits, records=vectors, part=self.part)
         return DpFedAvg(clip, noise, summed=self.is_summed, bits=lattice.bits)
 
     def rounds_at(self, strength: float) -> RoundGroup:
@@ -297,7 +298,7 @@ class RegimeRequest:
     def plan(self, strength: float) -> RegimePlan:
         """Return the plan for a mechanism of this strength.
 
-        Its noise is the length of the noise vector in the mean: the standard deviation in one coordinate times sqrt(weights).
+        The plan's ``noise`` is the length of the noise vector in the mean: the standard deviation in one coordinate times sqrt(weights).
         """
         mechanism = self.mechanism(strength)
         cohort = self.clients // self.rounds if self.reports_once else self.clients
@@ -320,7 +321,7 @@ class RegimeRequest:
             wanted=self.count_for_small_noise(noise),
             group=self.group,
             relay_records=ceil(mechanism.release(self.ranges).units / self.linked),
-            bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,
+            bytes_per_client=(payload_bits(mechanism, self.ranges) + 7) // 8,  # whole bytes
             reports=1 if self.reports_once else self.rounds,
             linked=self.linked,
             colluding=self.colluding,

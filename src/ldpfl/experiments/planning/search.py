@@ -55,10 +55,10 @@ def reachable_range(epsilon_of: Callable[[float], float]) -> str:
 
 
 def smallest_argument(function: Decreasing, guess: float, target: float, low: float, high: float, tolerance: float) -> float | None:
-    """Return an x in [low, high] with ``function(x)`` <= ``target``, at most a relative ``tolerance`` above the smallest; else None.
+    """Return the smallest x in [low, high] with ``function(x)`` <= ``target``; None if there is no such x.
 
-    ``function`` must be decreasing. From ``guess``, steps of growing length find two points with the solution between them. Brent's method
-    then narrows this bracket, on logarithmic scales.
+    The result may be too large by a relative ``tolerance``. ``function`` must be decreasing. From ``guess``, steps of growing length find
+    two points with the solution between them. Brent's method then narrows this bracket, on logarithmic scales.
     """
 
     @cache
@@ -69,12 +69,12 @@ def smallest_argument(function: Decreasing, guess: float, target: float, low: fl
     start, step = min(max(log(guess), log(low)), log(high)), _FIRST_STEP
     left = right = start
     if excess(start) <= 0:
-        while left > log(low) and excess(left) <= 0:
+        while left > log(low) and excess(left) <= 0:  # the target is kept: go left until it is not
             left, right, step = max(left - step, log(low)), left, 2 * step
         if excess(left) <= 0:
             return exp(left)
     else:
-        while excess(right) > 0:
+        while excess(right) > 0:  # the target is missed: go right until it is kept
             if right >= log(high):
                 return None
             left, right, step = right, min(right + step, log(high)), 2 * step
@@ -123,6 +123,7 @@ def smallest_count(function: Callable[[int], float], guess: float, target: float
         if enough - too_few <= width:
             break
         if previous is not None and previous[0] != position:
+            # The bounds are for rounding errors, by which the slope between two close points may be 0 or negative.
             slope = min(max((previous[1] - excess) / (position - previous[0]), 0.05), 20.0)
         previous = position, excess
         proposed = (too_few + enough) // 2 if step % 8 == 0 else ceil(exp(min(position + excess / slope, log(highest))))
