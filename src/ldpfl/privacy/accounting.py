@@ -210,9 +210,8 @@ def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Pr
 def _release_for_removal(group: RoundGroup, *, may_be_least_squares: bool) -> Release:
     """Return the release of ``group`` with mu set to twice the mu of removing a record, since ``added_epsilon`` halves mu.
 
-    The mu of ``group.release`` is for replacing a record. Removing a record moves a sum of gradients half as far: mu stays. It moves
-    one-hot counts 1 / sqrt(2) times as far, so mu is multiplied by sqrt(2). It moves the sums of products of least squares at most
-    1.36 / 2 times as far, which is less, so the same factor is enough.
+    Removing a record moves a sum of gradients half as far as replacing it: mu stays. It moves one-hot counts 1 / sqrt(2) times as far, and
+    the sums of products of least squares at most 1.36 / 2 times as far, which is less: for both, mu is multiplied by sqrt(2).
     """
     release = group.release
     if isinstance(release, GaussianRelease) and (group.histograms or may_be_least_squares):
@@ -285,8 +284,7 @@ _MAX_COSTLIEST = 8
 def _candidates_for_costliest_round(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
     """Return a few single rounds. Under any trust model, one of them costs at least as much as the costliest round of ``groups``.
 
-    The result has the rounds that are not dominated: no other round certainly costs at least as much. If these are many, they are replaced
-    by made-up rounds, each of which dominates several of them.
+    Rounds that another one dominates (certainly costs as much as) are left out. If many remain, a few made-up, costlier ones replace them.
     """
     undominated: list[RoundGroup] = []
     for round_group in dict.fromkeys(replace(group, rounds=1) for group in groups):

@@ -249,8 +249,7 @@ def _hides_member(thing: Any, name: str, lineage: list[type]) -> bool:
     if member is None or type(member) is cached_property:
         return False
     field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
-    is_descriptor = hasattr(member, "__get__")  # such as a property
-    return callable(member) or is_descriptor or name not in field_names
+    return callable(member) or hasattr(member, "__get__") or name not in field_names  # a property has ``__get__``
 
 
 def _values_held_by(thing: object) -> Iterator[object]:

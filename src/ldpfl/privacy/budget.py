@@ -160,8 +160,7 @@ class Budget:
         if not request.protected:
             if books.limit.epsilon == 0:  # the budget was moved to another file, or an operator stopped all reports
                 raise request.declined(f"the budget set in {self.path} is 0, which allows no report", Exhausted)
-            # Policy.check allowed the mechanism by name. Once the release is charged, the spent epsilon is infinite: no protected one fits.
-            return
+            return  # Policy.check allowed the mechanism; once this is charged, the spent epsilon is infinite: no protected release fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
         if why := self._why_unbounded(books):

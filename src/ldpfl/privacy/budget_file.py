@@ -62,8 +62,7 @@ _TABLES = (
     "CREATE TABLE refusals (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL)",
 )
 
-_CHARGED = "at, run, round, release, cohort, transport, linked, person, node"
-"""Columns of a charge, apart from its number and digest."""
+_CHARGED = "at, run, round, release, cohort, transport, linked, person, node"  # a charge, apart from its number and digest
 # The largest number of reports that were charged for one round over the relay.
 _TOGETHER = (
     "SELECT coalesce(max(reports), 1) FROM (SELECT count(*) AS reports FROM charges WHERE transport <> 'direct' GROUP BY run, round)"
@@ -197,8 +196,7 @@ def most_that_fit(fits: Callable[[int], bool]) -> int:
         low, high = high, 2 * high
     if high >= MAX_ROUNDS_LEFT:
         return MAX_ROUNDS_LEFT
-    first_too_large = bisect_left(range(high), True, lo=low, key=lambda number: not fits(number))
-    return first_too_large - 1
+    return bisect_left(range(high), True, lo=low, key=lambda number: not fits(number)) - 1  # the one before the first that does not fit
 
 
 def read_books(path: Path, protects: Protected = "client") -> Books:
@@ -253,10 +251,7 @@ def _create(path: Path, limit: Limit) -> Books:
 
 @contextmanager
 def budget_transaction(path: Path, *, write: bool = False, patience: float = LOCK_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
-    """Check the budget file and yield a transaction on it. If the block ends without an error, it is committed durably.
-
-    Raises :class:`Declined` if the file is missing, unreliable, or in use by another process for more than ``patience`` seconds.
-    """
+    """Check the budget file and yield a transaction on it, committed durably if the block ends without an error. May raise Declined."""
     with _sqlite_transaction(_private_path(path), write=write, patience=patience) as connection:
         _check_sound(connection, path)
         yield connection

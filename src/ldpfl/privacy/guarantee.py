@@ -279,5 +279,4 @@ class Statement(Shown):
 
 
 def _epsilon_of(row: Guarantee | None) -> float | None:
-    """Return the epsilon of ``row``; None without a row."""
     return None if row is None else row.epsilon

@@ -56,8 +56,7 @@ class Ledger:
             DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
         """
         longer_ledger = Ledger((*self.events, _require_later(self.events, event)))
-        # A ledger is saved after each round. If this one's lines are cached, reuse them: only the new event is serialised.
-        if "_chain" in vars(self):
+        if "_chain" in vars(self):  # a ledger is saved after each round: reuse the cached lines, and serialise only the new event
             lines, last_hash = self._chain
             line, new_hash = _line_and_hash(event, last_hash)
             vars(longer_ledger)["_chain"] = ((*lines, line), new_hash)

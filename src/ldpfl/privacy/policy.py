@@ -91,7 +91,6 @@ class Request:
         """Return the request for one report of ``mechanism``. Pass the object that will encode the report, not a copy.
 
         Args:
-            ranges: the clipping ranges, by which ``mechanism`` states its release.
             chosen_by: the mechanism that returned ``mechanism`` for this round, if any. Then the guarantee rests on the code of both.
         """
         return cls(run, round, released(mechanism, ranges, chosen_by=chosen_by), cohort, transport, key, linked)

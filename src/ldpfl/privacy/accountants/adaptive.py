@@ -122,8 +122,7 @@ def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> flo
     pure = filtered_epsilon(releases, inf, delta)
     sufficient_budgets = [pure]
     if delta > 0:
-        # The best of many fixed orders, rounded as by filter_order, is a lower end. A budget of the upper end is likely to suffice; the
-        # pure sum certainly does.
+        # The best of many fixed orders, rounded as by filter_order, is a lower end. The upper end is likely to suffice; the pure sum does.
         epsilons = np.array([filtered_epsilon(releases, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
         low, high = float(epsilons.min()), float(min(pure, epsilons.min() * 4 + 1))
         for _ in range(60):

@@ -26,7 +26,6 @@ class Accountant(ABC):
     def _distance_by_deltas(self) -> float:
         """Return the smallest distance that follows from the epsilons at 59 deltas. For accountants that compute epsilon fast.
 
-        (epsilon, delta) in both directions bound the distance by (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), which is
-        tanh(epsilon / 2) (1 - delta) + delta.
+        (epsilon, delta) in both directions bound it by (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) = tanh(epsilon / 2) (1 - delta) + delta.
         """
         return min(tanh(self.epsilon(delta) / 2) * (1 - delta) + delta for delta in _DELTAS)

@@ -128,7 +128,6 @@ class TrialCount:
     def drawn(self, word: int) -> int:
         """Return the number of trials that a uniformly random ``word`` of 256 bits draws from the law."""
         remaining = word % sum(self.weights)  # uniform but for 2^-190, since the weights add up to some 2^64
-        # The numbers of trials share the range of ``remaining``: each has an interval as long as its weight.
         for number, weight in enumerate(self.weights, start=1):
             if remaining < weight:
                 return number

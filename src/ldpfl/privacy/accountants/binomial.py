@@ -47,12 +47,10 @@ class Binomial:
 
     @property
     def mean(self) -> float:
-        """Mean number of coins that show 1."""
         return self.count * sigmoid(self.log_odds)
 
     @property
     def variance(self) -> float:
-        """Variance of the number of coins that show 1."""
         return self.count * sigmoid(self.log_odds) * sigmoid(-self.log_odds)
 
     def log_pmf(self) -> tuple[int, Array]:

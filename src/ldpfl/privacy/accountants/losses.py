@@ -23,8 +23,7 @@ from ldpfl.util.lazy_imports import optimize
 MAX_SIZE = 1 << 22
 """Largest number of losses that a convolution may produce: about a second, and 300 MB, on one core."""
 
-_SMALLEST = 1e-200
-"""Smaller masses are set to 0 before a composition, in which they would cause overflow."""
+_SMALLEST = 1e-200  # smaller masses are set to 0 before a composition, in which they would cause overflow
 
 _ROUNDING = 1e-15
 """Relative error of one Fourier coefficient; raising to the k-th power multiplies it by k."""

@@ -19,13 +19,11 @@ from ldpfl.privacy.accountants.losses import from_curve
 from ldpfl.privacy.accountants.shuffled_bits import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, round_curve, round_limit
 
-_POINTS = 4096
-"""Number of epsilons, apart from 0, at which the curve of one round is computed."""
+_POINTS = 4096  # epsilons, apart from 0, at which the curve of one round is computed
 _WIDTH = 1.03
 """Largest ratio of the cohort sizes that are merged into one cell."""
 
-_NEGLIGIBLE = 1e-9
-"""Largest probability of the cohort sizes that are left out."""
+_NEGLIGIBLE = 1e-9  # largest probability of the cohort sizes that are left out
 
 
 def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:

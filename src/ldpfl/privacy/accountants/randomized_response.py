@@ -57,8 +57,7 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
     return delta_of(losses, masses, epsilon)
 
 
-_TINY_DELTA = 1e-12
-"""Delta below which the computed epsilon is rounded up by a relative 1e-12."""
+_TINY_DELTA = 1e-12  # below this delta, epsilon is rounded up by a relative 1e-12
 
 _DELTA_ROUNDED = 1e-10
 """Relative rounding error of delta at epsilon 0, whose terms are all positive."""

@@ -103,7 +103,6 @@ class ShuffledLosses:
 
     @property
     def losses(self) -> Array:
-        """(2 half + 1,) the losses that the columns of ``masses`` belong to, ascending."""
         return np.arange(-self.half, self.half + 1) * self.step
 
     @cached_property
@@ -128,8 +127,7 @@ class ShuffledLosses:
     def tilted(self, order: Array) -> tuple[Array, Array, Array]:
         """Return mean, variance and a bound of the third absolute central moment under the weights e^(order * loss), (T, rows) each.
 
-        T is the number of orders. By Cauchy-Schwarz, the third absolute moment is at most sqrt(variance * fourth moment). These moments of
-        all rows follow from one matrix product, unlike the third absolute moment.
+        By Cauchy-Schwarz, the third moment is at most sqrt(variance * fourth moment). One matrix product gives these two for all rows.
         """
         parts = [self._tilted(order[start : start + _AT_ONCE]) for start in range(0, order.size, _AT_ONCE)]
         mean, variance, third = (np.concatenate(found) for found in zip(*parts, strict=True))

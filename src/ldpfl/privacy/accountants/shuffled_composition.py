@@ -38,10 +38,8 @@ from ldpfl.privacy.accountants.shuffled_bits import (
 )
 
 _BERRY_ESSEEN = 0.56
-_CURVE_POINTS = 8192
-"""Number of epsilons, apart from 0, at which the curve of one round is computed."""
-_MAX_SIZES = 8
-"""Number of distinct cohort sizes in an upper bound, after rounding."""
+_CURVE_POINTS = 8192  # epsilons, apart from 0, at which the curve of one round is computed
+_MAX_SIZES = 8  # distinct cohort sizes in an upper bound, after rounding
 _MAX_ATTAINED_SIZES = 16
 """Number of distinct cohort sizes in a lower bound, after rounding: each takes a sixth of a second."""
 _MAX_EPSILONS = 16
@@ -55,8 +53,7 @@ The time for a bit's losses grows with that root. If the limit is exceeded, epsi
 
 _UP = 1 + 2.0**-50
 """Factor for rounding epsilon up. Close to the pure sum, the last digits of epsilon change delta by a thousandth."""
-_ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)
-"""Numbers of grid points on each side of loss 0 that a lower bound tries in turn."""
+_ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)  # grid points on each side of loss 0, tried in turn for a lower bound
 
 
 @dataclass(frozen=True)
