@@ -312,7 +312,7 @@ def test_as_many_colluding_clients_as_took_part_are_refused(colluding: int) -> N
 
 def test_the_smallest_cohort_bounds_the_colluding_ones() -> None:
     ledger = direct(BIT).charge(RoundEvent(2, BIT, 3, 100, 2, channel="direct"))
-    with pytest.raises(ConfigError, match="between 0 and 2"):
+    with pytest.raises(ConfigError, match="expected 0 to 2"):
         account(ledger, DELTA, 3)
 
 

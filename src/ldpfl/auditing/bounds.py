@@ -77,7 +77,7 @@ def most_distinguishing_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple
 def event_epsilon(first: Counts, second: Counts, test_row: int, delta: float, error: float) -> float:
     """Return a lower bound of epsilon from the event that best distinguishes two inputs with counts (3, B) of their outcomes.
 
-    Rows 0 and 1 of the counts choose the event, and the row ``test_row`` gives the bound. It is valid for row 2, but a mere guess for row 1.
+    Rows 0 and 1 of the counts choose the event, and the row ``test_row`` gives the bound: valid for row 2, a mere guess for row 1.
     """
     event = most_distinguishing_bins((first[0], second[0]), (first[1], second[1]), error)
     hits = int(first[test_row][event].sum()), int(second[test_row][event].sum())
