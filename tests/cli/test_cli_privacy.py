@@ -219,7 +219,7 @@ def test_a_file_that_is_no_ledger_gets_one_line(name: str, ldpfl: CommandLine) -
         (["a.json", "--delta", "1"], "delta"),
         (["a.json", "--delta", "nan"], "delta"),
         (["a.json", "--delta", "x"], "--delta"),
-        (["a.json", "--colluding", "100"], "colluding must lie between 0 and 99"),
+        (["a.json", "--colluding", "100"], "is 100, expected 0 to 99"),
         (["a.json", "--colluding", "-1"], "--colluding"),
         (["a.json", "--set", "seed=1"], "a ledger, which has none: leave them out"),
         (["ldp-fl/mnist", "--set", "seeed=1"], "seeed"),

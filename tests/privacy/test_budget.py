@@ -228,7 +228,7 @@ def test_a_file_with_two_names_is_no_budget(path: Path) -> None:
     other = path.with_name("other.sqlite")
     other.hardlink_to(path)
     for name in (path, other):
-        declined(lambda name=name: Budget(name, POLICY).charge(request(1)), "has another name, a hard link")  # type: ignore[misc]
+        declined(lambda name=name: Budget(name, POLICY).charge(request(1)), "has 2 names (hard links)")  # type: ignore[misc]
     other.unlink()
     assert Budget(path, POLICY).charge(request(1)) == 1
 

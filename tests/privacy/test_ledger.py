@@ -498,9 +498,9 @@ IMPOSSIBLE: dict[str, tuple[tuple[RoundEvent, ...], str]] = {
     "a round in the middle is missing": ((event(1), event(3)), "event 2: round 3 comes after round 1"),
     "the first round is missing": ((event(2),), "event 1: round 2 comes after round 0"),
     "fewer rounds joined than before": ((event(1), event(2), event(3, 1, 1, sampling="visible")), "event 3: a client cannot have joined 2"),
-    "a thousand billion clients": ((event(1, 10**12, population=10**12),), "more than 1e9 clients"),
-    "more than any noise hides": ((RoundEvent(1, PureRelease("a", 1e300, 1, "vector", author=OURS), 5, 5, 1),), "or above 1e9"),
-    "an epsilon of nothing": ((RoundEvent(1, PureRelease("a", 1e-320, 1, "vector", author=OURS), 5, 5, 1),), "a parameter below 1e-15"),
+    "a thousand billion clients": ((event(1, 10**12, population=10**12),), "expected at most 1e9 clients"),
+    "more than any noise hides": ((RoundEvent(1, PureRelease("a", 1e300, 1, "vector", author=OURS), 5, 5, 1),), "expected 1e-15 to 1e9"),
+    "an epsilon of nothing": ((RoundEvent(1, PureRelease("a", 1e-320, 1, "vector", author=OURS), 5, 5, 1),), "expected 1e-15 to 1e9"),
 }
 
 

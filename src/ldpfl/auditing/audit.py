@@ -34,8 +34,7 @@ class MechanismAudit(Shown):
         trials: number of randomised units for each input, over all layers.
         error_rate: largest probability that a sound mechanism fails any of the checks.
         checks: results of all checks.
-        epsilon_findable: lower bound of epsilon that so many trials would give if every one of them showed its input. A larger epsilon
-            cannot be found.
+        epsilon_findable: largest epsilon that so many trials can show: the lower bound that they give if every one of them shows its input.
         mu_findable: the same for mu; None unless the release is Gaussian.
     """
 
@@ -78,18 +77,16 @@ class MechanismAudit(Shown):
 def audit_mechanism(
     mechanism: Mechanism, *, trials: int = 1_000_000, seed: int | None = None, error_rate: float = ERROR_RATE
 ) -> MechanismAudit:
-    """Audit ``mechanism`` as a black box: encode, payloads, read, decode and aggregate are the real ones.
+    """Audit ``mechanism`` as a black box. It encodes, sends, reads, decodes and aggregates reports by its real code.
 
-    Checked are the privacy loss at the worst inputs, inside and beyond the range; bias; variance; that every client,
-    weight and call has noise of its own; and the wire. ``trials`` units are randomised for each of eight inputs
-    (rounded up to whole blocks). Where the guarantee's unit is a weight, every value of every client is a trial;
-    otherwise a client's row is one, or its part in a layer if that is the unit, judged by its projection on the
-    difference of the two inputs.
+    The audit checks the privacy loss of inputs inside and beyond the range, bias, variance, whether every client, weight and call has noise
+    of its own, and the bytes that are sent. ``trials`` units are randomised for each of eight inputs (rounded up to whole blocks). If the
+    guarantee's unit is a weight, every weight of every client is a trial. Else a trial is a client's row, or the row's part in a layer if
+    that is the unit. Such a row is judged by its projection on the difference of the two inputs.
 
-    The checks share ``error_rate`` equally, and each divides its part over all that it compares: a sound mechanism
-    fails the whole audit with probability at most ``error_rate`` (Bonferroni). That is exact for epsilon. For bias and
-    variance it holds for estimates that are bounded by the largest that were seen; for independence, for noise whose
-    squares average out over each comparison.
+    The checks share ``error_rate`` equally, and each divides its part over all that it compares. So a sound mechanism fails the whole audit
+    with probability at most ``error_rate`` (Bonferroni). That is exact for epsilon. For bias and variance, it assumes that no estimate is
+    larger than the largest one that was seen. For independence, it assumes that the squares of noise average out over each comparison.
 
     Without a ``seed`` the bits are the operating system's, as in a deployed client; with one the audit is reproducible.
 

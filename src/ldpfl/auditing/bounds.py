@@ -45,7 +45,7 @@ def epsilon_lower_bound(hits: tuple[int, int], trials: tuple[int, int], delta: f
     """Return a lower bound of epsilon in an (epsilon, ``delta``) guarantee, from one event under two inputs.
 
     It is ``log((p - delta) / q)``, with p the lower bound of the event's probability under the first input, and q the upper bound under the
-    second. The event must have been chosen without looking at these trials. Minus infinity if nothing can be concluded.
+    second. The event must have been chosen without looking at these trials. Return minus infinity if nothing can be concluded.
 
     Source: the definition of differential privacy, read as a statistical test (Jagielski et al. 2020; Nasr et al. 2021).
     """
@@ -55,12 +55,12 @@ def epsilon_lower_bound(hits: tuple[int, int], trials: tuple[int, int], delta: f
 
 
 def most_distinguishing_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple[Counts, Counts], error: float) -> Mask:
-    """Choose the bins (B,) whose union best distinguishes the first input from the second.
+    """Return a mask (B,) of the bins whose union best distinguishes the first input from the second.
 
-    Both arguments are counts (B,) under the first and under the second input. The bins are sorted in several orders: from the left, from
-    the right, and by likelihood ratio, of single bins or with their neighbours. So half-lines, intervals and single values are all found.
-    Candidates are the first n bins of each order, for every n. The candidate with the largest lower bound of epsilon is chosen. Orders and
-    choice use different trials; otherwise bins that differ by chance would be chosen.
+    ``ordered_by`` and ``chosen_by`` are pairs of counts (B,), under the first and under the second input. The bins are sorted in several
+    orders: from the left, from the right, and by likelihood ratio, of single bins or with their neighbours. So half-lines, intervals and
+    single values are all found. Candidates are the first n bins of each order, for every n. The candidate with the largest lower bound of
+    epsilon is chosen. Orders and choice use different trials; otherwise bins that differ by chance would be chosen.
     """
     best, chosen = -inf, np.zeros(ordered_by[0].size, dtype=np.bool_)
     for order in _bin_orders(*ordered_by):
@@ -77,7 +77,7 @@ def most_distinguishing_bins(ordered_by: tuple[Counts, Counts], chosen_by: tuple
 def event_epsilon(first: Counts, second: Counts, test_row: int, delta: float, error: float) -> float:
     """Return a lower bound of epsilon from the event that best distinguishes two inputs with counts (3, B) of their outcomes.
 
-    Rows 0 and 1 of the counts choose the event, and ``test_row`` gives the bound. It is valid only for row 2; with row 1 it is a guess.
+    Rows 0 and 1 of the counts choose the event, and the row ``test_row`` gives the bound: valid for row 2, a mere guess for row 1.
     """
     event = most_distinguishing_bins((first[0], second[0]), (first[1], second[1]), error)
     hits = int(first[test_row][event].sum()), int(second[test_row][event].sum())
@@ -95,7 +95,7 @@ def _bin_orders(first: Counts, second: Counts) -> Iterator[NDArray[np.intp]]:
 
 
 def wilson_limits(hits: Any, trials: int, error: float) -> tuple[Floats, Floats]:
-    """Return approximate confidence limits of probabilities (Wilson's). They are fast, and used only for choosing events."""
+    """Return approximate lower and upper confidence limits of probabilities (Wilson's). They are fast, and only used to choose events."""
     z_squared = float(special.ndtri(error / 2)) ** 2
     center = (hits + z_squared / 2) / (trials + z_squared)
     spread = np.sqrt(z_squared * (hits * (trials - hits) / trials + z_squared / 4)) / (trials + z_squared)
@@ -140,8 +140,8 @@ def mean_bound(count: int, variance: float, largest: float, error: float) -> flo
     """Return a bound of the distance between the mean of ``count`` independent values and its expectation.
 
     The bound fails with a probability of at most ``error``. ``variance`` bounds the variance of one value, and ``largest`` the distance of
-    a value from its expectation. The bound is close to that of a normal distribution if many values
-    differ from the expectation. It also holds for rare large values, for which a z-test fails.
+    a value from its expectation. If many values differ from the expectation, the bound is close to that of a normal distribution. It also
+    holds for rare large values, for which a z-test fails.
 
     Source: Bernstein 1924, both sides.
     """
@@ -171,6 +171,7 @@ class Correlation:
 
     @property
     def accepted(self) -> bool:
+        """Whether chance explains the correlation."""
         return self.figure <= self.bound  # False for NaN
 
 
@@ -211,7 +212,7 @@ def most_correlated_lag(rows: Floats, error: float) -> Correlation:
 
 
 def _largest_product(first: Floats, second: Floats | None) -> float:
-    """Return an upper bound of the absolute value of a product of two values, one of each array; both of ``first`` if the other is None."""
+    """Return the largest absolute product of a value of ``first`` and one of ``second``; without ``second``, of two values of ``first``."""
     return float(np.abs(first).max()) * float(np.abs(first if second is None else second).max())
 
 
@@ -219,7 +220,7 @@ def threshold_epsilon(choosing: tuple[Floats, Floats], testing: tuple[Floats, Fl
     """Return a lower bound on epsilon from the events that a statistic lies above, or below, a threshold; 0 if nothing was shown.
 
     Both arguments are pairs of samples of the statistic: under the input that makes it large, and under the input that makes it small.
-    Thresholds are chosen on ``choosing``, and the bound is computed from ``testing``.
+    Thresholds are chosen on ``choosing``, and the bound is computed from ``testing``. It is wrong with probability ``error`` at most.
     """
     high, low = testing
     above = _most_distinguishing_threshold(*choosing, error / 2)
@@ -230,11 +231,16 @@ def threshold_epsilon(choosing: tuple[Floats, Floats], testing: tuple[Floats, Fl
 
 
 def _most_distinguishing_threshold(high: Floats, low: Floats, error: float) -> float:
-    """Return the threshold with the largest ratio of confidence limits: of ``high`` above it (lower limit) to ``low`` above it (upper)."""
-    thresholds = _candidate_thresholds(np.concatenate([high, low]))[:-1]
+    """Return the threshold that values of ``high`` exceed most often, compared with values of ``low``.
+
+    It maximises the ratio of two confidence limits, at the error rate ``error`` each: the lower limit of the probability that a value of
+    ``high`` exceeds it, and the upper limit for ``low``.
+    """
+    thresholds = _candidate_thresholds(np.concatenate([high, low]))[:-1]  # no value exceeds the last one
     above_high = high.size - np.searchsorted(np.sort(high), thresholds, side="right")
     above_low = low.size - np.searchsorted(np.sort(low), thresholds, side="right")
-    at_least, at_most = wilson_limits(above_high, high.size, error)[0], wilson_limits(above_low, low.size, error)[1]
+    at_least = wilson_limits(above_high, high.size, error)[0]
+    at_most = wilson_limits(above_low, low.size, error)[1]
     return float(thresholds[int(np.argmax(at_least / at_most))])
 
 
@@ -242,7 +248,7 @@ def best_threshold(high: Floats, low: Floats) -> float:
     """Return the threshold t for which "a value above t is from the sample ``high``, others are from ``low``" is right most often."""
     thresholds = _candidate_thresholds(np.concatenate([high, low]))
     high_below, low_below = (np.searchsorted(np.sort(sample), thresholds, side="right") for sample in (high, low))
-    return float(thresholds[int(np.argmin(high_below - low_below))])  # wrong values, less a constant
+    return float(thresholds[int(np.argmin(high_below - low_below))])  # high_below + (low.size - low_below) values are judged wrongly
 
 
 def _candidate_thresholds(values: Floats) -> Floats:

@@ -44,6 +44,7 @@ PAIRS = ((1.0, -1.0), (10.0, -10.0), (FAR, -1.0), (0.0, 1.0))
 
 INSIDE = (-1.0, -0.5, 0.0, 0.25, 1.0)
 OUTSIDE = (-10.0, 10.0, FAR)
+"""Inputs whose estimates are tested for bias and variance, as distances from the center in radii: in the range, and beyond it."""
 
 _BLOCK = 1 << 19
 """Largest number of values in one call of ``encode``."""
@@ -150,7 +151,7 @@ class Examination:
         self.epsilon, self.delta = guarantee.epsilon, guarantee.delta
         # Where units are mixtures of weights, a trial replaces a client's whole row, which may change all units.
         self.epsilon_of_trial = guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1)
-        # A mechanism that claims no privacy need not clamp, so it is not tested with inputs beyond the range.
+        # A mechanism that claims no privacy need not clip, so it is not tested with inputs beyond the range.
         self.positions = (*INSIDE, *(() if isinf(self.epsilon) else OUTSIDE))
         self.release = mechanism.release(probe.ranges)
         if isinstance(self.release, GaussianRelease) and mechanism.properties.delta == 0:  # no epsilon would be finite, so none tested
@@ -212,6 +213,7 @@ class Examination:
         sizes = [(self.bench.groups, self.blocks_per_half * self.bench.trials)]
         sizes += [] if self.bench.by_weight else [(1, (_NEIGHBOUR_DRAWS - 2) * self.bench.rows)]
         for groups, trials in sizes:
+            # All trials of one input have the outcome 0, and all of the other the outcome 1.
             outcomes = np.broadcast_to(trials * np.eye(2, dtype=np.int64)[:, None, None], (2, 3, groups, 2))
             found = max(found, self._epsilon_lower_bound({0.0: outcomes[0], 1.0: outcomes[1]}, (0.0, 1.0)))
         return found
@@ -318,7 +320,7 @@ class Examination:
         if self.bench.by_weight:
             yield self._weight_bias_check()
             yield self._other_weights_check(first, neighbour)
-        if not self.bench.by_weight:
+        else:
             yield from self._neighbour_checks()
         if self.noise_is_fresh_in_weights:
             noise = self.bit_bench.noise()
@@ -328,14 +330,15 @@ class Examination:
                 yield self._normal_check(noise)
 
     def _weight_bias_check(self) -> Check:
-        """Check the mean estimate of each weight where weights are unequal. A bit about another weight would estimate that weight."""
+        """Check the mean estimate of each weight where weights are unequal, so that a bit about the wrong weight shows."""
         figures, bounds = self.bit_bench.mean_deviations(self.error_per_check)
         return self._worst_check("bias, unequal weights", figures, bounds, "the mean estimate of a weight differs from it by", "radii")
 
     def _other_weights_check(self, first: Floats, second: Floats) -> Check:
-        """Check that the bits of other weights do not depend on a weight. The counts of set bits are of inputs that differ in one weight.
+        """Check that changing one weight changes no bits of other weights.
 
-        As many bits as one weight has may differ, so these are left out: it is not known which bits are about which weight.
+        ``first`` and ``second`` count the set bits of two inputs that differ in one weight. The bits of that weight may differ. Which bits
+        these are is not known, so as many bits as a weight has are left out, those that differ most.
         """
         length, clients = min(first.size, second.size), self.bit_bench.clients
         allowed = ceil(payload_bits(self.mechanism, self.bit_bench.ranges) / self.bit_bench.ranges.dimension)
@@ -404,9 +407,9 @@ class Examination:
         return self._correlation_check("noise of each weight", correlation, "the noise of two weights")
 
     def _neighbour_checks(self) -> Iterator[Check]:
-        """Check how well a row can be distinguished from a row that differs from it in the sign of one weight.
+        """Check how well a row can be distinguished from a row that differs from it in the sign of one weight, by two projections.
 
-        The second statistic is the best linear one (Fisher 1936): it cancels noise that weights share.
+        The second projection is the best one (Fisher 1936): it cancels noise that weights share.
         """
         rows = [[self.bench.draw_neighbours(turned=turned) for _ in range(_NEIGHBOUR_DRAWS)] for turned in (False, True)]
         covariance = np.atleast_2d(np.cov(rows[0][0].T))
@@ -419,7 +422,7 @@ class Examination:
     def _neighbour_check(self, name: str, rows: list[list[Floats]]) -> Check:
         """Check how well projections of rows can be distinguished from those of their neighbours."""
         bins = Bins.covering([drawn[0] for drawn in rows], _LEVELS)
-        # The first draw of a row orders events, the second chooses an event, and the others test it. The keys stand for positions.
+        # The first draw of a row orders events, the second chooses an event, and the others test it. The keys 0 and 1 stand for positions.
         counts = {
             float(turned): np.stack([bins.histogram(part)[None] for part in (drawn[0], drawn[1], np.concatenate(drawn[2:]))])
             for turned, drawn in enumerate(rows)
@@ -470,10 +473,10 @@ class Examination:
             yield self._worst_group_check(name, figures, bounds + slack, "the variance differs from the stated formula by", "squared radii")
 
     def _largest(self, position: float, figure: str) -> Floats:
-        """Return the largest value (G,) of the attribute ``figure`` of the tallies at ``position`` and at all positions inside the range.
+        """Return for each group the largest value (G,) of the tallies' attribute ``figure``, at ``position`` and inside the range.
 
-        A rare large value may have occurred at another position, or in another layer, only. Layers are compared relative to the standard
-        deviation that is stated for each.
+        A rare large value may have occurred only at another position, or in another layer. So all are compared, relative to the standard
+        deviation that is stated for each layer.
         """
         largest = np.max([getattr(self.tallies[other], figure) for other in (*INSIDE, position)], axis=0)
         stated = self.bench.expected_squares(0.0) ** (1.0 if figure == "largest_square" else 0.5)
@@ -522,7 +525,7 @@ class Examination:
         return np.asarray(np.sqrt(tally.variance) > self.bench.rounding(tally.largest_deviation))
 
     def _noise_is_shown_or_rare(self) -> bool:
-        """Return whether each group (G,) has noise, or states noise that is too rare to occur in each audit.
+        """Return whether each group of weights has noise, or states noise that is too rare to occur in each audit.
 
         Estimates that are nearly always equal differ with a probability of at least V / (4 L), if V is the stated mean squared error, and L
         the largest squared error: two estimates are at most 2 sqrt(L) apart.
@@ -533,7 +536,7 @@ class Examination:
         return bool((self._is_noisy | is_rare).all())
 
     def _standardised_noise(self, bench: Bench) -> Floats:
-        """Draw standardised noise: (K, d) with one row per client, or (G, K) if a trial is a row. Groups without noise are 0.
+        """Draw standardised noise: (clients, d), or (G, clients) for G groups if a trial is a row. Groups without noise are 0.
 
         Mean and variance are those of all samples. If they were those of one call, noise that all clients share would go unnoticed.
         """
@@ -559,7 +562,8 @@ class Examination:
         """
         bench = self.tall_bench
         sent, payloads = bench.send(0.7)  # any position inside the range would do
-        reports, third = bench.receive(sent, payloads), ceil(len(payloads) / 3)
+        reports = bench.receive(sent, payloads)
+        third = ceil(len(payloads) / 3)
         parts = [payloads[start : start + third] for start in range(0, len(payloads), third)]
         batches = [reports] if bench.read_error else [bench.receive(sent, part) for part in parts]
         estimates = self.mechanism.decode(reports, bench.ranges).double()
@@ -574,8 +578,8 @@ class Examination:
     def _mean_noise_checks(self) -> Iterator[Check]:
         """Yield the checks of the stated noise of a mean, against the closed form of one client's noise, which is tested by trials.
 
-        Where it cannot be unbiased, ``mean_variance`` may be larger, up to the square of ``largest_std``. Both are infinite if the server
-        does not know the noise.
+        If no estimate of the variance is unbiased, ``mean_variance`` may be larger, up to the square of ``largest_std``. Both are infinite
+        if the server does not know the noise.
         """
         variances, estimated, largest, slack = self.probe.mean_noise(_COHORT)
         found = variances.reshape(len(variances), len(RADII), -1).max(axis=(0, 2)).repeat(_VECTOR_WIDTH)
@@ -598,7 +602,8 @@ class Examination:
         )
         sentence = f"a report has {longest} bytes; the mechanism states {stated}"
         yield Check("stated length", float(longest), float(stated), error_rate=0.0, passed=longest == stated, sentence=sentence)
-        sentence, accepted = "payloads of a wrong length are refused", self.probe.accepted_lengths()
+        accepted = self.probe.accepted_lengths()
+        sentence = "payloads of a wrong length are refused"
         if accepted:
             sentence = f"read must raise a ProtocolError for payloads of a wrong length, and does not for {', '.join(accepted)}"
         yield Check("refusal of wrong lengths", float(len(accepted)), bound=0.0, error_rate=0.0, passed=not accepted, sentence=sentence)
@@ -610,7 +615,7 @@ class Examination:
         """Yield the checks of what ``encode`` does with its input, and of the numbers that it adds to a sum."""
         yield self._finite_check()
         changed = self.bit_bench.changed_values
-        sentence = f"encode {'changes' if changed else 'leaves'} the values that it is given{'' if changed else ' as they are'}"
+        sentence = "encode changes the values that it is given" if changed else "encode leaves the values that it is given as they are"
         yield Check("unchanged values", float(changed), bound=0.0, error_rate=0.0, passed=not changed, sentence=sentence)
         numbers = self.probe.summed_numbers() if isinstance(self.release, GaussianRelease) and self.release.adds_up else None
         if numbers is not None:
@@ -619,7 +624,7 @@ class Examination:
             yield Check("integers", float(fractions), bound=0.0, error_rate=0.0, passed=not fractions, sentence=sentence)
 
     def _finite_check(self) -> Check:
-        """Check that values that are not finite are refused: a report of them would show that its client's training has failed."""
+        """Check that ``encode`` refuses NaN and infinity: a report of them would show that its client's training has failed."""
         encoded = [value for value in ("nan", "inf", "-inf") if self.bench.encodes(float(value))]
         sentence = f"encode must raise for values that are not finite, but it accepts {' and '.join(encoded)}"
         return Check(
@@ -645,7 +650,7 @@ def _range_check(name: str, stated: Floats, low: Floats, high: Floats, slack: Fl
 
 
 def _worst_place(figures: Floats, bounds: Floats) -> int:
-    """Return the flat index of the figure that is largest relative to its bound; of NaN, if a figure is NaN."""
+    """Return the flat index of the figure that is largest relative to its bound; that of a NaN, if there is one."""
     return int(np.argmax(np.nan_to_num(figures / np.maximum(bounds, 1e-300), nan=inf)))
 
 

@@ -34,7 +34,7 @@ from ldpfl.mechanisms.base import record_rate_of
 from ldpfl.privacy import BinaryRelease, GaussianRelease, PureRelease, Release
 from ldpfl.util.randomness import RandomSource, SecureSource
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # relative amount by which a figure may exceed its bound
 
 _CALLS, _WIDTH = 64, 256
 """Number of calls of few clients, and of their weights, if a weight is a trial."""
@@ -46,7 +46,7 @@ _DIFFERENT_CLIENTS = 3
 _WIDTH_OF_ONE = 16
 """Number of weights of rows with one nonzero weight."""
 
-_LEVELS = 32
+_LEVELS = 32  # quantiles of each input's estimates that are edges of bins
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class ClaimResult:
 
     @property
     def passed(self) -> bool:
+        """Whether the test did not contradict the number. False if ``figure`` is NaN."""
         return self.figure <= self.bound + _ROUNDING * abs(self.bound)
 
 
@@ -68,7 +69,7 @@ Test = Callable[[float], ClaimResult]
 
 
 def tests_by_experiment(mechanism: Mechanism, trials: int, seed: int | None) -> list[Test]:
-    """Draw whole reports of ``mechanism``, and return the tests of these reports.
+    """Draw whole reports of ``mechanism``, and return the tests of these reports; none if they do not protect a client's values.
 
     Args:
         trials: number of reports for each input.
@@ -95,18 +96,21 @@ def _tests_of_few_clients(mechanism: Mechanism, trials: int, source: RandomSourc
 
     In all other experiments several clients hold the same row.
     """
-    probe = WholeReports.with_width(mechanism, 4, source)
-    if probe is None:
+    reports = WholeReports.with_width(mechanism, 4, source)
+    if reports is None:
         return
-    by_weight = guarantee_of(mechanism, probe.ranges).unit == "weight"
-    reports = (WholeReports.with_width(mechanism, _WIDTH, source) if by_weight else None) or probe
+    by_weight = guarantee_of(mechanism, reports.ranges).unit == "weight"
+    if by_weight:
+        reports = WholeReports.with_width(mechanism, _WIDTH, source) or reports
     for clients, name in ((1, "a client alone"), (_DIFFERENT_CLIENTS, "different clients")):
         rows = [reports.rows(clients, turned=turned) for turned in (False, True)]
         estimates = [reports.estimates_of_calls(row, _CALLS if by_weight else _ROW_CALLS) for row in rows]
+        # All weights of the last client's row are 1 or -1. Multiplied by these, the estimates of all weights point the same way.
         projected = [_units(sent * rows[0][-1], by_weight) for sent in estimates]
         yield partial(_check_epsilon_of_clients, [sent[:, -1] for sent in projected], *_row_guarantee(reports), f"epsilon, {name}")
         if clients > 1:
             yield partial(_check_epsilon_of_clients, [sent[:, :-1] for sent in projected], 0.0, 0.0, "reports of other clients")
+        # The same rows again, each in a call in which all clients hold it.
         alike = [reports.estimates_of_calls(np.repeat(row[None], ROWS_AT_ONCE, axis=0), calls=1)[0] for row in rows[0]]
         alone, together = estimates[0], np.stack(alike, axis=1)  # (calls, clients, d) both
         means = [sent * np.sign(rows[0]) for sent in (alone, together)]
@@ -122,7 +126,7 @@ def _tests_of_few_clients(mechanism: Mechanism, trials: int, source: RandomSourc
 
 
 def _row_guarantee(reports: WholeReports) -> tuple[float, float]:
-    """Return epsilon and delta of a weight if that is the unit, else of a client's row."""
+    """Return epsilon and delta of a weight if that is the unit, else of a client's row, which may change all of its coordinates."""
     guarantee = guarantee_of(reports.mechanism, reports.ranges)
     return guarantee.epsilon * (guarantee.units_per_round if guarantee.unit == "coordinate" else 1), guarantee.delta
 
@@ -133,12 +137,12 @@ def _units(values: Floats, by_weight: bool) -> Floats:
 
 
 def _check_epsilon_of_clients(sent: Sequence[Floats], claimed: float, delta: float, name: str, error: float) -> ClaimResult:
-    """Check that two inputs cannot be told apart better than the ``claimed`` epsilon allows.
+    """Check that two inputs cannot be distinguished better than the ``claimed`` epsilon allows.
 
     The inputs differ in the last client's row alone. ``sent`` has the estimates (calls, clients, units) for each input. Those of other
     clients must not depend on that row at all, so for them 0 is claimed.
     """
-    quarter = len(sent[0]) // 4
+    quarter = len(sent[0]) // 4  # one quarter of the calls orders events, one chooses an event, and the others test it
     parts = [(values[:quarter].ravel(), values[quarter : 2 * quarter].ravel(), values[2 * quarter :].ravel()) for values in sent]
     bins = Bins.covering([values[0] for values in parts], _LEVELS)
     counts = [np.stack([bins.histogram(part) for part in values]) for values in parts]
@@ -149,7 +153,8 @@ def _check_epsilon_of_clients(sent: Sequence[Floats], claimed: float, delta: flo
 
 def _check_same_mean(samples: Sequence[Floats], name: str, error: float) -> ClaimResult:
     """Test whether two samples have the same mean: from a few clients, and from clients that all hold the same row."""
-    figure, largest = abs(float(samples[0].mean() - samples[1].mean())), float(max(np.abs(sample).max() for sample in samples))
+    figure = abs(float(samples[0].mean() - samples[1].mean()))
+    largest = float(max(np.abs(sample).max() for sample in samples))
     bounds = [mean_bound_empirical(sample.size, float(sample.var(ddof=1)), 2 * largest, error / 2) for sample in samples]
     bound = sum(bounds) + 8 * FLOAT32 * (1 + largest)
     sentence = f"it differs by {figure:.3g} from that of clients that all hold one row, and chance explains up to {bound:.3g}"
@@ -157,7 +162,7 @@ def _check_same_mean(samples: Sequence[Floats], name: str, error: float) -> Clai
 
 
 def _tests_of_release(reports: WholeReports, release: Release, outcomes: Outcomes, size_name: str) -> Iterator[Test]:
-    """Yield a test by experiment for each number that ``release`` states. ``size_name`` says how many weights the reports have."""
+    """Yield a test by experiment for each number that ``release`` states. ``size_name``, such as "4 weights", is for the tests' names."""
     if isinstance(release, GaussianRelease):
         yield lambda error: _check_mu(outcomes, release, size_name, error)
         distances = reports.distances()
@@ -205,7 +210,8 @@ def _check_blanket(counts: Sequence[Counts], claimed: float, name: str, error: f
     """
     pairs = [(first, second) for first in range(len(counts)) for second in range(first)]
     # Row 0 of the counts divides the outcomes, row 1 chooses among the divisions, and row 2 tests the chosen one.
-    smallest_guess, division = inf, _divide_outcomes(counts, pairs[0])
+    smallest_guess = inf
+    division = _divide_outcomes(counts, pairs[0])
     for inputs in (*pairs, tuple(range(len(counts)))):
         candidate = _divide_outcomes(counts, inputs)
         share = error / len(candidate)
@@ -226,7 +232,7 @@ def _divide_outcomes(counts: Sequence[Counts], inputs: Sequence[int]) -> list[tu
 
 
 def _check_total_epsilon(outcomes: Outcomes, release: Release, size_name: str, error: float) -> ClaimResult:
-    """Test the number of units times epsilon, against the largest lower bound of epsilon for two inputs, from whole reports."""
+    """Test the claim that a whole report has the epsilon of one unit times the number of units. Compare it with a lower bound."""
     claimed = release.pure_epsilon * release.units
     # The pair of inputs is chosen by a guess from row 1 of the counts. Row 2 has other trials, so its bound is valid.
     first, second = max(
@@ -241,7 +247,8 @@ def _check_total_epsilon(outcomes: Outcomes, release: Release, size_name: str, e
 
 def _check_realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, error: float) -> ClaimResult:
     """Test the stated realised epsilon against an upper bound of the privacy loss over all pairs of inputs and all outcomes."""
-    upper, share = 0.0, error / (2 * len(outcomes.counts) * outcomes.counts[0].shape[1])
+    upper = 0.0
+    share = error / (2 * len(outcomes.counts) * outcomes.counts[0].shape[1])
     # Outcomes that never occur are left out: a bit has two values, and the code for other payloads is not one of them.
     occurring = np.flatnonzero(np.sum([input_counts[2] for input_counts in outcomes.counts], axis=0))
     for outcome in occurring:
@@ -265,7 +272,7 @@ def _check_bit_probabilities(
     for ones, count in zip(outcomes.set_bit_counts, outcomes.report_counts, strict=True):
         limits = [min(clopper_pearson(int(hits), count, share)[1], clopper_pearson(count - int(hits), count, share)[1]) for hits in ones]
         uppers.append(limits)
-    worst = np.sort(np.min(np.array(uppers), axis=0))[padding:]  # without the padding, whose bits are the rarest
+    worst = np.sort(np.min(np.array(uppers), axis=0))[padding:]  # without the padding: its bits are never 1, so they come first
     rarest = float(worst[0]) if worst.size else 1.0
     claim = f"claimed: a bit at epsilon {release.epsilon:g} has each value with probability {smallest_allowed:.4g} or more"
     return ClaimResult(f"probabilities of bits, {size_name}", smallest_allowed, rarest, f"{claim}; found: at most {rarest:.4g} for one bit")
@@ -398,17 +405,18 @@ def _check_unit_correlation(mixed: Floats, error: float) -> ClaimResult:
 
 
 def results_by_computation(mechanism: Mechanism) -> Iterator[ClaimResult]:
-    """Compute numbers that the release states again, without sampling, and yield the results.
+    """Compute numbers that the release states once more, without sampling, and yield the results.
 
-    A report may not be said to have more separate parts (units) than it is mixed as messages, nor a record to take part less often than it
-    does: that would make epsilon too small.
+    The release must not state more separate units than a report has messages that are mixed, nor a smaller probability of a record to take
+    part than it has. Either would make epsilon too small.
     """
     for width in (1, 4, 24):
         reports = WholeReports.with_width(mechanism, width, SecureSource())
         if reports is None:
             continue
-        release, ranges, size_name = mechanism.release(reports.ranges), reports.ranges, f"{reports.ranges.dimension} weights"
-        messages = mechanism.units(ranges).count
+        release = mechanism.release(reports.ranges)
+        size_name = f"{reports.ranges.dimension} weights"
+        messages = mechanism.units(reports.ranges).count
         if release.protected and release.units > 1:
             sentence = f"claimed: {release.units} separate units for {size_name}; found: a report is mixed as {messages} messages"
             yield ClaimResult(f"units apart, {size_name}", float(release.units), float(messages), sentence)

@@ -43,7 +43,7 @@ class Bench:
     """Runs a mechanism on ``rows`` clients and the audited layers, with ``width`` weights each.
 
     A *position* is the distance of an input from the center in radii, the same for all weights. If a trial is a whole row, every weight
-    gets a fixed random sign, so that a row is not a constant vector.
+    gets a fixed random sign, so that a row is not a constant vector. In shapes, d is the number of weights and G that of groups.
     """
 
     def __init__(self, mechanism: Mechanism, rows: int, width: int, source: RandomSource) -> None:
@@ -70,13 +70,13 @@ class Bench:
     def draw(self, position: float) -> Sample:
         """Return the outcome of one call: encode all clients at ``position``, send the reports, read and decode them."""
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
-        return Sample(self._statistic(estimates), self._group(((estimates - self._clamped(position)) / self._radius) ** 2))
+        return Sample(self._statistic(estimates), self._group(((estimates - self._clipped(position)) / self._radius) ** 2))
 
     @property
     def neighbour_direction(self) -> Floats:
         """The direction (d,) of the signs, in which the first weight counts half.
 
-        So a row and its neighbour have different projections, even where estimates have only a few values.
+        So the projections of a row and of its neighbour differ, even where estimates have only a few values.
         """
         direction = self._signs.clone()
         direction[0] /= 2
@@ -110,7 +110,7 @@ class Bench:
         return True
 
     def accepted_lengths(self) -> list[str]:
-        """Return which payloads of a wrong length ``read`` accepts, or refuses with another error than a ProtocolError."""
+        """Return the names of payloads of a wrong length that ``read`` accepts, or refuses with another error than a ProtocolError."""
         first, second = (self.send(0.0)[1][0] for _ in range(2))
         wrong = {
             "an empty payload": [b""],
@@ -133,28 +133,28 @@ class Bench:
 
     def summed_numbers(self) -> Floats | None:
         """Return the numbers of a report that are added up in a sum over clients; None if it has no such numbers."""
-        values = self._inputs(0.7)
+        values = self._inputs(0.7)  # any position inside the range would do
         if hasattr(self.mechanism, "points"):
             return np.asarray(self.mechanism.points(values, self.ranges, self._source))
         sent = self.mechanism.encode(values, self.ranges, self._source)
         return np.asarray(sent.addends()) if hasattr(sent, "addends") else None
 
     def mean_noise(self, clients: int) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return the stated noise of the mean of ``clients`` that all hold the same input, for several inputs (K, d).
+        """Return the stated noise of the mean of ``clients`` that all hold the same input, for K inputs (K, d).
 
-        The first inputs are equal in all weights, or have signs in turn. The others have one weight alone at an end of its range. All
-        variances are in squared radii, times ``clients``.
+        The first six inputs are equal in all weights, or have signs in turn. The others have one weight alone at an end of its range. All
+        variances are in squared radii, times ``clients``, so that they compare with those of one client.
 
         Returns:
-            variances (K, d) by the formula for one client; ``mean_variance`` of the first inputs, averaged over two means that are one
-            standard deviation above and below the input, so that the average is exact for any quadratic formula; the square of
-            ``largest_std`` (d,); and the possible effect (d,) of rounding.
+            Variances (K, d) by the formula for one client; ``mean_variance`` (6, d) of the first six inputs; the square of ``largest_std``
+            (d,); and the possible effect (d,) of rounding. ``mean_variance`` is averaged over two means, one standard deviation above and
+            below the input. The average is exact for any quadratic formula.
         """
         noise, dimension = self.mechanism.noise(self.ranges), self.ranges.dimension
         width = dimension // len(RADII)
-        turned = 1.0 - 2.0 * (torch.arange(dimension) % 2)
+        signs_in_turn = 1.0 - 2.0 * (torch.arange(dimension) % 2)
         equal = torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0])[:, None].expand(-1, dimension)
-        inputs = self._center + self._radius * torch.cat([equal, turned[None], torch.eye(dimension)[::width]])
+        inputs = self._center + self._radius * torch.cat([equal, signs_in_turn[None], torch.eye(dimension)[::width]])
         variances = noise.variance(inputs.float()).double()
         std = (variances / clients).sqrt()
         estimated = [
@@ -183,7 +183,7 @@ class Bench:
 
     def expected(self, position: float) -> Floats:
         """Return the expectation (G,) of the statistic of :class:`Sample`: its value if the estimates were the clipped input."""
-        return np.asarray(self._statistic(self._clamped(position))[0])
+        return np.asarray(self._statistic(self._clipped(position))[0])
 
     def expected_squares(self, position: float) -> Floats:
         """Return the expectation (G,) of the squared error, from the mechanism's closed form."""
@@ -199,17 +199,17 @@ class Bench:
         """Return the input (1, d) at ``position``."""
         return (self._center + position * self._radius * self._signs).float()[None]
 
-    def _clamped(self, position: float) -> Tensor:
+    def _clipped(self, position: float) -> Tensor:
         """Return the input (1, d) at ``position``, clipped to the ranges."""
         return self.ranges.clamp(self._inputs(position))
 
     def _statistic(self, estimates: Tensor) -> Floats:
-        """Project rows on the signs, which are the direction between any two inputs. In radii, so that every weight counts the same."""
+        """Project rows on the signs: any two inputs differ in this direction. It is in radii, so that all weights count the same."""
         weights = 1 if self.by_weight else self.ranges.dimension // self.groups
         return self._group((estimates - self._center) / self._radius * self._signs / weights)
 
     def _group(self, values: Tensor) -> Floats:
-        """Reshape ``values`` (K, d) to (n, G): one row for each weight of a group if a weight is a trial, else the sums over groups."""
+        """Turn ``values`` (clients, d) into (n, G): a row for each weight of a group if a weight is a trial, else the sums over groups."""
         grouped = values.reshape(values.shape[0], self.groups, -1)
         if self.by_weight:
             return np.asarray(grouped.transpose(1, 2).reshape(-1, self.groups).numpy())

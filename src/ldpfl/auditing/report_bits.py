@@ -33,8 +33,7 @@ class BitBench:
     def __init__(self, mechanism: Mechanism, clients: int, source: RandomSource, key: int) -> None:
         """Draw the inputs, which ``key`` determines.
 
-        They are a vector, the same with all signs turned, the same shifted by half its length, and the same with
-        the first weight's sign turned.
+        They are a vector, the same with all signs turned, the same shifted by half its length, and the same with the first sign turned.
         """
         self.mechanism, self.clients, self._source = mechanism, clients, source
         radius = torch.tensor(10.0 ** np.linspace(-3, 0.5, LAYERS), dtype=torch.float64)
@@ -48,19 +47,24 @@ class BitBench:
         self.inputs = {"first": first, PAIRS[0]: -first, PAIRS[1]: np.roll(first, dimension // 2), PAIRS[2]: first.copy()}
         self.inputs[PAIRS[2]][0] *= -1
         guarantee = guarantee_of(mechanism, self.ranges)
-        self.by_weight, self._need_not_clamp = guarantee.unit == "weight", isinf(guarantee.epsilon)
+        self.by_weight = guarantee.unit == "weight"
+        self._need_not_clip = isinf(guarantee.epsilon)
         self.deviation_sums = {name: np.zeros(dimension) for name in self.inputs}
         self.largest_deviation = 0.0
         self.changed_values = False  # whether ``encode`` changed values in place
 
     def values(self, input_name: str) -> Tensor:
-        """Return the rows (K, d) of clients that all hold the input ``input_name``."""
+        """Return the rows (clients, d) of clients that all hold the input ``input_name``."""
         center, radius = self.ranges.expand()
         return (center + radius * torch.from_numpy(self.inputs[input_name])).float().expand(self.clients, -1)
 
     def set_bit_counts(self, input_name: str) -> Floats:
-        """Return for each bit on the wire the number of clients' reports in which it is set."""
-        rows, total = max(1, _BLOCK // self.ranges.dimension), np.zeros(0)
+        """Return for each bit on the wire the number of clients' reports in which it is set. Bits that some report lacks are left out.
+
+        Also note whether ``encode`` changed its input. If a weight is the unit, add up deviations for :meth:`mean_deviations`.
+        """
+        rows = max(1, _BLOCK // self.ranges.dimension)
+        counts_by_call: list[Floats] = []
         for start in range(0, self.clients, rows):
             values = self.values(input_name)[start : start + rows].contiguous()
             sent = self.mechanism.encode(values, self.ranges, self._source)
@@ -68,23 +72,21 @@ class BitBench:
             payloads = list(sent.payloads())
             shortest = min(map(len, payloads))  # unequal lengths are found by another check
             bits = np.stack([np.unpackbits(np.frombuffer(payload[:shortest], np.uint8)) for payload in payloads])
-            set_bits = bits.sum(axis=0, dtype=np.float64)
+            counts_by_call.append(bits.sum(axis=0, dtype=np.float64))
             if self.by_weight:
                 self._add_deviations(input_name, self.mechanism.decode(sent, self.ranges))
-            # Bits that some report lacks are left out.
-            length = min(set_bits.size, total.size) if total.size else set_bits.size
-            total = (total[:length] if total.size else 0) + set_bits[:length]
-        return total
+        length = min(counts.size for counts in counts_by_call)
+        return np.asarray(np.sum([counts[:length] for counts in counts_by_call], axis=0))
 
     def _add_deviations(self, input_name: str, estimates: Tensor) -> None:
         """Add the distances of ``estimates`` (K, d) from the clipped input, in radii, to the sums of each weight.
 
-        A mechanism that claims no privacy need not clamp, so inputs beyond the range are then left out.
+        A mechanism that claims no privacy need not clip, so inputs beyond the range are then left out.
         """
         center, radius = self.ranges.expand()
         values = self.inputs[input_name]
         deviations = ((estimates.double() - center) / radius - torch.from_numpy(values.clip(-1, 1))).numpy()
-        if self._need_not_clamp:
+        if self._need_not_clip:
             deviations[:, np.abs(values) > 1] = 0.0
         self.deviation_sums[input_name] += deviations.sum(axis=0)
         self.largest_deviation = max(self.largest_deviation, float(np.abs(deviations).max()))
@@ -92,8 +94,8 @@ class BitBench:
     def mean_deviations(self, error: float) -> tuple[Floats, Floats]:
         """Return how far the mean estimates of each input's weights are from the clipped input, and how far chance can move them.
 
-        Both are (inputs, d), in radii. The second one fails with probability ``error`` at most, over all inputs and weights. The reports
-        are those of :meth:`set_bit_counts`.
+        Both are (inputs, d), in radii. The second one fails with probability ``error`` at most, over all inputs and weights. First call
+        :meth:`set_bit_counts` for each input: it collects the estimates.
         """
         center, radius = (part.double().numpy() for part in self.ranges.expand())
         figures, bounds = [], []
@@ -110,8 +112,9 @@ class BitBench:
         return np.asarray(self.mechanism.noise(self.ranges).variance(self.ranges.expand()[0].float()[None])[0].double().numpy())
 
     def noise(self) -> Floats:
-        """Return the noise (K, d) in the estimates of clients that hold the centers, less its mean over clients."""
-        center, step, rows = self.ranges.expand()[0].float(), max(1, _BLOCK // self.ranges.dimension), []
+        """Return the noise (clients, d) in the estimates of clients that hold the centers, less its mean over clients."""
+        center = self.ranges.expand()[0].float()
+        step, rows = max(1, _BLOCK // self.ranges.dimension), []
         for start in range(0, self.clients, step):
             values = center.repeat(min(step, self.clients - start), 1)
             rows.append(self.mechanism.decode(self.mechanism.encode(values, self.ranges, self._source), self.ranges).double().numpy())
@@ -128,12 +131,13 @@ def epsilon_of_bits(first: Floats, second: Floats, clients: int, delta: float, e
         clients: number of reports of each input.
     """
     length = min(first.size, second.size)
-    first, second, best = first[:length], second[:length], -inf
+    first, second = first[:length], second[:length]
+    best = -inf
     error_per_test = error / (4 * length)  # each bit, set or not, in both directions
     first_zeros, second_zeros = clients - first, clients - second
     for first_hits, second_hits in ((first, second), (second, first), (first_zeros, second_zeros), (second_zeros, first_zeros)):
         ratios = (first_hits + 1) / (second_hits + 1)
-        for bit in np.argsort(ratios)[-_CANDIDATES:]:
+        for bit in np.argsort(ratios)[-_CANDIDATES:]:  # the largest ratios
             hits = int(first_hits[bit]), int(second_hits[bit])
             best = max(best, epsilon_lower_bound(hits, (clients, clients), delta, error_per_test))
     return max(0.0, best)

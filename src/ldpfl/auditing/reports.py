@@ -1,4 +1,4 @@
-"""Whole reports of clients that hold known values: what they are on the wire, counted, and what is left of them in a pool."""
+"""Whole reports of clients that hold known values: counts of what is sent, and what remains of the reports in a mixed pool."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ class WholeReports:
 
     @classmethod
     def with_width(cls, mechanism: Mechanism, width: int, source: RandomSource) -> WholeReports | None:
-        """Return the mechanism on a layer of ``width`` weights, or of some more if it refuses so few. None if it refuses all widths."""
-        for weights in (width, *(larger for larger in _LARGER_WIDTHS if larger > width and width > 1)):
+        """Return the mechanism on a layer of ``width`` weights, or of a few more if it refuses ``width`` > 1. None if it refuses all."""
+        larger_widths = [larger for larger in _LARGER_WIDTHS if larger > width > 1]
+        for weights in (width, *larger_widths):
             ranges = LayerRanges(torch.tensor([CENTER], dtype=torch.float64), torch.tensor([RADIUS], dtype=torch.float64), (weights,))
             try:  # only whether the mechanism raises matters
                 mechanism.release(ranges)
@@ -129,7 +130,7 @@ class WholeReports:
         return payloads, np.concatenate(projected)
 
     def distances(self) -> list[Floats]:
-        """Return for two pairs of inputs at opposite ends the differences (n,) of the mean estimates, in radii, of n clients.
+        """Return the differences of n clients' mean estimates, (n,) in radii, for each of two pairs of inputs at opposite ends.
 
         Both inputs of a pair are encoded with the same random bits, so that noise which does not depend on the input cancels out.
         """
@@ -140,9 +141,9 @@ class WholeReports:
         return [sent[end] - sent[-end] for end in (1.0, FAR)]
 
     def rows(self, clients: int, *, turned: bool) -> Floats:
-        """Return a different row for each client, in radii: random values inside the range, and for the last client the ends of the range.
+        """Return a different row for each client, in radii: random values inside the range, but for the last client ends of the range.
 
-        All signs of the last client's row are ``turned``, or not.
+        If ``turned``, all signs of the last client's row are flipped. The other rows stay the same.
         """
         rows = stream(0, Purpose.MECHANISM, _STREAM_KEY, clients).uniform(-1, 1, (clients, self.ranges.dimension))
         rows[-1] = -np.sign(rows[-1]) if turned else np.sign(rows[-1])
@@ -152,7 +153,7 @@ class WholeReports:
         """Send ``rows`` (clients, d) in each of ``calls`` calls of ``encode``. Return the estimates (calls, clients, d) in radii."""
         values, estimates = self.values(rows), []
         for _ in range(calls):
-            sent = self.mechanism.encode(values.clone(), self.ranges, self.source)
+            sent = self.mechanism.encode(values.clone(), self.ranges, self.source)  # a copy, in case that encode changes it
             estimates.append(self.mechanism.decode(sent, self.ranges).double().numpy())
         return (np.stack(estimates) - CENTER) / RADIUS
 
@@ -163,7 +164,7 @@ class WholeReports:
     def mixed_estimates(self) -> Floats | None:
         """Return estimates (clients, weights) of mixed reports. Half of the clients held one end of the range, the rest the other end.
 
-        None if the pool has no reports of single clients, for example because it is a sum.
+        Return None if the pool has no reports of single clients, for example because it is a sum.
         """
         ends = np.ones((_CLIENTS, self.ranges.dimension))
         ends[_CLIENTS // 2 :] = -1

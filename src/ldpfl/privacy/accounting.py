@@ -82,14 +82,14 @@ def account_together(ledgers: Sequence[Ledger], delta: float = DELTA, colluding:
     except ConfigError:
         raise
     except Exception as error:  # an error here must not lose the trained model: the statement then has no rows
-        return Statement(delta, (), (), (f"no figure of privacy: {_why_not_computed(error)}; take it that nothing is protected",))
+        return Statement(delta, (), (), (f"no figure of privacy: {_why_not_computed(error)}; assume that nothing is protected",))
 
 
 @lru_cache(maxsize=64)
 def _cached_statement(
     groups: tuple[RoundGroup, ...], claims: tuple[Claim | None, ...], delta: float, has_run_of_one_round: bool
 ) -> Statement:
-    """Compute the statement, cached: a run's result, ledger and table ask for the same one. Equal releases may differ in ``claims``."""
+    """Compute the statement, cached for repeated calls. ``claims`` is only a part of the key: equal releases may differ in their claims."""
     return account_groups(groups, delta, has_run_of_one_round=has_run_of_one_round)
 
 
@@ -106,12 +106,12 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
 
     Args:
         groups: the rounds.
-        delta: of all guarantees.
-        has_run_of_one_round: whether the rounds are of several runs, one of which has only one round. By default they are of one run.
+        delta: failure probability of all guarantees that are not pure.
+        has_run_of_one_round: whether some run has only one round. By default, all rounds are taken to be of the same run.
     """
     check_delta(delta)
     protected_unit = _protected_unit(groups)
-    has_persons = protected_unit is _RECORD and any(group.release.unit == "person" for group in groups)
+    counts_persons_as_records = protected_unit is _RECORD and any(group.release.unit == "person" for group in groups)
     groups = _counted_for_protected_unit(groups)
     claims = [claim for claim in (group.release.claimed for group in groups) if claim is not None]
     rows = [max(claims, key=lambda claim: claim.epsilon).guarantee()] if claims else []
@@ -120,7 +120,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
     rows += _rows_for_one_unit(costliest, delta, notes)
     rows += _rows_for_everything_sent([[group] for group in costliest], delta, "round", protected_unit, notes)
     rows += _rows_for_everything_sent([groups], delta, "run", protected_unit, notes)
-    notes = list(dict.fromkeys(notes))
+    notes = list(dict.fromkeys(notes))  # several rounds may give the same note
     if any(group.histograms for group in costliest):
         notes.append("one round means the costliest release, which may be one that measures columns before round 1, not a training round")
     clients = max(group.population for group in groups)
@@ -128,7 +128,10 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
     if protected_unit is not _CLIENT:
         is_batch_random = any(group.batch_rate < 1 for group in groups)
         notes.append((_MANY_BY_CHANCE if is_batch_random else _MANY).format(unit=protected_unit.unit))
-        notes += [_AT_SEVERAL_CLIENTS] * (protected_unit is _PERSON) + [_PERSONS_FOR_RECORDS] * has_persons
+        if protected_unit is _PERSON:
+            notes.append(_AT_SEVERAL_CLIENTS)
+        if counts_persons_as_records:
+            notes.append(_PERSONS_FOR_RECORDS)
         of_one_round = _is_of_one_round(groups) if has_run_of_one_round is None else has_run_of_one_round
         notes += _notes_for_removing_one(groups, delta, protected_unit.unit, may_be_least_squares=of_one_round)
     if clients > 1 and delta >= 1 / clients and protected_unit is _CLIENT:
@@ -147,7 +150,7 @@ def account_groups(groups: Sequence[RoundGroup], delta: float, *, has_run_of_one
 def _distance(groups: Sequence[RoundGroup], shuffled: ShuffledAccountant | None) -> float:
     """Return an upper bound of the total variation distance between the adversary's views of two inputs; 1 if no bound is known.
 
-    With ``shuffled``, the adversary sees what that accountant is about; else it sees every report with its sender.
+    If ``shuffled`` is given, the adversary sees only the mixed or summed reports. Else it sees each report with its sender.
     """
     try:
         distance = (shuffled or accountant((group.release, group.rounds) for group in groups)).distance()
@@ -157,7 +160,7 @@ def _distance(groups: Sequence[RoundGroup], shuffled: ShuffledAccountant | None)
 
 
 def _third_party_warnings(groups: Sequence[RoundGroup]) -> list[str]:
-    """Return a warning for each third-party mechanism, and for a user's model or data loader: all epsilons depend on that code."""
+    """Return a warning for each third-party mechanism, and for each mechanism on a user's code: all epsilons depend on that code."""
     warnings = []
     for release in (group.release for group in groups if group.release.author != OURS):
         name, author = release.mechanism, release.author
@@ -174,16 +177,16 @@ _ON_USERS_CODE = (
 
 
 def _is_of_one_round(groups: Sequence[RoundGroup]) -> bool:
-    """Whether the run of ``groups`` has one round at most, measurements of columns not counted."""
+    """Whether the run of ``groups`` has at most one round of training. Measurements of columns are not counted."""
     return sum(group.rounds for group in groups if not group.histograms) <= 1
 
 
 def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Protected, *, may_be_least_squares: bool) -> list[str]:
     """Return a note with the epsilon for adding or removing a record or person, as other tools for DP-SGD state it.
 
-    Behind a sum, the note has the epsilon of the sums beside the local one. Empty unless all rounds protect this ``unit`` by Gaussian
-    noise. A ledger does not tell whether a run's only round solved least squares, where removing a record may change more than in a round
-    of gradients. If some run ``may_be_least_squares``, all rounds get the larger factor of :func:`_release_for_removal`.
+    Behind a sum, the note has the epsilon of the sums beside the local one. The list is empty unless all rounds protect this ``unit`` by
+    Gaussian noise. A ledger does not tell whether a run's only round solved least squares, where removing a record may change more than in
+    a round of gradients. If some run ``may_be_least_squares``, all rounds get the larger factor of :func:`_release_for_removal`.
     """
     for_removal = [replace(group, release=_release_for_removal(group, may_be_least_squares=may_be_least_squares)) for group in groups]
     local = accountant((group.release, group.rounds) for group in for_removal)
@@ -195,6 +198,7 @@ def _notes_for_removing_one(groups: Sequence[RoundGroup], delta: float, unit: Pr
     try:
         figures = [f"{number(added_epsilon(local.rounds, delta))} against whoever sees who sent what"]
         if isinstance(shuffled, SummedNoise):
+            # The rest of delta is for the difference between sums of rounded noise and one Gaussian.
             epsilon_of_sums = added_epsilon(shuffled.sums().rounds, delta * (1 - ROUNDED))
             figures.insert(0, f"{number(epsilon_of_sums)} {IF_TRUSTED['summed']}")
     except Exception as error:  # only this extra note is missing; the proved rows stand
@@ -207,10 +211,12 @@ def _release_for_removal(group: RoundGroup, *, may_be_least_squares: bool) -> Re
     """Return the release of ``group`` with mu set to twice the mu of removing a record, since ``added_epsilon`` halves mu.
 
     Removing a record moves a sum of gradients half as far as replacing it: mu stays. It moves one-hot counts 1 / sqrt(2) times as far, and
-    the sums of products of least squares at most 1.36 / 2 times as far, which is less: mu is multiplied by sqrt(2).
+    the sums of products of least squares at most 1.36 / 2 times as far, which is less: for both, mu is multiplied by sqrt(2).
     """
-    release, has_larger_factor = group.release, group.histograms or may_be_least_squares
-    return replace(release, mu=release.mu * sqrt(2)) if has_larger_factor and isinstance(release, GaussianRelease) else release
+    release = group.release
+    if isinstance(release, GaussianRelease) and (group.histograms or may_be_least_squares):
+        return replace(release, mu=release.mu * sqrt(2))
+    return release
 
 
 _MANY = "one {unit} is protected, not the client that holds it: for m {unit}s of one client together, mu is m times as large"
@@ -246,7 +252,7 @@ _CLIENT, _PERSON, _RECORD = (
 
 
 def _protected_unit(groups: Sequence[RoundGroup]) -> _ProtectedUnit:
-    """Return the unit that is protected in all rounds: the weakest one that some round protects."""
+    """Return the weakest unit that some round protects. It is protected in all rounds."""
     least = least_protected(group.release.unit for group in groups)
     return next(protected_unit for protected_unit in (_RECORD, _PERSON, _CLIENT) if protected_unit.unit == least)
 
@@ -276,9 +282,9 @@ _MAX_COSTLIEST = 8
 
 
 def _candidates_for_costliest_round(groups: Sequence[RoundGroup]) -> list[RoundGroup]:
-    """Return few single rounds. Under any trust model, one of them costs at least as much as the costliest round of ``groups``.
+    """Return a few single rounds. Under any trust model, one of them costs at least as much as the costliest round of ``groups``.
 
-    The result has the rounds that no other round dominates. If these are many, made-up rounds that dominate several of them replace them.
+    Rounds that another one dominates (certainly costs as much as) are left out. If many remain, a few made-up, costlier ones replace them.
     """
     undominated: list[RoundGroup] = []
     for round_group in dict.fromkeys(replace(group, rounds=1) for group in groups):
@@ -291,9 +297,10 @@ def _candidates_for_costliest_round(groups: Sequence[RoundGroup]) -> list[RoundG
 
 
 def _few_dominating_rounds(rounds: Sequence[RoundGroup]) -> Sequence[RoundGroup]:
-    """Return at most ``_MAX_COSTLIEST`` rounds such that each of ``rounds``, which are of one kind, costs no more than one of them."""
+    """Return at most ``_MAX_COSTLIEST`` rounds that dominate ``rounds``, which are of one kind: each costs no more than one of them."""
     if len(rounds) <= _MAX_COSTLIEST:
         return rounds
+    # A made-up round costs little more than rounds of similar epsilon or mu, so each stands for neighbours in that order.
     ordered = sorted(rounds, key=lambda group: group.release.parameter)
     borders = [len(ordered) * index // _MAX_COSTLIEST for index in range(_MAX_COSTLIEST + 1)]
     return [_dominating_round(ordered[begin:end]) for begin, end in pairwise(borders)]
@@ -311,7 +318,7 @@ def _dominating_round(rounds: Sequence[RoundGroup]) -> RoundGroup:
 
 
 def _comparison_kind(group: RoundGroup) -> tuple[object, ...]:
-    """Return a key. Rounds with the same key differ only in numbers, such as noise and cohort, so :func:`_costs_at_least` can rank them."""
+    """Return a key. Rounds with the same key differ only in numbers that :func:`_costs_at_least` compares, such as epsilon and cohort."""
     sampled = group.release.sampled if isinstance(group.release, BinaryRelease) else 1
     noise = (group.release.alike, group.release.integers) if isinstance(group.release, GaussianRelease) else ()
     participation_and_transport = group.sampling, group.rate, group.channel, group.linked
@@ -319,10 +326,10 @@ def _comparison_kind(group: RoundGroup) -> tuple[object, ...]:
 
 
 def _costs_at_least(costlier: RoundGroup, cheaper: RoundGroup) -> bool:
-    """Whether a round of ``costlier`` costs at least as much as one of ``cheaper``: same kind, and no cost factor is smaller."""
+    """Whether a round of ``costlier`` certainly costs at least as much as one of ``cheaper``: same kind, and no cost factor is smaller."""
 
     def cost_factors(group: RoundGroup) -> tuple[float, int, int, int, float]:
-        """Return numbers that each raise the cost of a round: fewer clients, and fewer reports of pure noise (blanket), hide less."""
+        """Return numbers that each raise the cost of a round. Three are negated: fewer clients and a smaller blanket hide less."""
         blanket = group.release.blanket if isinstance(group.release, PureRelease) else None
         return group.release.parameter, group.release.units, -group.cohort, -group.population, -(blanket or 0.0)
 
@@ -336,9 +343,9 @@ def _why_not_computed(error: Exception) -> str:
 
 
 def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float:
-    """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return a larger one: at delta 0, or infinity."""
+    """Return the epsilon at ``delta``. If it cannot be computed, add a note, and return an upper bound: that at delta 0, or infinity."""
     try:
-        if (epsilon := spent.epsilon(delta)) >= 0:
+        if (epsilon := spent.epsilon(delta)) >= 0:  # False if it is not a number (NaN)
             return epsilon
         why = "not computed: no number came out"
     except Exception as error:  # an accountant's error must not lose the trained model
@@ -351,7 +358,7 @@ def _epsilon_or_note(spent: Accountant, delta: float, notes: list[str]) -> float
 
 
 def _bounds_or_note(shuffled: ShuffledAccountant, delta: float, notes: list[str]) -> Bounds | None:
-    """Return the bounds on epsilon behind a shuffler or a sum. If they cannot be computed, add a note and return None."""
+    """Return the bounds on epsilon behind a shuffler or a sum. If they cannot be computed, add a note to ``notes`` and return None."""
     try:
         bounds = shuffled.bounds(delta)
         if bounds.fixed >= 0 and bounds.adaptive >= 0 and (bounds.attained is None or bounds.attained >= 0):
@@ -364,9 +371,9 @@ def _bounds_or_note(shuffled: ShuffledAccountant, delta: float, notes: list[str]
 
 
 def _rows_for_one_unit(rounds: Sequence[RoundGroup], delta: float, notes: list[str]) -> list[Guarantee]:
-    """Return the rows for one unit of one round: local, and behind a shuffler or sum among the other clients' reports of the same unit.
+    """Return the rows for one unit of the costliest round: local and, for bits, among other clients' bits behind a shuffler or sum.
 
-    Empty if releases are accounted by whole rounds, since their units have no epsilon.
+    The list is empty if releases are accounted by whole rounds, since their units have no epsilon.
     """
     if any(group.release.by_round for group in rounds):
         return []
@@ -398,7 +405,7 @@ def _rows_for_everything_sent(
 ) -> list[Guarantee]:
     """Return the rows for everything a client sends in the costliest of ``candidates``, under each trust model.
 
-    A candidate is all rounds of the run, or a single round. Adds a note for each row that is missing.
+    A candidate is all rounds of the run, or a single round. For each row that is missing, a note is added to ``notes``.
     """
     local_rows = _costliest_rows([_local_rows(groups, delta, scope, protected_unit, notes) for groups in candidates])
     accountants = [behind_shuffler(groups) for groups in candidates]
@@ -413,7 +420,7 @@ def _rows_for_everything_sent(
 
 
 def _costliest_rows(candidates: Sequence[list[Guarantee]]) -> list[Guarantee]:
-    """Return the row with the largest epsilon among ``candidates``, for each trust model, pure or not, adaptive or not, and status."""
+    """Return the row with the largest epsilon among ``candidates`` for each kind: trust model, pure or not, adaptive or not, status."""
     costliest: dict[tuple[object, ...], Guarantee] = {}
     for row in (row for rows in candidates for row in rows):
         kind = (row.trust_model, row.delta == 0, row.adaptive, row.status)
@@ -452,8 +459,9 @@ def _unprotected_reasons(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
 def _shuffled_rows(
     shuffled: ShuffledAccountant, delta: float, scope: Scope, protected_unit: _ProtectedUnit, notes: list[str]
 ) -> list[Guarantee]:
-    """Return the rows for everything a client sends, against a server behind a shuffler or sum. Empty if they cannot be computed."""
-    groups, bounds = shuffled.groups, _bounds_or_note(shuffled, delta, notes)
+    """Return the rows for everything a client sends, behind a shuffler or sum. If they cannot be computed, add a note and return none."""
+    groups = shuffled.groups
+    bounds = _bounds_or_note(shuffled, delta, notes)
     if bounds is None:
         return []
     shared_fields: dict[str, Any] = {
@@ -512,7 +520,7 @@ def _shuffler_assumptions(groups: Sequence[RoundGroup]) -> tuple[str, ...]:
 
 
 def _what_is_revealed(groups: Sequence[RoundGroup]) -> str:
-    """Return the assumption on what the shuffler or the sum reveals."""
+    """Return the assumption on what the shuffler or the sum reveals. Some rounds may be mixed, and others summed."""
     linked = max(group.linked for group in groups)
     values = "value" if linked == 1 else f"record of {linked} values"
     by_shuffler = f"an ideal shuffler shows how often each {values} was sent for each weight, and nothing else"

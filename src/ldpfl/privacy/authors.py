@@ -160,7 +160,7 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
     Args:
         chosen_by: the mechanism that returned ``mechanism`` for a round, if any. Then both have to be this project's.
     """
-    before = author_of(mechanism, chosen_by)
+    author_before = author_of(mechanism, chosen_by)
     stated = mechanism.release(ranges)
     kind = next((kind for kind in KINDS.values() if issubclass(type(stated), kind)), None)
     if kind is None:
@@ -168,8 +168,8 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
     # A foreign subclass may answer accountants in its own way, so only the values of the fields are copied.
     field_values: Any = {field.name: getattr(stated, field.name) for field in fields(kind)}
     # The mechanism's code ran in ``release`` and may have replaced classes, so the author is determined before and after.
-    after = author_of(mechanism, chosen_by)
-    author = before if before != OURS else after
+    author_after = author_of(mechanism, chosen_by)
+    author = author_before if author_before != OURS else author_after
     mechanism_name = field_values["mechanism"]
     if author == OURS and not (type(mechanism_name) is str and is_built_in(mechanism_name)):
         author = f"{_printable(str(mechanism_name))}, no mechanism of {OURS}"
@@ -180,7 +180,8 @@ def released(mechanism: Releasing, ranges: Any, chosen_by: object = None) -> Rel
 
 def author_of(*things: object) -> str:
     """Return :data:`OURS` if all code of ``things``, and of the objects they hold, is this project's; else name the first foreign code."""
-    waiting, seen = list(things), dict[int, object]()
+    waiting = list(things)
+    seen: dict[int, object] = {}  # it holds the objects too: the id of an object that was freed could be given to another one
     while waiting:
         thing = waiting.pop()
         if id(thing) in seen or _is_one_of(type(thing), _VALUES):
@@ -217,8 +218,8 @@ def _is_data(thing: object) -> bool:
 def _first_foreign_part(thing: Any) -> object | None:
     """Return the foreign code in ``thing``: one of its classes, or ``thing`` itself. None if all its code is this project's.
 
-    An instance counts as foreign if one of its attributes hides a class member or has an unexpected type. The values that it holds are
-    checked elsewhere.
+    An instance counts as foreign if one of its attributes hides a class member, or one of its dataclass fields has an unexpected type.
+    :func:`author_of` checks the values that it holds.
     """
     if type(thing) is FunctionType:
         return None if _is_ours(thing) else thing
@@ -232,7 +233,7 @@ def _first_foreign_part(thing: Any) -> object | None:
 
 
 def _has_unexpected_types(thing: Any) -> bool:
-    """Whether a field annotated as number or text holds another type, such as an array of small integers that wrap around."""
+    """Whether a field annotated as number or text holds another type. Bounds could be wrong: small NumPy integers, say, wrap around."""
     if not is_dataclass(thing):
         return False
     expected_and_type = ((_FIELD_TYPES.get(str(field.type)), type(getattr(thing, field.name, None))) for field in fields(thing))
@@ -248,12 +249,12 @@ def _hides_member(thing: Any, name: str, lineage: list[type]) -> bool:
     if member is None or type(member) is cached_property:
         return False
     field_names = {field.name for field in fields(thing)} if is_dataclass(thing) else set()
-    return callable(member) or hasattr(member, "__get__") or name not in field_names
+    return callable(member) or hasattr(member, "__get__") or name not in field_names  # a property has ``__get__``
 
 
 def _values_held_by(thing: object) -> Iterator[object]:
     """Yield the values that an instance of this project's classes holds, and the classes that are members of its classes."""
-    if isinstance(thing, type | FunctionType):
+    if isinstance(thing, type | FunctionType):  # _is_ours compared its members with its file
         return
     lineage = type(thing).__mro__
     yield from getattr(thing, "__dict__", {}).values()
@@ -268,7 +269,8 @@ def _is_ours(code: type | FunctionType) -> bool:
     It must be found under its stated name in a module of this project, and equal the definition in that module's file.
     """
     module = str(code.__module__)
-    module_copy = _module_from_file(module) if _look_up(code, sys.modules.get(module)) is code else None
+    is_found = _look_up(code, sys.modules.get(module)) is code
+    module_copy = _module_from_file(module) if is_found else None
     if module_copy is None:
         return False
     code_copy = _look_up(code, module_copy)
@@ -281,7 +283,7 @@ def _is_ours(code: type | FunctionType) -> bool:
 
 
 def _module_from_file(name: str) -> ModuleType | None:
-    """Return a copy of this project's module ``name``, made by running its file; None if this project has no such module."""
+    """Return a copy of this project's module ``name``, made by running its file again; None if this project has no such module."""
     with _RERUN_LOCK:
         return _rerun_module(name)
 
@@ -299,7 +301,7 @@ def _rerun_module(name: str) -> ModuleType | None:
 
 
 def _file_of(name: str) -> Path | None:
-    """Return the file of this project's module ``name``: the source, or bytecode if sources were not installed. None without file."""
+    """Return the source file of this project's module ``name``, or its bytecode if sources were not installed; None if it has neither."""
     first, *parts = name.split(".")
     if first != OURS or not all(part.isidentifier() for part in parts):
         return None
@@ -309,10 +311,11 @@ def _file_of(name: str) -> Path | None:
 
 
 def _look_up(code: Any, module: object) -> Any:
-    """Look up the qualified name of ``code`` in ``module``. None if ``module`` has no such member."""
-    for name in code.__qualname__.split("."):
-        module = getattr(module, name, None)
-    return module
+    """Return the object that has the qualified name of ``code`` in ``module``; None if ``module`` has none."""
+    found = module
+    for name in code.__qualname__.split("."):  # such as Class.method
+        found = getattr(found, name, None)
+    return found
 
 
 def _is_equal(imported: Any, from_file: Any) -> bool:
@@ -343,6 +346,7 @@ def _have_same_globals(imported: dict[str, Any], from_file: dict[str, Any]) -> b
     if imported is from_file:
         return True
     name = str(from_file.get("__name__"))
+    # ``sys`` stands for a module that is missing: its variables are neither dictionary.
     return from_file is vars(_module_from_file(name) or sys) and imported is vars(sys.modules.get(name, sys))
 
 

@@ -49,7 +49,7 @@ class PolicySpend:
 
     @property
     def against(self) -> str:
-        """The adversary that the setting is about, for an operator."""
+        """The adversary that the setting is about, in words for an operator."""
         return _AGAINST[self.setting]
 
 
@@ -77,8 +77,8 @@ class Budget:
     Attributes:
         path: the file. Nodes with data of the same people share one file.
         policy: the policy.
-        node: name by which the file tells nodes that share it apart: each of them may be charged once for a round. Without a name, only
-            rounds over the relay are charged once.
+        node: name of this node in the file, which several nodes may share. A named node is charged at most once for a round. A node without
+            a name is charged at most once for a round over the relay, and without this limit for others.
     """
 
     path: Path
@@ -111,8 +111,8 @@ class Budget:
     def charge(self, request: Request) -> int:
         """Record a release durably, and return its number. Only then may the client's data be used for it.
 
-        Every call is a new release. That holds for a second report of the same run and round too: fresh randomness reveals more. A round
-        has one report from each client. It is therefore charged once to each ``node``, and a replayed message is declined.
+        Every call charges a new release, also for a second report of the same round: its fresh randomness reveals more. But a round needs
+        only one report from each client, so a second charge to the same ``node`` is declined, for example after a replayed message.
 
         Raises:
             Exhausted: the lifetime budget or the policy's number of rounds does not allow the release.
@@ -137,11 +137,12 @@ class Budget:
     def _check_bounds(self, request: Request, connection: Connection) -> None:
         """Raise if ``request`` repeats a round, or exceeds a bound on all releases.
 
-        Over the relay, the reports that other nodes which share the file have still to send in this round must fit too. Otherwise a node
-        would be charged for a round that another one then declines.
+        Several nodes may share the file. Over the relay, the reports that other nodes still have to send in this round must fit too.
+        Otherwise one node would be charged for a round that another one then declines.
         """
         self._refuse_repeated_round(request, connection)
-        books, times = read_open_books(connection, self.policy.protects), 1
+        books = read_open_books(connection, self.policy.protects)
+        times = 1
         if request.transport in OVER_RELAY:
             times = max(1, books.together - len(nodes_charged(connection, request.run, request.round)))
         self._check_lifetime(request, books, times)
@@ -159,7 +160,7 @@ class Budget:
         if not request.protected:
             if books.limit.epsilon == 0:  # the budget was moved to another file, or an operator stopped all reports
                 raise request.declined(f"the budget set in {self.path} is 0, which allows no report", Exhausted)
-            return  # the policy allows it by name; once it is charged, the spent epsilon is infinite and no protected release fits
+            return  # Policy.check allowed the mechanism; once this is charged, the spent epsilon is infinite: no protected release fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
         if why := self._why_unbounded(books):
@@ -171,13 +172,15 @@ class Budget:
                 raise request.declined(why, Exhausted)
 
     def _with_honest_cohort(self, request: Request) -> Request:
-        """Return ``request``; over the relay, with a cohort of at most the policy's honest clients, since a server may add its own."""
-        return replace(request, cohort=min(request.cohort, self.policy.honest_clients)) if request.transport in OVER_RELAY else request
+        """Return ``request``. Over the relay, limit its cohort to the policy's honest clients, since a server may add its own clients."""
+        if request.transport not in OVER_RELAY:
+            return request
+        return replace(request, cohort=min(request.cohort, self.policy.honest_clients))
 
     def spent_of_policy(self) -> tuple[PolicySpend, ...]:
         """Return the cost of all charged reports for each lifetime bound that the policy sets.
 
-        It is infinite if the reports protected less than the policy does.
+        The cost is infinite if the reports protected a smaller unit than the policy protects.
 
         Raises:
             Declined: the file is unreliable.
@@ -193,7 +196,7 @@ class Budget:
     def rounds_left(self, last: Charged) -> int:
         """Return how many more rounds like that of ``last`` the file's limit and the policy's lifetime bounds allow, at most 1e9.
 
-        A round over the relay has a report of each node that shares the file.
+        In a round over the relay, each node that shares the file sends a report.
 
         Raises:
             Declined: the file is unreliable.
@@ -203,6 +206,7 @@ class Budget:
         together = books.together if last.transport in OVER_RELAY else 1
         if self._why_unbounded(books) or not self.policy.allows_unit(last.release.unit):
             return 0
+        bounds = ((self.policy.lifetime, self.policy.lifetime.order), (books.limit, books.order))
 
         def fits(rounds: int) -> bool:
             """Whether ``rounds`` more rounds keep the number of reports and all lifetime bounds."""
@@ -214,11 +218,10 @@ class Budget:
                 and all(spend.epsilon <= spend.allowed for spend in self._spend_behind_relay([*sent, new]))
             )
 
-        bounds = ((self.policy.lifetime, self.policy.lifetime.order), (books.limit, books.order))
         return most_that_fit(fits)
 
     def _why_unbounded(self, books: Books) -> str:
-        """Return why no epsilon covers what charged releases revealed of the unit that the policy protects; empty if one covers it."""
+        """Return why charged releases have no epsilon for the unit that the policy protects; empty if they have one."""
         policy, protected = self.policy, books.protected
         if PROTECTED.index(protected) < PROTECTED.index(policy.protects):
             unit = "the whole client" if policy.protects == "client" else "all records of a person"
@@ -233,10 +236,10 @@ class Budget:
         return ""
 
     def _refuse_repeated_round(self, request: Request, connection: Connection) -> None:
-        """Raise :class:`ChargedBefore` if this node was charged before for the round of ``request``. A node without a name: over a relay.
+        """Raise :class:`ChargedBefore` if this node was charged before for the round of ``request``.
 
-        A server that works as intended asks for a round once. If its run folder is an older copy, it asks again, and its ledger lacks a
-        report.
+        A node without a name is checked only over the relay. A server that works as intended asks for a round once. If its run folder is an
+        older copy, it asks again, and its ledger lacks the first report.
         """
         over_relay = request.transport in OVER_RELAY
         if (over_relay or self.node) and self.node in nodes_charged(connection, request.run, request.round, over_relay=over_relay):
@@ -265,10 +268,10 @@ class Budget:
                 yield PolicySpend(setting, allowed, self.policy.delta, epsilon)
 
     def _epsilon_behind_relay(self, sent: list[Sent], allowed: float, *, summed: bool) -> float:
-        """Return the epsilon of all ``sent`` reports behind the relay: of mixed bits, or with ``summed`` of summed Gaussian noise.
+        """Return the epsilon of all ``sent`` reports, for an adversary that sees only what the relay forwards.
 
-        Infinite if any report was not of that kind, or left by another way. The privacy filter that computes the epsilon has the order that
-        suits the policy's bound ``allowed``.
+        The relay forwards mixed bits, or sums with Gaussian noise if ``summed``. Return infinity if any report was of another kind, or left
+        by another way. The order of the privacy filter, which computes the epsilon, is chosen for the policy's bound ``allowed``.
 
         If k reports on the same people are in one round, from k nodes that share the budget, each counts as hidden among 1/k of the honest
         clients. The reason: divide these clients into k groups in advance, with one of the k nodes in each. An adversary that sees each
@@ -280,7 +283,8 @@ class Budget:
         order = filter_order(allowed, policy.delta)
         noise, bits = [], []
         for reports in sent:
-            release, clients = reports.release, max(1, min(reports.cohort, policy.honest_clients) // reports.together)
+            release = reports.release
+            clients = max(1, min(reports.cohort, policy.honest_clients) // reports.together)
             if isinstance(release, GaussianRelease):
                 noise.append((release, clients, reports.count))
             elif isinstance(release, BinaryRelease):

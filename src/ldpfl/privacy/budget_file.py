@@ -49,7 +49,7 @@ MAX_LOST_REPORTS = 10**5
 _NEW = 0
 """Number of a release that is not in the file. SQLite numbers rows from 1."""
 
-# ``sealed`` is a charge's digest.
+# ``digest``, or ``sealed`` of a charge, is the SHA-256 of the row's other values. A release's ``count`` is the number of its charges.
 _TABLES = (
     "CREATE TABLE limits (id INTEGER PRIMARY KEY, at TEXT NOT NULL, epsilon REAL NOT NULL, delta REAL NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE releases (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mechanism TEXT NOT NULL, parameter REAL NOT NULL, "
@@ -62,7 +62,8 @@ _TABLES = (
     "CREATE TABLE refusals (id INTEGER PRIMARY KEY CHECK (id = 1), at TEXT NOT NULL, reason TEXT NOT NULL, times INTEGER NOT NULL)",
 )
 
-_CHARGED = "at, run, round, release, cohort, transport, linked, person, node"
+_CHARGED = "at, run, round, release, cohort, transport, linked, person, node"  # a charge, apart from its number and digest
+# The largest number of reports that were charged for one round over the relay.
 _TOGETHER = (
     "SELECT coalesce(max(reports), 1) FROM (SELECT count(*) AS reports FROM charges WHERE transport <> 'direct' GROUP BY run, round)"
 )
@@ -74,7 +75,7 @@ class Charged:
     """A charge as the file holds it.
 
     Attributes:
-        at: the time (UTC) by the client's clock, for people only.
+        at: the time (UTC) by the client's clock. It is only displayed: no decision depends on it.
         person: the column that names a row's person; empty unless the release protects persons.
         node: name of the node that was charged, see :class:`ldpfl.privacy.budget.Budget`.
     """
@@ -95,8 +96,8 @@ class Charged:
 class Sent:
     """``count`` equal reports that left over the same ``transport``, among ``cohort`` clients, with ``linked`` units in one message.
 
-    A unit is a part of a report that is mixed on its own, such as one bit. ``together`` is the number of reports that were charged to the
-    file for the same round over the relay: above 1 if several nodes share the file.
+    A unit is a part of a report that is mixed on its own, such as one bit. ``together`` is the number of reports that the file has for one
+    round over the relay: above 1 if several nodes share the file.
     """
 
     release: Release
@@ -133,7 +134,7 @@ class Books:
         counts: how often each distinct release was charged, in the order of their first charge.
         refusals: the last refusal; None if nothing was refused.
         person_columns: the columns that named persons in the charged releases that protect persons.
-        together: the most reports that were charged for one round over the relay: how many nodes share the file, as far as it shows.
+        together: the largest number of reports that were charged for one round over the relay. At least as many nodes share the file.
     """
 
     granted: tuple[Granted, ...]
@@ -154,12 +155,12 @@ class Books:
 
     @property
     def protected(self) -> Protected:
-        """The unit that all charged releases protect: a record or person if any release protects only that, else the client."""
+        """The largest unit that every charged release protects: the client, a person or a record."""
         return least_protected(release.unit for release in self.counts)
 
     @property
     def order(self) -> float:
-        """Rényi order of the privacy filter. The first budget with a delta fixes it: the filter's proof does not let it change later."""
+        """Rényi order of the privacy filter. The first budget with a delta above 0 fixes it: by the filter's proof it may not change."""
         orders = (filter_order(grant.limit.epsilon, grant.limit.delta) for grant in self.granted)
         return next((order for order in orders if order < inf), inf)
 
@@ -172,7 +173,7 @@ class Books:
         return filtered_epsilon(self._counts_with(new, times).items(), self.order if order is None else order, delta)
 
     def rounds_left(self, release: Release) -> int:
-        """Return how many more rounds with ``release``, of all nodes that share the file, fit into the budget, at most 1e9."""
+        """Return how many more rounds with ``release`` fit into the budget, at most 1e9. Every node that shares the file joins each."""
         return most_that_fit(lambda rounds: self.spent(self.limit.delta, release, times=rounds * self.together) <= self.limit.epsilon)
 
     def _counts_with(self, new: Release | None, times: int) -> dict[Release, int]:
@@ -184,9 +185,9 @@ class Books:
 
 
 def most_that_fit(fits: Callable[[int], bool]) -> int:
-    """Return the largest number of further releases for which ``fits`` holds, at most 1e9; 0 if it does not hold for 1.
+    """Return the largest number for which ``fits`` holds, at most 1e9; 0 if it does not hold for 1.
 
-    Where ``fits`` holds for a number, it must hold for all smaller numbers.
+    If ``fits`` holds for a number, it must hold for all smaller numbers.
     """
     if not fits(1):
         return 0
@@ -195,7 +196,7 @@ def most_that_fit(fits: Callable[[int], bool]) -> int:
         low, high = high, 2 * high
     if high >= MAX_ROUNDS_LEFT:
         return MAX_ROUNDS_LEFT
-    return bisect_left(range(high), True, lo=low, key=lambda times: not fits(times)) - 1
+    return bisect_left(range(high), True, lo=low, key=lambda number: not fits(number)) - 1  # the one before the first that does not fit
 
 
 def read_books(path: Path, protects: Protected = "client") -> Books:
@@ -229,12 +230,14 @@ def set_limit(path: Path, epsilon: float, delta: float | None = None) -> Books:
     if not os.path.lexists(path):
         return _create(path, limit)
     with budget_transaction(path, write=True) as connection:
-        _store_limit(connection, limit if delta is not None else Limit(epsilon, read_open_books(connection).limit.delta))
+        if delta is None:
+            limit = Limit(epsilon, read_open_books(connection).limit.delta)
+        _store_limit(connection, limit)
         return read_open_books(connection)
 
 
 def _create(path: Path, limit: Limit) -> Books:
-    """Create a budget file that only its owner can read. If this is interrupted, the empty file is never accepted as a budget."""
+    """Create a budget file that only its owner can read. If this is interrupted, an empty file stays, which is no valid budget file."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
@@ -248,7 +251,7 @@ def _create(path: Path, limit: Limit) -> Books:
 
 @contextmanager
 def budget_transaction(path: Path, *, write: bool = False, patience: float = LOCK_TIMEOUT_S) -> Iterator[sqlite3.Connection]:
-    """Check the budget file and yield a transaction on it. The transaction is committed durably if the block ends without an error."""
+    """Check the budget file and yield a transaction on it, committed durably if the block ends without an error. May raise Declined."""
     with _sqlite_transaction(_private_path(path), write=write, patience=patience) as connection:
         _check_sound(connection, path)
         yield connection
@@ -289,12 +292,15 @@ def _private_path(path: Path) -> Path:
     # SQLite names its journal after the name by which the file was opened. If a charge is interrupted, and the next ones use another name,
     # the journal is rolled back when its name is used again, and those charges are lost.
     if status.st_nlink > 1:
-        raise Declined(f"budget file {path} has another name, a hard link: remove one of the names; until then nothing leaves this client")
+        raise Declined(
+            f"budget file {path} has {status.st_nlink} names (hard links), expected 1: remove the other names; find / -samefile {path} "
+            "lists them. Until then nothing leaves this client"
+        )
     return require_own(path, "nothing leaves this client: budget file", Declined, secret=True, alone=True)
 
 
 def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise :class:`Declined` for a file that is no budget file, has another version, or is damaged."""
+    """Raise :class:`Declined` unless the file is an undamaged budget file of this version, with a rollback journal."""
     if _first_value(connection, "PRAGMA application_id") != _APPLICATION:
         raise Declined(f"{path} is not a budget file, or making it was interrupted: nothing leaves this client; make one at a new path")
     version = _first_value(connection, "PRAGMA user_version")
@@ -311,7 +317,8 @@ def _check_sound(connection: sqlite3.Connection, path: Path) -> None:
     tables = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"))
     if tables != _TABLES or _first_value(connection, "PRAGMA quick_check(1)") != "ok" or not _is_consistent(connection):
         raise Declined(
-            f"budget file {path} is damaged: nothing leaves this client; restore it, or make a new one with what is left of its epsilon"
+            f"budget file {path} is damaged: nothing leaves this client; restore a backup of it and add the charges since then with "
+            "ldpfl budget charge-lost, or make a new file with the epsilon that is left"
         )
 
 
@@ -336,6 +343,7 @@ def _digest(*figures: Any) -> bytes:
 
 
 def _first_value(connection: sqlite3.Connection, query: str) -> Any:
+    """Return the first column of the first row that ``query`` finds; None if it finds no row."""
     row = connection.execute(query).fetchone()
     return None if row is None else row[0]
 
@@ -372,12 +380,12 @@ def _counts(releases: Iterable[tuple[Release, int]]) -> dict[Release, int]:
     return counts
 
 
-def _release_from_row(kind: str, mechanism: str, parameter: float, units: int, unit: Any, author: str) -> Release:
-    """Return the release of a stored row; ``parameter`` is its epsilon, or mu for Gaussian noise."""
+def _release_from_row(kind: str, mechanism: str, parameter: float, number_of_units: int, unit: Any, author: str) -> Release:
+    """Return the release of a stored row. ``kind`` is a key of ``KINDS``, ``parameter`` the epsilon or mu, ``unit`` what one unit is."""
     if kind == "unprotected":
-        return UnprotectedRelease(mechanism, "left without protection", units, unit, author=author)
+        return UnprotectedRelease(mechanism, "left without protection", number_of_units, unit, author=author)
     release_class: Callable[..., Release] = KINDS[kind]
-    return release_class(mechanism, parameter, units, unit, author=author)
+    return release_class(mechanism, parameter, number_of_units, unit, author=author)
 
 
 def _row_from_release(release: Release) -> tuple[str, str, float, int, str, str]:
@@ -403,8 +411,11 @@ def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: 
     if new is not None:
         releases[_NEW] = as_stored(new.release)
         rows += [(new.run, new.round, _NEW, new.cohort, new.transport, new.linked)] * times
-    in_round = Counter((run, round_) for run, round_, _, _, transport, _ in rows if transport != "direct")
-    groups = Counter((*sent, in_round[run, round_] if sent[2] != "direct" else 1) for run, round_, *sent in rows)
+    together_in = Counter((run, round_) for run, round_, _, _, transport, _ in rows if transport != "direct")
+    groups = Counter(
+        (release_id, cohort, transport, linked, 1 if transport == "direct" else together_in[run, round_])
+        for run, round_, release_id, cohort, transport, linked in rows
+    )
     return [
         Sent(releases[release_id], cohort, transport, linked, count, together)
         for (release_id, cohort, transport, linked, together), count in groups.items()
@@ -412,7 +423,7 @@ def read_sent_reports(connection: sqlite3.Connection, protects: Protected, new: 
 
 
 def nodes_charged(connection: sqlite3.Connection, run: str, round_: int, *, over_relay: bool = True) -> list[str]:
-    """Return the node of each charge for this round, over the relay or without it. The report need not have been sent."""
+    """Return the node of each charge for this round: for reports over the relay, or else for direct ones. Not all need have been sent."""
     query = "SELECT node FROM charges WHERE (transport <> 'direct') = ? AND run = ? AND round = ?"
     return [node for (node,) in connection.execute(query, (over_relay, run, round_))]
 
@@ -420,7 +431,7 @@ def nodes_charged(connection: sqlite3.Connection, run: str, round_: int, *, over
 def add_charge(connection: sqlite3.Connection, request: Request, release: Release, *, person: str = "", node: str = "") -> int:
     """Store one charge of ``release`` for ``request``, and return the charge's number.
 
-    ``person`` is the column that names persons. ``node`` is the name of the node that is charged.
+    ``person`` is the column that names persons, stored only if the release protects persons. ``node`` is the name of the charged node.
     """
     figures = _row_from_release(release)
     # A release that was charged before has the same digest: then only its count grows.
@@ -437,7 +448,7 @@ def add_charge(connection: sqlite3.Connection, request: Request, release: Releas
 
 
 def _insert_charge(connection: sqlite3.Connection, *columns: Any) -> int:
-    """Insert a charge with the values of ``columns``, those of ``_CHARGED`` after the time, and return its number."""
+    """Insert a charge made now, and return its number. ``columns`` are the values of ``_CHARGED`` that follow the time."""
     number = int(_first_value(connection, "SELECT coalesce(max(id), 0) + 1 FROM charges"))
     charge = (number, _now(), *columns)
     places = ", ".join("?" * (len(charge) + 1))
@@ -452,15 +463,15 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
     file's epsilon, and the policy's epsilons and rounds.
 
     Args:
-        nodes: number of nodes that share the file. Their reports of one round cost more together, so the file's largest round counts if it
-            had more nodes.
+        nodes: number of nodes that share the file. If an earlier round in the file had more nodes, that number is used: reports of the
+            same round cost more together.
         like: number of the charge whose cost is copied; by default the last one.
 
     Raises:
         ConfigError: ``rounds`` or ``nodes`` is out of range, or the file has no such charge.
         Declined: the file is unreliable.
     """
-    try:  # NumPy's integers would be stored as bytes
+    try:  # SQLite would store NumPy's integers as bytes
         rounds, nodes = operator.index(rounds), operator.index(nodes)
         like = None if like is None else operator.index(like)
     except TypeError:
@@ -482,6 +493,7 @@ def charge_lost(path: Path, rounds: int, nodes: int, like: int | None = None) ->
         _, _, _, release_id, *others = charge
         together = max(nodes, read_open_books(connection).together)
         reports = rounds * together
+        # Continue after the rounds of earlier calls: a round number that is used twice would count as one round of more nodes.
         last_round = int(connection.execute("SELECT coalesce(max(round), 0) FROM charges WHERE run = ?", (LOST_RUN,)).fetchone()[0])
         connection.execute("UPDATE releases SET count = count + ? WHERE id = ?", (reports, release_id))
         for index in range(reports):

@@ -59,7 +59,7 @@ def refuse_moved(path: Path) -> None:
 
 
 def is_moved(books: Books) -> bool:
-    """Return whether the budget whose file has the content ``books`` was moved to another file. It cannot be set again."""
+    """Return whether the budget file with the contents ``books`` was moved to another file. Then its budget cannot be set again."""
     return books.limit.epsilon == 0 and books.refusals is not None and books.refusals.reason.startswith(MOVED)
 
 
@@ -71,7 +71,7 @@ def _copy(path: Path, target: Path) -> None:
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
-        raise ConfigError(f"{target} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"the new budget file {target} cannot be made: {error.strerror}") from None
     try:
         with (
             closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source,

@@ -16,8 +16,8 @@ from ldpfl.privacy.ledger import Ledger
 class RoundGroup:
     """``rounds`` equal rounds of one client. The other fields are those of :class:`RoundEvent`.
 
-    ``cohort`` and ``population`` count honest clients only: colluding clients are already subtracted. ``known`` says whether some client
-    certainly joined all of these rounds. If not, they are charged as if one client had.
+    ``cohort`` and ``population`` count honest clients only: colluding clients are already subtracted. ``known`` says whether it is certain
+    that one client joined all of these rounds. If not, they are charged all the same.
     """
 
     release: Release
@@ -33,7 +33,7 @@ class RoundGroup:
 
     @property
     def joined(self) -> bool:
-        """Whether some client joined all of these rounds, and others can know it. Otherwise no lower bound is stated."""
+        """Whether one client joined all of these rounds, not in secret, so that others can know it. Else no lower bound is stated."""
         return self.known and self.sampling != "once" and (self.sampling != "secret" or self.rate == 1)
 
     @property
@@ -61,22 +61,25 @@ def _groups_of_busiest_client(events: Sequence[RoundEvent], colluding: int) -> l
     """
     smallest_cohort = min((event.cohort for event in events if event.cohort > 0), default=1)
     if not 0 <= colluding < smallest_cohort:
-        expected = f"between 0 and {smallest_cohort - 1}, since the smallest round had {smallest_cohort} clients"
-        raise ConfigError(f"colluding must lie {expected}; got {colluding}")
+        raise ConfigError(
+            f"colluding, the number of clients that collude, is {colluding}, expected 0 to {smallest_cohort - 1}: the smallest round had "
+            f"{smallest_cohort} clients, and at least one of them must be honest"
+        )
     colluding = max(colluding, max(event.colluding for event in events))  # at least the number that the run was planned for
     counts: Counter[RoundGroup] = Counter()
     for event, times in _with_empty_rounds(events):
         counts[_single_round_group(event, smallest_cohort, colluding)] += times
     counts = _with_whole_run_as_cohort(counts, events, colluding)
     groups = sorted(counts, key=lambda group: group.cohort)
-    # Some client certainly joined at least the average number of rounds, whatever the events say.
+    # Some client joined at least the average number of rounds, whatever the events say of ``joined``.
     average_rounds = ceil(sum(event.cohort for event in events) / max(event.population for event in events))
     charged_rounds = max(average_rounds, *(event.joined for event in events))
-    # If rounds differ, it is known only of a client that joined all of them which ones it joined.
+    # If rounds differ, it is uncertain which ones a client joined, unless it joined all.
     is_certain = charged_rounds <= average_rounds and (len(groups) == 1 or charged_rounds >= sum(counts.values()))
     if not (is_certain and _is_attained(events, colluding)):
         counts = Counter({replace(group, known=False): rounds for group, rounds in counts.items()})
         groups = sorted(counts, key=lambda group: group.cohort)
+    # Now charge only as many rounds as one client joined, if it is known which rounds are the costliest.
     differ_only_in_cohort = len({replace(group, cohort=1, population=1) for group in groups}) == 1
     if differ_only_in_cohort and groups[0].sampling != "secret":
         return _first_rounds_up_to(groups, counts, charged_rounds)
@@ -118,10 +121,10 @@ def _is_ordered_by_mu(groups: Sequence[RoundGroup]) -> bool:
 def _with_whole_run_as_cohort(counts: Counter[RoundGroup], events: Sequence[RoundEvent], colluding: int) -> Counter[RoundGroup]:
     """Return ``counts`` (rounds by kind) with all clients of the run as one cohort, if each joins once, in a secret random order.
 
-    Unchanged if clients join in another way or rounds differ in their mechanism. Clients in a random order hide among all clients of the
-    run, not only among those of their round, even if each report depends on earlier ones (Feldman, McMillan and Talwar 2021, Theorem 3.2).
-    The theorem is about one random order, so it applies to a report that is one unit. Several units of a report would share the order, and
-    are not hidden as if each had an order of its own.
+    ``counts`` is returned unchanged if clients join in another way or rounds differ in their mechanism. Clients in a random order hide
+    among all clients of the run, not only among those of their round. That holds even if each report depends on earlier ones (Feldman,
+    McMillan and Talwar 2021, Theorem 3.2). The theorem is about one random order, so a report must be one unit: several units of a report
+    would share the order, and are not hidden as if each had an order of its own.
     """
     kinds = {(event.sampling, event.release, event.population, event.channel, event.linked) for event in events}
     first = events[0]
@@ -161,7 +164,7 @@ def _single_round_group(event: RoundEvent, smallest_cohort: int, colluding: int)
     honest = max(1, event.population - colluding)
     # With secret participation the cohort size is random, and does not make rounds differ.
     cohort = smallest_cohort if event.sampling == "secret" else event.cohort
-    # At least the client itself, with its own noise, is honest.
+    # At least the client itself is honest, so its own noise always counts.
     honest_cohort = max(1, cohort - colluding)
     linked = min(event.linked, event.release.units)
     return RoundGroup(

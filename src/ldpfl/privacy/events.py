@@ -50,7 +50,7 @@ class _Stated:
     """Whether anything is guaranteed."""
 
     by_round: ClassVar[bool] = False
-    """Whether the release is accounted as a whole round, without an epsilon for one unit. Then a larger parameter always costs more."""
+    """Whether the release is accounted as a whole round, without an epsilon for each unit. Then a larger parameter always costs more."""
 
     not_shuffled: ClassVar[str] = ""
     """Reason why no epsilon behind a shuffler is given; empty if one is given."""
@@ -337,7 +337,7 @@ class RoundEvent:
             raise ConfigError(f"round {self.round}: a cohort of {self.cohort} out of {self.population} clients is not possible")
         if not (0 if is_empty_round else 1) <= self.joined <= self.round:
             raise ConfigError(f"round {self.round}: a client cannot have joined {self.joined} rounds up to and including this one")
-        # No single release protects a client: that guarantee follows from all its releases. Bits and pure reports are not about a record.
+        # No single release protects a client: that guarantee follows from all its releases. Bits and pure reports protect no record alone.
         may_protect_part = isinstance(self.release, GaussianRelease | UnprotectedRelease)
         if self.release.unit == "client" or (self.release.unit in _PARTS_OF_CLIENT and not may_protect_part):
             raise ConfigError(f"round {self.round}: a {type(self.release).__name__} cannot protect a {self.release.unit} as one unit")
@@ -387,7 +387,7 @@ class RoundEvent:
         parameter = self.release.parameter
         if not (parameter > 0 and (isfinite(parameter) or isinstance(self.release, UnprotectedRelease))):
             name = self.release.mechanism[:40]
-            raise ConfigError(f"round {self.round}: the parameter of {name!r} must be positive and finite, got {parameter}")
+            raise ConfigError(f"round {self.round}: epsilon or mu of {name!r} must be positive and finite, got {parameter}")
 
 
 def _is_valid_claim(epsilon: float | None, delta: float | None) -> bool:

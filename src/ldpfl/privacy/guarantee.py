@@ -89,15 +89,15 @@ class Guarantee:
     source: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON, which knows no infinity: an infinite epsilon becomes the string ``"infinity"``."""
+        """Return the fields for JSON, which has no infinity: an infinite epsilon becomes the string ``"infinity"``."""
         fields = asdict(self)
         return {**fields, "epsilon": json_number(self.epsilon), "lower": json_number(self.lower), "assumptions": list(self.assumptions)}
 
 
 def json_number(value: float | None) -> float | str | None:
-    """Return ``value`` for JSON: an infinite number becomes the string ``"infinity"``."""
+    """Return ``value`` for JSON: an infinite number becomes the string ``"infinity"``. Raise a ``ValueError`` for NaN."""
     if value is not None and isnan(value):
-        raise ValueError("a privacy figure is not a number")
+        raise ValueError("an epsilon is NaN, expected a number or infinity")
     return value if value is None or isfinite(value) else "infinity"
 
 
@@ -148,9 +148,9 @@ _OVER_THE_RUN = ("local", "shuffled_upper_adaptive")
 
 
 def best_figure(figures: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Return the smallest epsilon of :meth:`Statement.figures` for the whole run, and the party that it trusts.
+    """Return the smallest epsilon of :meth:`Statement.figures` for the whole run, and the party that has to be trusted for it.
 
-    None if nobody took part, or if ``figures`` lacks both epsilons: it may come from a damaged file.
+    Return None if ``figures`` has no epsilon for the run: nobody took part, or a damaged file was read.
     """
     epsilons = {name: figures[name] for name in _OVER_THE_RUN if is_figure(figures.get(name))}
     name = min(epsilons, key=lambda name: float(epsilons[name]), default=None)
@@ -220,7 +220,7 @@ class Statement(Shown):
 
     @property
     def verdict(self) -> str:
-        """How well the run protects a client, as a sentence for readers who do not know differential privacy."""
+        """How well the run protects its clients, as a sentence for readers who do not know differential privacy. Empty without a row."""
         best = self.best
         if best is None:
             return ""
@@ -229,7 +229,8 @@ class Statement(Shown):
         trusted = IF_TRUSTED[best.trust_model]
         unproved = "" if self.status == "proved" else _UNPROVED
         # Two upper bounds of the probability of a right guess between two data sets: by (epsilon, delta), and by total variation.
-        by_epsilon, by_noise = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon)), (1 + self.distance) / 2
+        by_epsilon = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
+        by_noise = (1 + self.distance) / 2
         source = "by epsilon" if by_epsilon <= by_noise else "by the noise of all releases, which epsilon bounds less closely"
         probability = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))
         percent = f"{ceil(100_000 * probability) / 1000:g} %"

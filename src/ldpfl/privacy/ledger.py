@@ -56,7 +56,7 @@ class Ledger:
             DataError: the event's round is not later than the last one: it would be charged twice, or out of order.
         """
         longer_ledger = Ledger((*self.events, _require_later(self.events, event)))
-        if "_chain" in vars(self):  # a ledger that is saved after each round is not serialised anew: its cached lines are reused
+        if "_chain" in vars(self):  # a ledger is saved after each round: reuse the cached lines, and serialise only the new event
             lines, last_hash = self._chain
             line, new_hash = _line_and_hash(event, last_hash)
             vars(longer_ledger)["_chain"] = ((*lines, line), new_hash)
@@ -99,7 +99,7 @@ class Ledger:
         :mod:`ldpfl.privacy.stated_author`.
 
         Raises:
-            DataError: the text is no ledger, has another version, or has an event that is unknown or contradicts another. One line.
+            DataError: the text is no ledger, has another version, or has an event that is unknown or contradicts another.
         """
         try:
             check_events(text)
@@ -153,7 +153,7 @@ def _json_document(lines: Sequence[str], extra: str = "") -> str:
 
 
 def _line_and_hash(event: RoundEvent, previous: str) -> tuple[str, str]:
-    """Return an event as JSON text, and its chain hash, which includes the hash ``previous``."""
+    """Return an event as JSON text, and its chain hash. The hash also depends on ``previous``, the hash of the event before it."""
     link = _chain_hash(previous, event)
     return json.dumps({**_event_to_json(event), "chain": link}), link
 
@@ -175,9 +175,9 @@ def _require_later(events: Sequence[RoundEvent], event: RoundEvent) -> RoundEven
 
 
 def _chain_hash(previous: str, event: RoundEvent) -> str:
-    """Return the chain hash of ``event``, which includes the chain hash ``previous`` of the event before it.
+    """Return the chain hash of ``event``. It also depends on ``previous``, the chain hash of the event before it.
 
-    It finds accidents, but no forgery.
+    So an event that is changed or lost by accident is found. A forger can compute the hashes anew.
     """
     return hashlib.sha256(f"{previous}{json.dumps(_event_to_json(event), sort_keys=True)}".encode()).hexdigest()[:16]
 
@@ -223,25 +223,27 @@ def _other_clients_by_rounds(earlier: Counter[int], event: RoundEvent, previous:
     ``joined`` grows. It is not among the others. The others share the remaining reports as evenly as possible, so that the largest number
     of rounds is as small as possible. If there are too few clients for the reports, the result has more clients than exist.
     """
-    unassigned_reports = event.cohort - (event.joined > (previous.joined if previous else 0))
+    busiest_client_joins = event.joined > (previous.joined if previous else 0)
+    unassigned_reports = event.cohort - busiest_client_joins
+    # Clients that are new in the population have joined no round so far.
     clients_by_rounds = earlier + Counter({0: event.population - 1 - earlier.total()})
     for rounds, clients in sorted(clients_by_rounds.items()):
         joining = max(0, min(unassigned_reports, clients))
         clients_by_rounds[rounds] -= joining
         clients_by_rounds[rounds + 1] += joining
         unassigned_reports -= joining
-    # Unary plus drops entries of 0. Reports that are left over count as further clients, which do not exist: the caller rejects the event.
+    # Reports that are left over count as further clients, which do not exist: the caller rejects the event. Unary plus drops entries of 0.
     return +clients_by_rounds + Counter({event.joined: max(0, unassigned_reports)})
 
 
 def _reason_impossible(event: RoundEvent, previous: RoundEvent | None) -> str:
-    """Return the reason why ``event`` cannot follow the event ``previous``; empty if it can."""
-    last, joined = (previous.round, previous.joined) if previous else (0, 0)
+    """Return the reason why ``event`` cannot follow the event ``previous``; empty if it can. ``previous`` is None for the first event."""
+    last_round, joined = (previous.round, previous.joined) if previous else (0, 0)
     parameter = event.release.parameter
     if event.population > _MOST_CLIENTS:
-        return f"population is {event.population:,}, and more than 1e9 clients are not accounted"
+        return f"population is {event.population:,}, expected at most 1e9 clients"
     if not (_SMALLEST_PARAMETER <= parameter <= _LARGEST_PARAMETER or parameter == inf):
-        return f"the release has the parameter {parameter:g}, and a parameter below 1e-15 or above 1e9 is not accounted"
+        return f"the release has the epsilon or mu {parameter:g}, expected 1e-15 to 1e9"
     if event.sampling == "everyone" and event.cohort < event.population:
         return f"sampling is 'everyone', but the cohort has only {event.cohort:,} of {event.population:,} clients"
     if event.sampling == "secret" and _tail_probability(event) < _IMPOSSIBLE:
@@ -251,10 +253,11 @@ def _reason_impossible(event: RoundEvent, previous: RoundEvent | None) -> str:
             f"population fell from {previous.population:,} to {event.population:,} clients: it must not fall, "
             "since clients that left are still counted"
         )
-    if event.round != last + 1 and event.sampling != "secret":
-        return f"round {event.round} comes after round {last}: the rounds between them are missing"
-    if not joined <= event.joined <= joined + event.round - last:
-        return f"a client cannot have joined {joined} rounds by round {last} and {event.joined} by round {event.round}"
+    # With secret participation, rounds that nobody joined are not in the ledger.
+    if event.round != last_round + 1 and event.sampling != "secret":
+        return f"round {event.round} comes after round {last_round}: the rounds between them are missing"
+    if not joined <= event.joined <= joined + event.round - last_round:
+        return f"a client cannot have joined {joined} rounds by round {last_round} and {event.joined} by round {event.round}"
     return ""
 
 
@@ -263,6 +266,7 @@ def _tail_probability(event: RoundEvent) -> float:
 
     Each client joins with the probability ``rate``. Clients that dropped out are not in the cohort: it is tested and charged as it is.
     """
+    # bdtr(k, n, p) and bdtrc(k, n, p): probability that at most k, or more than k, of n clients join.
     at_most = bdtr(event.cohort, event.population, event.rate)
     at_least = bdtrc(event.cohort - 1, event.population, event.rate) if event.cohort else 1.0
     return float(min(at_most, at_least))
@@ -286,18 +290,19 @@ def _event_to_json(event: RoundEvent) -> dict[str, Any]:
 
 
 def _numbers_as_python_types(thing: RoundEvent | Release) -> dict[str, float]:
-    """Return the number fields of ``thing``, converted to the declared ``float`` or ``int``.
+    """Return the fields of ``thing`` that are declared as ``float`` or ``int``, converted to that type. Fields that are None are left out.
 
     A mechanism may state an ``int`` for a ``float``, or a number of NumPy. Its JSON text, and so its chain hash, would differ from that of
     the number that is read back.
     """
+    # partition: "float | None" is declared as float here
     stated = {field.name: (str(field.type).partition(" ")[0], getattr(thing, field.name)) for field in fields(thing)}
     kinds = {"float": float, "int": int}
     return {name: kinds[declared](value) for name, (declared, value) in stated.items() if declared in kinds and value is not None}
 
 
 def _event_from_json(tree: Any) -> RoundEvent:
-    """Return the event of a JSON object that was read from a ledger."""
+    """Return the event of a JSON object that was read from a ledger. The object is untrusted: raise a :class:`DataError` if it is wrong."""
     if not isinstance(tree, dict) or not isinstance(tree.get("release"), dict):
         raise DataError("the event's field 'release' must be an object that has a field 'kind'")
     kind = tree["release"].get("kind")

@@ -142,6 +142,7 @@ class Limit:
 
 
 def _check_delta_range(delta: float) -> float:
+    """Return ``delta`` if it is 0 or no smaller than accountants support, else raise :class:`ValueError` for pydantic to report."""
     if 0 < delta < SMALLEST_DELTA:
         raise ValueError(f"a delta above 0 must be at least {SMALLEST_DELTA:g}")
     return delta
@@ -249,7 +250,7 @@ class Policy(BaseModel):
         return Limit(self.lifetime_epsilon, self.delta)
 
     def allows_unit(self, unit: Unit) -> bool:
-        """Return whether releases of this ``unit`` may leave: those that protect the client, or exactly what the policy protects."""
+        """Return whether releases of this ``unit`` may leave: parts of a report, such as a weight, or exactly what the policy protects."""
         return unit not in ("record", "person") or unit == self.protects
 
     def check(self, request: Request) -> None:

@@ -36,8 +36,8 @@ def remove_key(path: Path, key: str) -> Policy:
 
 
 def _replace_keys(path: Path, keys: tuple[str, ...]) -> Policy:
-    """Replace the keys in the policy file by ``keys``. All other text stays, comments too."""
-    policy_path = path.resolve()
+    """Replace the keys in the policy file by ``keys``, and return the policy. All other text stays, comments too."""
+    policy_path = path.resolve()  # a symbolic link to the policy stays one
     current = read_policy(policy_path)
     changed_policy = Policy.model_validate({**current.model_dump(), "aggregator_keys": _validated_keys(keys)})
     text = policy_path.read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def _replace_keys(path: Path, keys: tuple[str, ...]) -> Policy:
     changed_text, matches = _SETTING.subn(lambda _: setting, text)
     if matches == 0 and "aggregator_keys" not in tomllib.loads(text):
         changed_text = f"{text.rstrip()}\n{setting}\n"  # a policy has no tables, so the end is as good a place as any
-    # For example, a comment looks like the setting, or the setting has an unusual layout.
+    # The file is written only if the new text means the new policy. It does not if, for example, a comment looks like the setting.
     if matches > 1 or _parse_policy(changed_text) != changed_policy:
         raise ConfigError(f"aggregator_keys in {path} cannot be changed by a command: set it by hand to [{', '.join(map(_quoted, keys))}]")
     with replace_atomically(policy_path, stat.S_IMODE(policy_path.stat().st_mode)) as temporary:

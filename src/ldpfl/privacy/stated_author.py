@@ -29,7 +29,7 @@ _COIN = 2.0**-32
 
 
 def with_checked_author(release: Release) -> Release:
-    """Return ``release``, with the author replaced by :data:`DOUBTED` if it states a mechanism of this project's and cannot be one."""
+    """Return ``release``, with the author :data:`DOUBTED` if it states this project as its author but no built-in mechanism can make it."""
     is_stated = release.author in (OURS, USERS_CODE)
     return replace(release, author=DOUBTED) if is_stated and not _can_be_built_in(release) else release
 
@@ -52,17 +52,18 @@ def _can_be_built_in(release: Release) -> bool:
 def _are_possible_bits(release: BinaryRelease) -> bool:
     """Whether the stated built-in mechanism can release these bits.
 
-    Only a mechanism that samples coordinates may state more than one. ``realised`` must not be smaller than rounding the probabilities of a
-    bit can make it.
+    Only a mechanism that samples coordinates may state more than one. Rounding the probabilities of a bit lowers the epsilon that it
+    realises. ``realised`` must not be lower than this rounding can make it.
     """
     if release.sampled > 1 and (release.mechanism == "duchi" or release.unit == "weight"):
         return False
     rarer = _rarer_probability(min(release.epsilon, MAX_EXPONENT))
-    return release.realised is None or release.realised >= log((1 - rarer) / rarer) - _COIN
+    lowest = log((1 - rarer) / rarer) - _COIN  # the subtraction allows for rounding of the logarithm
+    return release.realised is None or release.realised >= lowest
 
 
 def _has_possible_blanket(release: PureRelease) -> bool:
-    """Whether the blanket is at most the largest that the mechanism can have at this epsilon."""
+    """Whether the blanket is at most the largest that the mechanism can have at this epsilon. Above ``LARGEST_HIDDEN`` it has none."""
     if release.blanket is None:
         return True
     largest_blanket = _BLANKETS[release.mechanism]
@@ -85,7 +86,7 @@ def _half_epsilon_blanket(epsilon: float, _each_weight: bool) -> float:
 
 
 def _hybrid_blanket(epsilon: float, each_weight: bool) -> float:
-    """Return the blanket of ``hybrid``, a mixture of ``piecewise`` and one bit. For a vector: the limit of many values, which is larger."""
+    """Return the blanket of ``hybrid``, a mixture of ``piecewise`` and one bit; for a vector, the limit for many values (the largest)."""
     piecewise_share = -expm1(-epsilon / 2) if epsilon > _BIT_ALONE else 0.0
     bit_blanket = 2 * _rarer_probability(epsilon)
     return piecewise_share * exp(-epsilon / 2) + (1 - piecewise_share) * bit_blanket if each_weight else exp(-epsilon / 2)
@@ -108,13 +109,16 @@ def _direction_blanket(epsilon: float, _each_weight: bool) -> float:
     """Return the blanket of ``privunit-g`` without the length, which would lower it.
 
     It is 1 / (1 + q (e^epsilon - 1)), where q = P(N(0, 1) > gamma). The threshold gamma, below 10, solves
-    gamma = phi(gamma) (e^epsilon - 1) / (1 + q (e^epsilon - 1)), with phi the standard normal density.
+    gamma = phi(gamma) (e^epsilon - 1) / (1 + q (e^epsilon - 1)), with phi the standard normal density. It is found by bisection.
     """
     low, high = 0.0, 10.0
-    for _ in range(60):
+    for _ in range(60):  # 10 / 2**60 is below float64's resolution
         gamma = (low + high) / 2
-        scale = exp(-gamma * gamma / 2) / sqrt(2 * pi) * expm1(epsilon) * _blanket_at(gamma, epsilon)
-        low, high = (gamma, high) if scale > gamma else (low, gamma)
+        right_side = exp(-gamma * gamma / 2) / sqrt(2 * pi) * expm1(epsilon) * _blanket_at(gamma, epsilon)
+        if right_side > gamma:
+            low = gamma
+        else:
+            high = gamma
     return _blanket_at(low, epsilon)
 
 

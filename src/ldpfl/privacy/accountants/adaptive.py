@@ -61,12 +61,15 @@ def filtered_epsilon(releases: Iterable[tuple[Release, int]], order: float, delt
     pure = composed.epsilon(0.0)
     if order == inf or delta <= 0 or not all(release.protected for release in composed.releases):
         return pure
+    if not composed.releases:
+        return 0.0
     t = np.array([order])
-    return min(pure, max(0.0, float((composed.divergence(t) + _epsilon_for_delta(t, delta))[0])) * _UP) if composed.releases else 0.0
+    by_divergence = max(0.0, float((composed.divergence(t) + _epsilon_for_delta(t, delta))[0])) * _UP
+    return min(pure, by_divergence)
 
 
 def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: float, delta: float) -> float:
-    """Return epsilon as :func:`filtered_epsilon`, but against an adversary that sees only mixed bits. Infinite if ``order`` is.
+    """Return epsilon as :func:`filtered_epsilon`, but against an adversary that sees only mixed bits; infinite if ``order`` is infinite.
 
     Only the sum of Rényi divergences is used, of the upper bound in :mod:`~ldpfl.privacy.accountants.clones`.
 
@@ -86,10 +89,11 @@ def hidden_epsilon(sent: Iterable[tuple[BinaryRelease, int, int, int]], order: f
     divergence, failure_probability = 0.0, 0.0
     for release, clients, linked, count in sent:
         bits = min(linked, release.units)
-        epsilon, records = bits * release.epsilon, ceil(release.units / bits) * count  # epsilon of a message; number of messages
-        share = clone_probability_for_bits(epsilon) if bits == 1 else clone_probability(epsilon)
-        divergence += records * clone_log_moment(epsilon, clients, order, share) / order
-        failure_probability += records * clone_outside(clients, share)
+        message_epsilon = bits * release.epsilon
+        messages = ceil(release.units / bits) * count
+        share = clone_probability_for_bits(message_epsilon) if bits == 1 else clone_probability(message_epsilon)
+        divergence += messages * clone_log_moment(message_epsilon, clients, order, share) / order
+        failure_probability += messages * clone_outside(clients, share)
     if failure_probability >= delta:
         return inf
     return max(0.0, divergence + float(_epsilon_for_delta(np.array([order]), delta - failure_probability)[0])) * _UP
@@ -118,7 +122,7 @@ def epsilon_needed(releases: Iterable[tuple[Release, int]], delta: float) -> flo
     pure = filtered_epsilon(releases, inf, delta)
     sufficient_budgets = [pure]
     if delta > 0:
-        # The best of many fixed orders is a lower end. A budget of the upper end is likely to suffice; the pure sum certainly does.
+        # The best of many fixed orders, rounded as by filter_order, is a lower end. The upper end is likely to suffice; the pure sum does.
         epsilons = np.array([filtered_epsilon(releases, float(f"{order:.3g}"), delta) for order in _ORDERS[::8]])
         low, high = float(epsilons.min()), float(min(pure, epsilons.min() * 4 + 1))
         for _ in range(60):

@@ -10,7 +10,7 @@ _DELTAS = tuple(0.8**power for power in range(1, 60))
 
 
 class Accountant(ABC):
-    """Composes what was released; holds for adaptive composition."""
+    """Composes releases, of which later ones may depend on the outputs of earlier ones."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
@@ -26,6 +26,6 @@ class Accountant(ABC):
     def _distance_by_deltas(self) -> float:
         """Return the smallest distance that follows from the epsilons at 59 deltas. For accountants that compute epsilon fast.
 
-        (epsilon, delta) in both directions bound the distance by (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
+        (epsilon, delta) in both directions bound it by (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) = tanh(epsilon / 2) (1 - delta) + delta.
         """
         return min(tanh(self.epsilon(delta) / 2) * (1 - delta) + delta for delta in _DELTAS)

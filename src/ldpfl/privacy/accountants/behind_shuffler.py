@@ -71,7 +71,7 @@ class ShuffledAccountant(Accountant):
 
 
 class CountedBits(ShuffledAccountant):
-    """Single bits: all that is seen of a unit is how many of them were 1."""
+    """Bits that are mixed one by one: for each unit, only the number of 1s is seen."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -93,10 +93,10 @@ class CountedBits(ShuffledAccountant):
 
 
 class SummedNoise(ShuffledAccountant):
-    """Gaussian noise of which only the sum over the cohort is seen, of integers: that of all honest clients adds up, and is exact.
+    """Integer reports with Gaussian noise, of which only the sum over the cohort is seen. It has the noise of all honest clients.
 
-    Integers are what mechanisms send that protect records, and others that say so. The rest round their reports to floats one by one:
-    the low digits of such a sum tell more than its noise hides (decision 0023).
+    Other reports are not supported. They are rounded to floats one by one, and the low digits of such a sum reveal more than its noise
+    hides (decision 0023).
     """
 
     @classmethod
@@ -114,8 +114,10 @@ class SummedNoise(ShuffledAccountant):
         return GaussianAccountant(summed)
 
     def bounds(self, delta: float) -> Bounds:
+        """Return the bounds on epsilon at ``delta``. Without sampling of records epsilon is exact, and so a lower bound too."""
         epsilon = self.sums().epsilon(delta * (1 - ROUNDED))
-        return Bounds(epsilon, epsilon, epsilon if self.joined and all(group.batch_rate == 1 for group in self.groups) else None)
+        is_attained = self.joined and all(group.batch_rate == 1 for group in self.groups)
+        return Bounds(epsilon, epsilon, epsilon if is_attained else None)
 
 
 def _is_summable(release: Release) -> bool:
@@ -124,7 +126,7 @@ def _is_summable(release: Release) -> bool:
 
 
 class ShuffledVectors(ShuffledAccountant):
-    """Vectors with Gaussian noise, the same of all clients of a round, each in a ball."""
+    """Vectors that all clients of a round clip to the same ball, and send with the same Gaussian noise."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -152,7 +154,7 @@ def _are_alike_vectors(release: Release) -> bool:
 
 
 class SelfSampledBits(ShuffledAccountant):
-    """Single bits of clients that decide for themselves, in secret, whether they take part; rounds of one kind."""
+    """Single bits of clients that decide in secret whether they take part. All rounds are of one kind."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -167,7 +169,7 @@ class SelfSampledBits(ShuffledAccountant):
 
 
 class LinkedBits(ShuffledAccountant):
-    """Bits of which several travel together, or of coordinates that each client drew in secret."""
+    """Bits that travel several in a message, or that are about coordinates which each client drew in secret."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -179,7 +181,7 @@ class LinkedBits(ShuffledAccountant):
 
 
 class BlanketedReports(ShuffledAccountant):
-    """Pure reports of which a known part says nothing, also of several units that travel together."""
+    """Pure reports with a known blanket, also of several units that travel together."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:
@@ -200,7 +202,7 @@ class BlanketedReports(ShuffledAccountant):
 
 
 class ClonedReports(ShuffledAccountant):
-    """Any pure reports, also of several units that travel together; rounds of one kind."""
+    """Any pure reports, also of several units that travel together. All rounds are of one kind."""
 
     @classmethod
     def supports(cls, groups: Sequence[RoundGroup]) -> bool:

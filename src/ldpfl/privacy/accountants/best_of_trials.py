@@ -106,6 +106,7 @@ class TrialCount:
     def weights(self) -> tuple[int, ...]:
         """Integers proportional to the probabilities of 1, 2, ... trials, with the law's parameter chosen for the :attr:`mean`."""
         numbers = np.arange(1, self.limit + 1, dtype=np.float64)
+        # log P[K = k] of each law, up to a constant and to a multiple of k, which the parameter adds.
         logs = {"geometric": 0.0 * numbers, "logarithmic": -np.log(numbers), "poisson": -gammaln(numbers + 1)}[self.law]
 
         def probabilities(parameter: float) -> Array:
@@ -131,7 +132,7 @@ class TrialCount:
             if remaining < weight:
                 return number
             remaining -= weight
-        raise AssertionError("the weights add up to more than any place")
+        raise AssertionError("the remainder is below the sum of the weights, so the loop has returned")
 
     def slope(self, points: Array) -> Array:
         """Return f'(x) at the ``points`` x, where f(x) = E[x^K] and K is the number of trials."""
@@ -151,11 +152,12 @@ def best_of_trials_epsilon(power: Callable[[Array], Array], epsilon: Callable[[f
     largest_probabilities = power(_PROBABILITIES)
     # The slope increases: between two grid points, the ratio is at most its numerator at the lower one over its denominator at the upper.
     ratios = count.slope(1 - _PROBABILITIES[:-1]) / count.slope(1 - largest_probabilities[1:])
-    return log(float(ratios.max())) + _ROUNDING * (count.limit > 1) + epsilon(delta / (count.exact_mean * (1 + _ROUNDING)))
+    margin = _ROUNDING if count.limit > 1 else 0.0  # the slope of a single trial is constant, so its ratio of 1 is exact
+    return log(float(ratios.max())) + margin + epsilon(delta / (count.exact_mean * (1 + _ROUNDING)))
 
 
 def best_of_gaussian_epsilon(mu: float, count: TrialCount, delta: float) -> float:
-    """Return the bound of :func:`best_of_trials_epsilon` for trials that are mu-GDP, also if they are sums of rounded Gaussians."""
+    """Return the bound of :func:`best_of_trials_epsilon` for trials that are mu-GDP (Gaussian DP), or sums of rounded Gaussians."""
     return best_of_trials_epsilon(
         lambda points: np.asarray(ndtr(ndtri(points) + mu)), partial(gaussian_epsilon, mu), count, delta * (1 - ROUNDED)
     )

@@ -54,11 +54,12 @@ class Binomial:
         return self.count * sigmoid(self.log_odds) * sigmoid(-self.log_odds)
 
     def log_pmf(self) -> tuple[int, Array]:
-        """Return (first value, log probabilities). Values outside have a total probability below ``TAIL``."""
+        """Return (first value, log probabilities) of a window of values. Values outside have a total probability below ``TAIL``."""
         half = _PART_WIDTH * sqrt(self.variance) + _SLACK
         low, high = max(0, floor(self.mean - half)), min(self.count, ceil(self.mean + half))
         values = np.arange(low + 1, high + 1, dtype=np.float64)
         log_ratio = np.log((self.count - values + 1) / values) + self.log_odds  # log P(k) / P(k - 1) for each k of ``values``
+        # Sum the logarithms of the ratios from the first value on, whose probability is set to 1; then normalise.
         logs = np.concatenate([[0.0], np.cumsum(log_ratio)])
         logs -= logs.max()
         return low, logs - np.log(np.exp(logs).sum())
@@ -95,7 +96,7 @@ def convolved(first: Array, second: Array) -> Array:
 
 
 def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
-    """Return (first value, log probabilities) of the sum of independent ``parts``; outside lies less than ``TAIL``."""
+    """Return (first value, log probabilities) of the sum of independent ``parts``. Other values have a total probability below ``TAIL``."""
     parts = [part for part in parts if part.count > 0]
     if not parts:
         return 0, np.zeros(1)
@@ -103,7 +104,7 @@ def log_pmf_of_sum(parts: Sequence[Binomial]) -> tuple[int, Array]:
     center, half = sum(part.mean for part in parts), _SUM_WIDTH * _standard_deviation(parts) + _SLACK
     first = max(0, floor(center - half) - low)
     logs = logs[first : max(0, ceil(center + half) - low) + 1]
-    representable = np.flatnonzero(logs > -650)  # below, doubles lose digits and then vanish
+    representable = np.flatnonzero(logs > -650)  # e^-650 is near float64's smallest number, below which digits are lost
     return low + first + int(representable[0]), logs[representable[0] : representable[-1] + 1]
 
 
@@ -172,10 +173,10 @@ def _tilted_to(parts: Sequence[Binomial], target: float) -> list[Binomial]:
 
 
 def _convolve_by_transform(parts: Sequence[Binomial]) -> tuple[int, Array]:
-    """Return (first value, log probabilities) of the sum of ``parts``, accurate only near its mean."""
+    """Return (first value, log probabilities) of the sum of ``parts`` by Fourier transforms, accurate only near its mean."""
     low = 0
     total: Array = np.ones(1)
     for part in parts:
         start, logs = part.log_pmf()
         low, total = low + start, convolved(total, np.exp(logs))
-    return low, np.log(np.maximum(total, 1e-300))
+    return low, np.log(np.maximum(total, 1e-300))  # rounding may make a tiny probability 0 or negative

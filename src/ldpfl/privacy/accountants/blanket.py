@@ -100,11 +100,11 @@ class Record(ABC):
 
     @abstractmethod
     def gains(self, epsilon: float) -> tuple[Array, Array]:
-        """Return the values of G and their probabilities: of the record's density under one input, less e^``epsilon`` times the other."""
+        """Return the values of G and their probabilities. G is the density under one input, less e^``epsilon`` times that under another."""
 
     @property
     def is_countable(self) -> bool:
-        """Whether a bound behind the shuffler is computed: not if epsilon is so large that nobody hides the record."""
+        """Whether a bound behind the shuffler is computed. It is not if epsilon is so large that nobody hides the record."""
         return self.epsilon0 <= _HIDES_NOTHING
 
     def delta(self, clients: int, epsilon: float) -> float:
@@ -156,7 +156,7 @@ class Bits(Record):
         return np.asarray(first - exp(epsilon) * second), np.asarray(binom.pmf(agreeing, self.count, 0.5))
 
     def delta(self, clients: int, epsilon: float) -> float:
-        if self.count == 1 and epsilon < self.bit_epsilon:
+        if self.count == 1 and epsilon < self.bit_epsilon:  # a single bit has a bound that needs no lattice
             return min(1.0, clone_delta(self.bit_epsilon, clients, epsilon, clone_probability_for_bits(self.bit_epsilon)) + _ROUNDING)
         return super().delta(clients, epsilon)
 
@@ -177,9 +177,9 @@ class Report(Record):
         return self.epsilon0, 1
 
     def gains(self, epsilon: float) -> tuple[Array, Array]:
-        """Return the three values of G in the worst case, and their probabilities: the two densities differ in two of them.
+        """Return the three values of G in the worst case, and their probabilities.
 
-        G is the density under one input less e^``epsilon`` times that under the other. Each density is at an end of its interval.
+        Each of the two densities is at an end of its interval: the first is high and the second low, or the reverse, or they are equal.
         """
         low, high = self.share, self.stated * exp(self.epsilon0) * (1 + _DIGITS)
         p_high = (1 - low) / (high - low)  # probability of ``high`` for a density with mean 1
@@ -202,7 +202,7 @@ class Hidden:
 def blanket_epsilon(kinds: Sequence[Hidden], delta: float) -> float:
     """Return an upper bound of epsilon at ``delta`` for all these records of one client. It holds for adaptive inputs.
 
-    Takes seconds on one core for each kind of record. Many cohort sizes are rounded down to a few, which is safe: fewer clients hide less.
+    One core takes seconds for each kind of record. Many cohort sizes are rounded down to a few, which is safe: fewer clients hide less.
     """
     kinds = _merged(kinds)
     parts = [(*kind.record.epsilon_and_count, kind.records) for kind in kinds]

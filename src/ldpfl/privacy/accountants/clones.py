@@ -49,11 +49,11 @@ def clone_probability_for_bits(epsilon0: float) -> float:
 
 
 def clone_log_moment(epsilon0: float, clients: int, order: float, clone_share: float) -> float:
-    """Return an upper bound of log E[e^(order * loss)] of one report that hides among clones, reports like it from other clients.
+    """Return an upper bound of log E[e^(order * loss)] of one report that hides among clones (reports like it from other clients).
 
     The loss is that of the pair of distributions in the module's docstring. The bound assumes the smallest likely number of clones, since
-    fewer clones hide less. With the tiny probability :func:`clone_outside` there are fewer, and the bound does not hold. Takes
-    milliseconds for any number of clients.
+    fewer clones hide less. With the tiny probability :func:`clone_outside` there are fewer, and the bound does not hold. The computation
+    takes milliseconds for any number of clients.
     """
     clones = _fewest_clones(clients, clone_share) if epsilon0 <= _HIDES_NOTHING else 0
     _, logs = Binomial(clones, 0.0).log_pmf()
@@ -84,7 +84,7 @@ def _fewest_clones(clients: int, clone_share: float) -> int:
 def clone_delta(epsilon0: float, clients: int, epsilon: float, clone_share: float) -> float:
     """Return an upper bound of delta(``epsilon``) of one ``epsilon0``-LDP report, shuffled among those of ``clients`` clients.
 
-    By clones: with the probability ``clone_share``, another client's report is distributed as if it came from this client.
+    With the probability ``clone_share``, another client's report is a clone: it is distributed as if it came from this client.
     """
     if epsilon0 > _HIDES_NOTHING:
         return report_delta(epsilon0, epsilon)
@@ -110,7 +110,7 @@ def clone_epsilon(epsilon0: float, clients: int, delta: float, clone_share: floa
     if at_zero <= -_ROUNDED:
         return 0.0
     epsilon_found = float(optimize.brentq(excess, 0.0, epsilon0, xtol=1e-13 * max(epsilon0, 1e-3), rtol=1e-12)) if at_zero > 0 else 0.0
-    return min(epsilon0, epsilon_found + 2e-12 * epsilon0 + _ROUNDED)
+    return min(epsilon0, epsilon_found + 2e-12 * epsilon0 + _ROUNDED)  # added: more than the tolerance of the root
 
 
 def composed_clone_epsilon(epsilon0: float, clients: int, rounds: int, delta: float, clone_share: float) -> float:

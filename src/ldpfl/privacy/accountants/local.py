@@ -59,7 +59,7 @@ class LocalAccountant(Accountant):
 
 
 class PureAccountant(LocalAccountant):
-    """Reports of pure mechanisms: exact where all have one epsilon or few, else by a bound that is never more than their sum.
+    """Reports of pure mechanisms. Epsilon is exact if all have one epsilon, or a few; else it is a bound that is at most their sum.
 
     More than :data:`MOST_REPORTS` reports are charged their sum.
     """
@@ -82,7 +82,7 @@ class PureAccountant(LocalAccountant):
 
 
 class GaussianAccountant(LocalAccountant):
-    """Gaussian noise: exact, but where records take part by chance, which is bounded."""
+    """Gaussian noise. Epsilon is exact; if records are sampled, it is an upper bound."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({GaussianRelease})
 

@@ -23,7 +23,7 @@ from ldpfl.util.lazy_imports import optimize
 MAX_SIZE = 1 << 22
 """Largest number of losses that a convolution may produce: about a second, and 300 MB, on one core."""
 
-_SMALLEST = 1e-200
+_SMALLEST = 1e-200  # smaller masses are set to 0 before a composition, in which they would cause overflow
 
 _ROUNDING = 1e-15
 """Relative error of one Fourier coefficient; raising to the k-th power multiplies it by k."""
@@ -46,7 +46,7 @@ _FLAT = 600.0
 
 @dataclass(frozen=True, eq=False)
 class GridLosses:
-    """Losses on a grid: mass ``masses[i]`` at (first + i) * step, and ``infinite`` where nothing is protected."""
+    """Losses on a grid: ``masses[i]`` is the probability of the loss (first + i) * step, and ``infinite`` that of an infinite loss."""
 
     step: float
     first: int
@@ -70,12 +70,13 @@ class GridLosses:
         if times == 1:
             return self
         tail, error = 1e-6 * delta, times * _ROUNDING
-        masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)  # smaller masses would cause overflow below
+        masses = np.where(self.masses > _SMALLEST, self.masses, 0.0)
         if error > 0.1 * delta or times * log(max(float(masses.sum()), 1.0)) > _MOST_TOO_MUCH:
             return None
         low, high = _convolution_bounds(masses, times, tail)
         if high - low >= MAX_SIZE:
             return None
+        # First term: 1 - (1 - p)^times, the probability that some release has an infinite loss, which each has with probability p.
         infinite = -np.expm1(times * np.log1p(-self.infinite)) + tail + error
         return GridLosses(self.step, self.first * times + low, _self_convolved(masses, times, low, high), float(infinite))
 
@@ -92,7 +93,7 @@ class GridLosses:
 
     def followed_by(self, other: GridLosses) -> GridLosses:
         """Return the PLD of this release together with an independent ``other`` release on the same grid."""
-        infinite = self.infinite + other.infinite - self.infinite * other.infinite
+        infinite = self.infinite + other.infinite - self.infinite * other.infinite  # the probability that either loss is infinite
         masses = np.maximum(convolved(self.masses, other.masses), 0.0)
         return GridLosses(self.step, self.first + other.first, masses, infinite + _ROUNDING)
 
@@ -239,13 +240,15 @@ def epsilon_of(losses: Array, masses: Array, delta: float) -> float:
     # shows that the maximum is at a small set, up to a fifth of the mass, and the loop ends early.
     is_flat = losses[-1] - losses[0] < _FLAT
     fifth = min(int(np.searchsorted(set_masses, 0.2 * set_masses[-1])) + 1, set_masses.size)
-    for size in (fifth, set_masses.size) if set_masses.size > _SHORT else (set_masses.size,):
+    sizes = (fifth, set_masses.size) if set_masses.size > _SHORT else (set_masses.size,)
+    for size in sizes:
         tail_masses = set_masses[:size]
         log_lower = _log_second_probability(losses[::-1][:size], masses[::-1][:size], is_flat)
         relevant = tail_masses > delta
         if relevant.any():
             epsilon = float(np.max(np.log(tail_masses[relevant] - delta) - log_lower[relevant]))
-            if log(set_masses[-1]) - log_lower[-1] + 1e-9 * max(1.0, abs(epsilon)) <= epsilon:
+            bound_of_larger_sets = log(set_masses[-1]) - log_lower[-1]
+            if bound_of_larger_sets + 1e-9 * max(1.0, abs(epsilon)) <= epsilon:  # the addend covers rounding
                 break
     return inf if isnan(epsilon) else max(0.0, epsilon)
 
@@ -313,11 +316,11 @@ def from_curve(deltas: Array, step: float) -> GridLosses:
 
 
 def _convex_hull(curve: Array, step: float) -> Array:
-    """Return the largest function below ``curve`` that is convex in e^epsilon, at the same points."""
-    corners: list[int] = []
+    """Return the largest function below ``curve`` that is convex in e^epsilon, at the same points 0, ``step``, 2 ``step``, ..."""
+    corners: list[int] = []  # points at which the hull touches the curve
     for index in range(curve.size):
         while len(corners) > 1 and _slope(curve, corners[-2], corners[-1], step) <= _slope(curve, corners[-1], index, step):
-            corners.pop()
+            corners.pop()  # this corner lies on or above the line between its neighbours
         corners.append(index)
     hull = curve.copy()
     for left, right in pairwise(corners):

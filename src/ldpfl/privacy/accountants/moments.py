@@ -15,8 +15,8 @@ OfOrder = Callable[[Array], Array]
 _LOWEST, _HIGHEST, _POINTS = -8.0, 6.0, 281
 """Smallest and largest logarithm (base 10) of the orders that are tried, and their number."""
 
-_NEAR = 1.5
-"""Number of decades searched on each side of a given order."""
+_NEAR, _NEAR_POINTS = 1.5, 31
+"""Number of decades searched on each side of a given order, and number of orders tried in both together."""
 
 
 def renyi_factor(order: Array) -> Array:
@@ -43,18 +43,22 @@ def best_order(log_moment: OfOrder, delta: float, log_factor: OfOrder = renyi_fa
     """Return the smallest bound on epsilon of :func:`epsilon_from_log_moment`, and the order t that gives it.
 
     Any order gives a valid bound, so the search need not be exact: it uses a coarse grid, then three finer grids around the best point.
-    With ``near``, only orders close to it are searched.
+    If an order ``near`` is given, only orders close to it are searched.
     """
     if delta <= 0:
         return inf, inf
-    low, high, points = (_LOWEST, _HIGHEST, _POINTS) if near is None else (log10(near) - _NEAR, log10(near) + _NEAR, 31)
-    exponents, width = np.linspace(low, high, points), (high - low) / (points - 1)
+    low, high, points = _LOWEST, _HIGHEST, _POINTS
+    if near is not None:
+        low, high, points = log10(near) - _NEAR, log10(near) + _NEAR, _NEAR_POINTS
+    exponents = np.linspace(low, high, points)
+    width = (high - low) / (points - 1)  # distance of neighbouring points
     best, best_exponent = inf, exponents[0]
     for _ in range(4):
         order = 10**exponents
         bounds = (log_moment(order) + log_factor(order) - log(delta)) / order
-        index = int(np.argmin(np.where(np.isnan(bounds), inf, bounds)))
+        index = int(np.argmin(np.where(np.isnan(bounds), inf, bounds)))  # a NaN bounds nothing
         if bounds[index] < best:
             best, best_exponent = float(bounds[index]), exponents[index]
-        exponents, width = np.linspace(best_exponent - width, best_exponent + width, 11), width / 5
+        exponents = np.linspace(best_exponent - width, best_exponent + width, 11)
+        width /= 5
     return max(0.0, best), float(10**best_exponent)

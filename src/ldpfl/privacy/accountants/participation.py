@@ -19,11 +19,11 @@ from ldpfl.privacy.accountants.losses import from_curve
 from ldpfl.privacy.accountants.shuffled_bits import shuffled_losses
 from ldpfl.privacy.accountants.shuffled_composition import ShuffledRounds, round_curve, round_limit
 
-_POINTS = 4096
+_POINTS = 4096  # epsilons, apart from 0, at which the curve of one round is computed
 _WIDTH = 1.03
 """Largest ratio of the cohort sizes that are merged into one cell."""
 
-_NEGLIGIBLE = 1e-9
+_NEGLIGIBLE = 1e-9  # largest probability of the cohort sizes that are left out
 
 
 def unamplified_epsilon(epsilon: float | Array, share: float) -> Array:
@@ -46,9 +46,9 @@ def self_sampled_round_delta(setting: ShuffledRounds, rate: float, epsilon: floa
 
 
 def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` for all rounds of ``setting`` if each client joins each with probability ``rate``.
+    """Return an upper bound of epsilon at ``delta`` for all rounds of ``setting``. Each client joins each round with probability ``rate``.
 
-    Later inputs may depend on earlier outputs. Infinite if no bound is found; then use the local composition.
+    Later inputs may depend on earlier outputs. Return infinity if no bound is found; then use the local composition.
     """
     negligible = min(_NEGLIGIBLE, 1e-4 * delta / setting.rounds)
     sizes, _, _ = cohort_sizes(setting.clients, rate, negligible)
@@ -61,7 +61,7 @@ def self_sampled_epsilon(setting: ShuffledRounds, rate: float, delta: float) -> 
 def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[np.int64], Array, float]:
     """Return the likely cohort sizes, their probabilities, and the total probability (at most ``negligible``) of other sizes.
 
-    The size 0 is not among either, since an empty round releases nothing.
+    Size 0 counts neither as likely nor as other, since an empty round releases nothing.
     """
     if rate == 1:
         return np.array([clients]), np.ones(1), 0.0
@@ -75,8 +75,8 @@ def cohort_sizes(clients: int, rate: float, negligible: float) -> tuple[NDArray[
 def _round_curve(setting: ShuffledRounds, rate: float, epsilons: Array, negligible: float) -> Array:
     """Return an upper bound of delta at ``epsilons`` of one round, averaged over the cohort size.
 
-    Neighbouring sizes are merged to a cell, in the safe direction: as few clients to hide among as in the cell's smallest cohort, and the
-    target takes part with the probability of the cell's largest cohort. ``negligible`` bounds the probability of sizes that are left out.
+    Neighbouring sizes are merged to a cell, in the safe direction. A client hides among as few others as in the cell's smallest cohort, and
+    takes part with the probability that belongs to its largest cohort. ``negligible`` bounds the probability of sizes that are left out.
     """
     sizes, weights, other_sizes_probability = cohort_sizes(setting.clients, rate, negligible)
     curve = np.full_like(epsilons, other_sizes_probability + 1e-15)  # plus an allowance for rounding

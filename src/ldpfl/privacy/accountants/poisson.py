@@ -60,9 +60,9 @@ def sampled_delta(mu: float, rate: float, epsilon: float) -> float:
 
 
 def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` for replacing one record. Holds adaptively; never more than without sampling.
+    """Return an upper bound of epsilon at ``delta`` for replacing one record. It is never more than the epsilon without sampling.
 
-    ``rounds`` are (mu, sampling rate, number of rounds) each.
+    Later rounds may depend on the outputs of earlier ones. Each of ``rounds`` is (mu, sampling rate, number of rounds).
     """
     unsampled = gaussian_epsilon(composed_mu(mu * sqrt(count) for mu, _, count in rounds), delta)
     if delta <= 0 or all(rate == 1 for _, rate, _ in rounds):
@@ -74,7 +74,9 @@ def sampled_epsilon(rounds: Sequence[Sampled], delta: float) -> float:
 
 def sampled_distance(rounds: Sequence[Sampled]) -> float:
     """Return an upper bound of the total variation distance for replacing one record: twice that of adding or removing one."""
-    return 1.0 if _takes_long(rounds) else min(1.0, 2 * float(_add_or_remove_accountant(tuple(rounds)).get_delta(0.0)))
+    if _takes_long(rounds):
+        return 1.0  # always holds
+    return min(1.0, 2 * float(_add_or_remove_accountant(tuple(rounds)).get_delta(0.0)))  # the distance is delta at epsilon 0
 
 
 _LARGEST_SUM = 50.0
@@ -88,8 +90,8 @@ def _remove_then_add_epsilon(rounds: tuple[Sampled, ...], delta: float) -> float
     which that is at most ``delta`` is found by bisection.
     """
     accountant = _add_or_remove_accountant(rounds)
-    # ``low`` is too small, since its delta is multiplied by 1 + e^epsilon. ``high`` is raised until it suffices.
-    low, high = added_epsilon(rounds, delta), added_epsilon(rounds, delta / 1e3)
+    low = added_epsilon(rounds, delta)  # too small, since its delta is multiplied by 1 + e^epsilon
+    high = added_epsilon(rounds, delta / 1e3)  # raised below until it suffices
     while high <= _LARGEST_SUM and (1 + exp(high)) * accountant.get_delta(high) > delta:
         high *= 1.5
     if high > _LARGEST_SUM:

@@ -57,7 +57,7 @@ def composed_delta(epsilon0: float, reports: int, epsilon: float) -> float:
     return delta_of(losses, masses, epsilon)
 
 
-_TINY_DELTA = 1e-12
+_TINY_DELTA = 1e-12  # below this delta, epsilon is rounded up by a relative 1e-12
 
 _DELTA_ROUNDED = 1e-10
 """Relative rounding error of delta at epsilon 0, whose terms are all positive."""
@@ -72,7 +72,7 @@ The largest error that a comparison with 50 digits found is half as large.
 def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
     """Return the smallest epsilon for ``delta`` of ``reports`` reports of one client at ``epsilon0`` each, exact but for rounding upwards.
 
-    ``delta`` = 0 gives the pure sum. Up to :data:`MOST_REPORTS` reports.
+    ``delta`` = 0 gives the pure sum. ``reports`` may be at most :data:`MOST_REPORTS`.
     """
     if reports == 0 or epsilon0 == 0:
         return 0.0
@@ -82,16 +82,17 @@ def composed_epsilon(epsilon0: float, reports: int, delta: float) -> float:
         return pure_sum((epsilon0, reports))
     losses, masses = _losses(epsilon0, reports)
     computed = epsilon_of(losses, masses, delta - TAIL)
+    # A positive epsilon below the rounding error comes out as 0. Whether it is positive is decided by delta at epsilon 0.
+    if computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) <= delta - TAIL:
+        return 0.0
     # Round up by more than the rounding error: by two units in the last place, and by more for a tiny delta.
     rounded_up = computed * (1 + 1e-12) if delta < _TINY_DELTA else nextafter(nextafter(computed, inf), inf)
-    # A positive epsilon below the rounding error comes out as 0. Whether it is positive is decided by delta at epsilon 0.
-    is_tiny = computed == 0 and delta_of(losses, masses, 0.0) * (1 + _DELTA_ROUNDED) > delta - TAIL
     # Sums of probabilities near 1 have a rounding error that spoils many digits of a tiny epsilon, so ROUNDED is added.
-    return min(pure_sum((epsilon0, reports)), rounded_up + ROUNDED * sqrt(losses.size)) if computed > 0 or is_tiny else 0.0
+    return min(pure_sum((epsilon0, reports)), rounded_up + ROUNDED * sqrt(losses.size))
 
 
 def pure_sum(*groups: tuple[float, int]) -> float:
-    """Return the sum of epsilon times number of reports over all ``groups``, rounded up."""
+    """Return the sum of epsilon times number of reports over all ``groups``, rounded up: never below the exact sum of fractions."""
     total = sum(epsilon0 * number for epsilon0, number in groups)
     exact = sum(Fraction(epsilon0) * number for epsilon0, number in groups) if total < inf else 0
     while total < inf and Fraction(total) < exact:

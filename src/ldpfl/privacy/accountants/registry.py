@@ -63,7 +63,7 @@ def accountant(releases: Iterable[tuple[Release, int]]) -> LocalAccountant:
 def behind_shuffler(groups: Sequence[RoundGroup]) -> ShuffledAccountant | None:
     """Return the accountant that composes ``groups`` of rounds behind a shuffler or sum.
 
-    None if no accountant does, or if a shuffler does not hide one of the releases.
+    Return None if no accountant does, or if a shuffler does not hide one of the releases.
     """
     if any(group.channel == "ideal-shuffler" and group.release.not_shuffled for group in groups):
         return None
@@ -85,8 +85,8 @@ def least_epsilon(groups: Sequence[RoundGroup], delta: float) -> float:
 def epsilon_of(releases: Iterable[tuple[Release, int]], delta: float) -> float:
     """Return the local epsilon at ``delta`` of all ``releases``, given as (release, number of times).
 
-    Exact if all are equal or all Gaussian, else an upper bound. Holds for adaptive composition. ``delta`` = 0 gives the pure sum.
-    Infinite if any release is unprotected. The time does not depend on the numbers of times.
+    The epsilon is exact if all releases are equal or all are Gaussian, else an upper bound. It holds for adaptive composition. At
+    ``delta`` = 0 it is the sum of pure epsilons. It is infinite if any release is unprotected. Large numbers of times take no longer.
     """
     return accountant(releases).epsilon(delta)
 

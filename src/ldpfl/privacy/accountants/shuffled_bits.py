@@ -59,11 +59,14 @@ def single_epsilon(epsilon0: float, clients: int, delta: float) -> float:
 def _epsilon_rounded_up(row: Row, delta: float) -> float:
     """Return the epsilon at ``delta`` of a row of losses and masses, plus an allowance for rounding, which matters for a tiny epsilon.
 
-    0 only if delta at epsilon 0 is below ``delta`` by more than the allowance.
+    It is 0 only if delta at epsilon 0 is below ``delta`` by at least the allowance.
     """
     losses, masses = row
-    epsilon, allowance = epsilon_of(losses, masses, delta), ROUNDED * sqrt(losses.size)
-    return epsilon + allowance if epsilon > 0 or delta_of(losses, masses, 0.0) > delta - allowance else 0.0
+    epsilon = epsilon_of(losses, masses, delta)
+    allowance = ROUNDED * sqrt(losses.size)
+    if epsilon == 0 and delta_of(losses, masses, 0.0) <= delta - allowance:
+        return 0.0
+    return epsilon + allowance
 
 
 def single_attained_epsilon(epsilon0: float, clients: int, delta: float) -> float:
@@ -84,8 +87,8 @@ class ShuffledLosses:
         epsilon0: epsilon of one bit; no loss is larger.
         clients: number of clients whose bits are counted together.
         step: distance of neighbouring losses, which run from -half to half steps.
-        masses: (rows, 2 half + 1) probabilities.
-        outside: bound of the probability outside the windows. Composing k bits adds k times this to delta.
+        masses: (rows, 2 half + 1) probabilities of the losses.
+        outside: bound of the probability, in each row, of losses that are not on the grid. Composing k bits adds k times this to delta.
     """
 
     epsilon0: float
@@ -104,6 +107,7 @@ class ShuffledLosses:
 
     @cached_property
     def _peak(self) -> float:
+        """The largest loss that has a positive probability in some row."""
         return largest_with_mass(self.losses, self.masses)
 
     @cached_property
@@ -112,18 +116,18 @@ class ShuffledLosses:
         return {}
 
     def log_moment(self, order: Array) -> Array:
-        """Return the largest log E[e^(order * loss)] over the rows, inside the windows, (T,). Do not write to the result."""
+        """Return the largest log E[e^(order * loss)] over the rows, for each order, (T,). Do not write to the result: it is cached."""
         key = order.tobytes()
         if key not in self._log_moments:
             log_moment = largest_log_moment(self.losses, self.masses, order, self._peak)
-            # The true moment is at least 1; rounding may make it smaller.
+            # The true moment lies in [1, e^(epsilon0 * order)]; rounding may put it outside.
             self._log_moments[key] = np.clip(log_moment, 0.0, self.epsilon0 * order)
         return self._log_moments[key]
 
     def tilted(self, order: Array) -> tuple[Array, Array, Array]:
         """Return mean, variance and a bound of the third absolute central moment under the weights e^(order * loss), (T, rows) each.
 
-        The third moment is bounded by Cauchy-Schwarz, sqrt(variance * fourth moment): a matrix product for all rows.
+        By Cauchy-Schwarz, the third moment is at most sqrt(variance * fourth moment). One matrix product gives these two for all rows.
         """
         parts = [self._tilted(order[start : start + _AT_ONCE]) for start in range(0, order.size, _AT_ONCE)]
         mean, variance, third = (np.concatenate(found) for found in zip(*parts, strict=True))
@@ -138,7 +142,7 @@ class ShuffledLosses:
         powers = [weights]
         for _ in range(4):
             powers.append(powers[-1] * distances)
-        raw = (np.concatenate(powers) @ self.masses.T).reshape(5, order.size, -1)
+        raw = (np.concatenate(powers) @ self.masses.T).reshape(5, order.size, -1)  # moments 0 to 4 around the pivot, not normalised
         with np.errstate(invalid="ignore"):  # a row whose weights vanish gives NaN; no bound is derived from it
             m1, m2, m3, m4 = raw[1:] / raw[0]
         variance = np.maximum(m2 - m1**2, 0.0)
@@ -158,6 +162,7 @@ class ShuffledLosses:
         curve = curves[largest_row, np.arange(largest_row.size)]
         fall = np.append(curve[:-1] - curve[1:], 0.0)
         positive = np.maximum((fall[:-1] - exp(-self.step) * fall[1:]) / -np.expm1(-self.step), 0.0)  # masses of positive losses
+        # Whether one row is the largest at a point and at both of its neighbours. The last point has only one.
         is_one_row = (largest_row[1:] == largest_row[:-1]) & np.append(largest_row[2:] == largest_row[1:-1], True)
         positive[is_one_row] = masses[largest_row[1:], np.arange(1, largest_row.size)][is_one_row]
         negative = positive * np.exp(-self.losses[self.half + 1 :])  # the pair may be swapped, so a loss of -x has e^-x times the mass of x
@@ -169,15 +174,15 @@ class ShuffledLosses:
 def shuffled_losses(epsilon0: float, clients: int, half: int = _HALF) -> ShuffledLosses:
     """Return the privacy losses of one shuffled report at ``epsilon0`` among ``clients``, ready for composition.
 
-    On 2 ``half`` + 1 points. Up to 1e8 clients: some ten seconds on one core; below 1,024 clients a tenth of a second.
+    The grid has 2 ``half`` + 1 points. One core takes some ten seconds for up to 1e8 clients, and a tenth of a second below 1,024 clients.
     """
     return _on_grid(tuple(_rows(epsilon0, clients)), epsilon0, clients, half)
 
 
 def attained_losses(epsilon0: float, clients: int, half: int = _HALF) -> ShuffledLosses:
-    """Return the privacy losses of one data set: all other clients send 1 with probability p1 = 1 / (1 + e^-``epsilon0``).
+    """Return the privacy losses of one data set, on a grid as in :func:`shuffled_losses`: all other bits are 1 with the larger probability.
 
-    On 2 ``half`` + 1 points.
+    That is p1 = 1 / (1 + e^-``epsilon0``).
     """
     losses = _on_grid([_row(epsilon0, [Binomial(clients - 1, epsilon0)])], epsilon0, clients, half)
     return replace(losses, outside=0.0)  # probability outside may be ignored in a lower bound
@@ -195,6 +200,7 @@ def _on_grid(rows: Sequence[Row], epsilon0: float, clients: int, half: int) -> S
         inside = losses <= limit
         outside = max(outside, float(mass[~inside].sum()))
         masses.append(connect_the_dots(losses[inside], mass[inside], step, -half, 2 * half + 1))
+    # 2 TAIL is for counts outside the windows of the rows. Rows with all counts from 0 to ``clients`` left none out.
     is_complete = all(losses.size == clients + 1 for losses, _ in rows) and outside == 0
     grid = np.stack(masses)
     return ShuffledLosses(epsilon0, clients, step, grid / grid.sum(axis=1, keepdims=True), 0.0 if is_complete else outside + 2 * TAIL)
@@ -233,7 +239,7 @@ def _computed_rows(epsilon0: float, clients: int) -> Iterator[Row]:
 
 
 def _row(epsilon0: float, others: list[Binomial]) -> Row:
-    """Return the privacy losses and probabilities of how many 1s the server sees: those of one client at ``epsilon0`` and ``others``.
+    """Return the privacy loss and the probability of each count of 1s, if one client's true bit is 1, at ``epsilon0`` among ``others``.
 
     The loss of a count is the logarithm of its probability if the client's true bit is 1, over its probability if that is 0.
     """
@@ -245,7 +251,7 @@ def _row(epsilon0: float, others: list[Binomial]) -> Row:
     # The smallest count is possible only if the client's own bit is 0, and the largest only if it is 1: losses -epsilon0 and epsilon0.
     inner = _count_loss(logs[:-1] - logs[1:], epsilon0)
     losses = np.concatenate([[-epsilon0], np.clip(inner, -epsilon0, epsilon0), [epsilon0]])
-    return np.maximum.accumulate(losses), mass / mass.sum()
+    return np.maximum.accumulate(losses), mass / mass.sum()  # losses ascend with the count, but rounding may make them fall
 
 
 def _count_loss(log_ratio: Array, epsilon0: float) -> Array:
@@ -274,8 +280,9 @@ def _curves(masses: Array, step: float) -> Array:
 
 def rounded_down(sizes: Iterable[int], most: int | None) -> dict[int, int]:
     """Map each cohort size to one of at most ``most`` sizes that is no larger. Safe for upper bounds, since fewer clients hide less."""
-    distinct = sorted(set(sizes))
-    kept = distinct if most is None or len(distinct) <= most else [distinct[round(i * (len(distinct) - 1) / most)] for i in range(most)]
+    kept = distinct = sorted(set(sizes))
+    if most is not None and len(distinct) > most:  # evenly spaced in rank, with the smallest
+        kept = [distinct[round(i * (len(distinct) - 1) / most)] for i in range(most)]
     return {size: max(smaller for smaller in kept if smaller <= size) for size in distinct}
 
 
@@ -287,8 +294,7 @@ def rounded_up(values: Iterable[Value], most: int | None) -> dict[Value, Value]:
 
     Safe for upper bounds if the values are epsilons or mus, since larger ones cost more. Safe for lower bounds if they are cohort sizes.
     """
-    distinct = sorted(set(values))
-    kept = (
-        distinct if most is None or len(distinct) <= most else [distinct[round((i + 1) * (len(distinct) - 1) / most)] for i in range(most)]
-    )
+    kept = distinct = sorted(set(values))
+    if most is not None and len(distinct) > most:  # evenly spaced in rank, with the largest
+        kept = [distinct[round((i + 1) * (len(distinct) - 1) / most)] for i in range(most)]
     return {value: min(larger for larger in kept if larger >= value) for value in distinct}

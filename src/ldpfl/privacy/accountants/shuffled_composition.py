@@ -38,8 +38,8 @@ from ldpfl.privacy.accountants.shuffled_bits import (
 )
 
 _BERRY_ESSEEN = 0.56
-_CURVE_POINTS = 8192
-_MAX_SIZES = 8
+_CURVE_POINTS = 8192  # epsilons, apart from 0, at which the curve of one round is computed
+_MAX_SIZES = 8  # distinct cohort sizes in an upper bound, after rounding
 _MAX_ATTAINED_SIZES = 16
 """Number of distinct cohort sizes in a lower bound, after rounding: each takes a sixth of a second."""
 _MAX_EPSILONS = 16
@@ -48,12 +48,12 @@ _MAX_EPSILONS = 16
 _MAX_WORK = 2e5
 """Largest sum of square roots of cohort sizes, over the distinct bits (epsilon and cohort): some half a minute on one core.
 
-The losses of a bit take time with the square root of its cohort. Of more distinct bits among very many clients, fewer are told apart.
+The time for a bit's losses grows with that root. If the limit is exceeded, epsilons and cohorts are rounded to fewer values.
 """
 
 _UP = 1 + 2.0**-50
 """Factor for rounding epsilon up. Close to the pure sum, the last digits of epsilon change delta by a thousandth."""
-_ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)
+_ATTAINED_GRIDS = (1 << 14, 1 << 11, 1 << 10)  # grid points on each side of loss 0, tried in turn for a lower bound
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class ShuffledRounds:
 
     @property
     def releases(self) -> int:
+        """Number of bits that one client sends in all these rounds."""
         return self.reports * self.rounds
 
 
@@ -80,33 +81,34 @@ def certified_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> tuple[f
     """Return proved upper bounds of epsilon at ``delta``: for inputs that are fixed beforehand, and for adaptive inputs.
 
     The adversary sees the counts of all rounds and nothing else. Adaptive inputs depend on earlier releases, as in training. They must not
-    depend on a client's own earlier random bits, as with error feedback. Takes seconds on one core for each group, for up to 1e8 clients
-    and 1e10 bits per client. Many cohort sizes are rounded down to a few, which is safe.
+    depend on a client's own earlier random bits, as with error feedback. One core takes seconds for each group, for up to 1e8 clients and
+    1e10 bits per client. If there are many cohort sizes, they are rounded down to a few, which is safe.
     """
     groups = _merge_within_work_limit(lambda sizes, epsilons: _merged(groups, sizes, epsilons), _MAX_SIZES)
     if _shuffling_is_useless(groups, delta):
-        return _local_epsilon(groups, delta), _local_epsilon(groups, delta)
+        local = _local_epsilon(groups, delta)
+        return local, local
     if len(groups) == 1 and groups[0].releases == 1:
         single = single_epsilon(groups[0].epsilon0, groups[0].clients, delta)
         return single, single
     return _certified_epsilon_of_merged(groups, delta)
 
 
-@lru_cache(maxsize=32)  # a plan asks again for the result of a search
+@lru_cache(maxsize=32)  # a plan searches for a setting by its epsilon, and later asks for the same epsilon again
 def _certified_epsilon_of_merged(groups: tuple[ShuffledRounds, ...], delta: float) -> tuple[float, float]:
     """Return :func:`certified_epsilon` of ``groups`` that are merged already, cached: for fixed and for adaptive inputs."""
-    rounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _grid_half(group)) for group in groups))
-    remaining_delta = delta - rounds.outside
-    renyi, order = best_order(rounds.log_moment, remaining_delta)
-    fixed = epsilon_from_log_moment(rounds.log_moment, remaining_delta, rounds.sharp_factor, near=order) * _UP
+    bounds = _Composition(groups, tuple(shuffled_losses(group.epsilon0, group.clients, _grid_half(group)) for group in groups))
+    remaining_delta = delta - bounds.outside
+    renyi, order = best_order(bounds.log_moment, remaining_delta)
+    fixed = epsilon_from_log_moment(bounds.log_moment, remaining_delta, bounds.sharp_factor, near=order) * _UP
     # The inputs of a single round are fixed before its first bit is drawn. So there the bound for fixed inputs holds adaptively, too.
-    round_by_round = fixed if rounds.is_one_round else rounds.round_by_round_epsilon(delta)
-    adaptive = min(_local_epsilon(groups, delta), renyi * _UP, rounds.convolved_epsilon(delta) * _UP, round_by_round)
+    round_by_round = fixed if bounds.is_one_round else bounds.round_by_round_epsilon(delta)
+    adaptive = min(_local_epsilon(groups, delta), renyi * _UP, bounds.convolved_epsilon(delta) * _UP, round_by_round)
     return min(adaptive, fixed), adaptive
 
 
 def attained_epsilon(groups: Sequence[ShuffledRounds], delta: float) -> float:
-    """Return the epsilon at ``delta`` of one data set: by convolution, or if that takes too long, a proved lower bound of it.
+    """Return a proved lower bound of epsilon at ``delta``: the epsilon of one data set, or less if computing that takes too long.
 
     In this data set, the bits of all other clients are 1 with the larger probability 1 / (1 + e^-epsilon0).
     """
@@ -126,7 +128,8 @@ def _attained_epsilon_of_merged(groups: tuple[ShuffledRounds, ...], delta: float
         return _local_epsilon(groups, delta) if is_exact else max(attained_epsilon([group], delta) for group in groups)
     if len(groups) == 1 and groups[0].releases == 1:
         return single_attained_epsilon(groups[0].epsilon0, groups[0].clients, delta)
-    for half in _ATTAINED_GRIDS if len(groups) == 1 else ():  # from fine to coarse, until the convolution is short enough
+    grids = _ATTAINED_GRIDS if len(groups) == 1 else ()
+    for half in grids:  # from fine to coarse, until the convolution is short enough
         bit_losses = attained_losses(groups[0].epsilon0, groups[0].clients, half)
         composed = GridLosses(bit_losses.step, -half, bit_losses.masses[0]).composed(groups[0].releases, delta)
         if composed is not None:
@@ -175,7 +178,7 @@ class _Composition:
         return _sharpened_factor(self.losses, [group.releases for group in self.groups], order)
 
     def convolved_epsilon(self, delta: float) -> float:
-        """Return epsilon by convolving the dominating pair of a bit; infinite for several groups, or if that takes too long."""
+        """Return epsilon by convolving the dominating pair of a bit; infinity for several groups, or if the convolution is too long."""
         if len(self.groups) > 1:
             return inf
         composed = self.losses[0].dominating.composed(self.groups[0].releases, delta)
@@ -209,14 +212,14 @@ def round_limit(losses: ShuffledLosses, reports: int, negligible: float) -> floa
 def round_curve(losses: ShuffledLosses, reports: int, epsilons: Array, negligible: float) -> Array:
     """Return an upper bound of delta at ``epsilons`` for one round of ``reports`` bits, whose inputs are fixed before the first is drawn.
 
-    It is the smallest of three bounds: by moments, by the normal law, and by convolution. It is close down to deltas of ``negligible``.
-    ``losses`` are those of one bit.
+    It is the smallest of three bounds: by moments, by the normal law, and by convolution. ``losses`` are those of one bit. Deltas below
+    ``negligible`` need not be computed closely.
     """
     _, order = best_order(lambda order: reports * losses.log_moment(order), negligible)
     orders = order * np.logspace(-3, 0.5, 71)  # any order gives a bound; larger deltas need smaller orders
     logs = reports * losses.log_moment(orders) + _sharpened_factor([losses], [reports], orders)
     curve = np.exp(np.minimum(np.min(logs[:, None] - orders[:, None] * epsilons, axis=0), 0.0)) + reports * losses.outside
-    curve = np.fmin(curve, _normal_curve(losses, reports, epsilons))
+    curve = np.fmin(curve, _normal_curve(losses, reports, epsilons))  # fmin ignores a NaN, which bounds nothing
     # Callers set ``negligible`` to some 1e-4 of a round's delta. Against a round's delta, the error of the convolution must be small.
     composed = losses.dominating.composed(reports, 1e4 * negligible)
     if composed is not None:
@@ -301,7 +304,7 @@ def _attained_by_moments(losses: Sequence[ShuffledLosses], counts: Sequence[int]
     for _ in range(30):  # bisection: the lower end always holds
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle)[0] >= 0 else (low, middle)
-    return excess(low)[1]
+    return excess(low)[1]  # a larger order gives a larger epsilon, so ``low`` is the largest order found to hold
 
 
 def _grid_half(group: ShuffledRounds) -> int:
@@ -342,9 +345,9 @@ def _merge_within_work_limit(merge: Callable[[int, int], tuple[ShuffledRounds, .
 
 
 def _most_informative(groups: Sequence[ShuffledRounds], most: int) -> Sequence[ShuffledRounds]:
-    """Keep only the rounds with the ``most`` epsilons that reveal most: a bit reveals about the square of a small epsilon.
+    """Return the rounds of at most ``most`` distinct epsilons of a bit: those epsilons at which all bits together reveal most.
 
-    Leaving rounds out is safe for a lower bound.
+    A bit with a small epsilon reveals about its square. Leaving rounds out is safe for a lower bound.
     """
     releases: Counter[float] = Counter()
     for group in groups:

@@ -107,7 +107,7 @@ def shuffled_gaussian_epsilon(kinds: Sequence[Vectors], delta: float, local: flo
 def _epsilon_with_replaced_laws(kinds: Sequence[Vectors], delta: float, variation: float) -> float:
     """Return epsilon at ``delta`` if the law of each report may be replaced by one within a total variation of ``variation``.
 
-    Infinite if the common share g of the laws is then too small.
+    Return infinity if the common share g of these laws is too small to hide anything.
     """
     curves = []
     for kind in kinds:
@@ -127,7 +127,7 @@ def common_share(mu: float, variation: float) -> float | None:
     """Return the largest share g that all clients' reports can have in common with a report on the ball's center.
 
     Replacing a report's law by one with this share costs g b(g) in total variation, with b(g) = delta(log(1 / g)) of Gaussian noise with
-    half of ``mu``. It may cost ``variation`` at most. None if g is too small to be useful.
+    half of ``mu``. It may cost ``variation`` at most. Return None if g is too small to be useful.
     """
 
     def excess_variation(log_inverse_share: float) -> float:
@@ -227,7 +227,7 @@ def _rarely_exceeded_value(values: Array, chances: Array, clients: int, share: f
     """Return a value that the sum of Bin(``clients``, ``share``) draws exceeds with a probability below e^-``_BEYOND`` (Chernoff bound)."""
     largest = float(values.max())
     smallest_bound = largest * clients
-    for scale in np.geomspace(1e-4, 60.0, 80) / largest:
+    for scale in np.geomspace(1e-4, 60.0, 80) / largest:  # any scale gives a bound
         moment_less_1 = share * float(np.dot(chances, np.expm1(np.minimum(scale * values, 700.0))))
         smallest_bound = min(smallest_bound, (clients * log1p(max(moment_less_1, _TAIL - 1)) + _BEYOND) / scale)
     return max(smallest_bound, largest)
