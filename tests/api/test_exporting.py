@@ -114,7 +114,7 @@ def test_a_model_of_another_round_or_run_is_not_exported_with_this_guarantee(run
     exchanged, more = tmp_path / "exchanged", tmp_path / "more"
     shutil.copytree(run, exchanged)
     shutil.copytree(run, more)
-    ldpfl("run", "--resume", "--out", more, "--more-rounds", 1, "--no-report")
+    ldpfl("run", "--resume", "--out", more, "--more-rounds", "1", "--no-report")
     shutil.copy(more / "model.safetensors", exchanged)
     assert "has other weights than the run's checkpoint" in ldpfl.refused("export", exchanged, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -125,7 +125,7 @@ def test_a_certificate_is_not_compared_with_a_ledger_that_was_put_back(run: Path
     more = tmp_path / "more"
     shutil.copytree(run, more)
     ldpfl("certify", run, "--out", tmp_path / "certificate.json")
-    ldpfl("run", "--resume", "--out", more, "--more-rounds", 2, "--no-report")
+    ldpfl("run", "--resume", "--out", more, "--more-rounds", "2", "--no-report")
     shutil.copy(run / "ledger.json", more)
     for ledger in (more, more / "ledger.json"):
         assert "does not belong to this run's checkpoint" in ldpfl.refused("verify", tmp_path / "certificate.json", "--ledger", ledger)
