@@ -34,9 +34,12 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 
 
 def split_in_path(path: Path) -> str | None:
-    """Return the split that the name of a file, or of a folder above it, begins with: train, test or validation; None if none does."""
-    words = (_FIRST_WORD.match(part.lower()) for part in reversed(path.parts))
-    return next((_SPLITS[word.group()] for word in words if word and word.group() in _SPLITS), None)
+    """Return the split that ``path`` names: train, test or validation; None if it names none.
+
+    The file's name, or else the nearest folder above it, names a split if it begins with a word for one.
+    """
+    first_words = (_FIRST_WORD.match(part.lower()) for part in reversed(path.parts))
+    return next((_SPLITS[word.group()] for word in first_words if word and word.group() in _SPLITS), None)
 
 
 def check_one_split(paths: Iterable[Path], folder: Path) -> None:

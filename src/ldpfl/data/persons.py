@@ -70,7 +70,7 @@ def normalise_whole_number(name: str) -> str:
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each of ``names``, which depends only on that name and the public ``label``.
 
-    The number is made of 53 bits of a SHA-256. Numbers of one name under different labels are independent of each other.
+    The number is made of 53 bits of a SHA-256, as many as a float holds. One name's numbers under different labels are independent.
     """
     number_by_name: dict[str, float] = {}
 

@@ -73,6 +73,8 @@ _MAX_BIN_SHARE = 0.95
 """Share of a target's rows in one bin of its last histogram above which the target gets a note that it was not seen to vary."""
 _MIN_MEAN = 1e-3
 """Smallest initial mean of a count, in units of its spread, and smallest initial hazard."""
+_MAX_HAZARD = 0.9
+"""Largest initial hazard. A model learns slowly from a start at which the event is nearly certain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +106,9 @@ class Histogram:
         A bin is kept if its count stands out from the noise, or if a neighbour's does.
 
         Args:
-            bins: number of bins in all histograms of the table. The threshold is such that in all of them hardly ever an empty bin
-                stands out.
-            together: whether the bins between the first and the last bin that stand out are kept too.
+            bins: number of bins in all histograms of the table. The more there are, the higher the threshold is, so that hardly ever any
+                empty bin among them stands out.
+            together: whether all bins between the first and the last one that stand out are kept too.
         """
         # A normal quantile of the noise. Without noise, a count of at least 1 stands out.
         threshold = max(-float(ndtri(_FALSE_ALARM / bins)) * self.noise, 0.5)
@@ -114,7 +116,8 @@ class Histogram:
         if not above_noise.size:
             return None
         is_kept = np.zeros(self.counts.size, dtype=bool)
-        for first, last in [(above_noise[0], above_noise[-1])] if together else [(bin_, bin_) for bin_ in above_noise]:
+        ranges = [(above_noise[0], above_noise[-1])] if together else [(index, index) for index in above_noise]
+        for first, last in ranges:
             is_kept[max(0, first - 1) : last + 2] = True  # with a neighbour on either side
         return replace(self, counts=np.where(is_kept, np.maximum(self.counts, 0.0), 0.0))
 
@@ -130,7 +133,7 @@ def first_edges(column: Unscaled) -> Floats:
     near_zero = width / 16.0 ** np.arange(1, _EXTRA_BINS_NEAR_ZERO + 1)
     near_zero = np.concatenate([-near_zero, near_zero])
     near_zero = near_zero[(near_zero > low) & (near_zero < high)]
-    beyond = np.concatenate([-_POWERS[::-4], _POWERS[::4]])
+    beyond = np.concatenate([-_POWERS[::-4], _POWERS[::4]])  # every fourth power of two: these bins are wide
     # A target has no bins beyond its bounds.
     beyond = beyond[(beyond < low - width) | (beyond > high + width)] if column.place is not None else beyond[:0]
     return np.unique(np.concatenate([np.linspace(low, high, _MAX_BINS + 1), near_zero, beyond]))
@@ -164,8 +167,9 @@ def quantile_knots(histogram: Histogram) -> Knots | None:
         return None
     shares, edges = np.diff(below), histogram.edges
     deviates = ndtri(np.clip(below[:-1] + shares / 2, _TAIL, 1 - _TAIL))
-    deviates -= shares @ deviates
-    low, high = (deviates[0] - (deviates[1] - deviates[0]) / 2, deviates[-1] + (deviates[-1] - deviates[-2]) / 2)
+    deviates -= shares @ deviates  # makes the mean over the rows 0
+    low = deviates[0] - (deviates[1] - deviates[0]) / 2
+    high = deviates[-1] + (deviates[-1] - deviates[-2]) / 2
     values = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     knots = tuple(values.tolist()), (float(low), *deviates.tolist(), float(high))
     return _straight_line(knots) or knots
@@ -210,6 +214,7 @@ def _least_variance(histogram: Histogram, knots: Knots) -> float:
     means = _CANDIDATE_MEANS[:, None]
     distances = np.maximum(np.maximum(edge_deviates[:-1] - means, means - edge_deviates[1:]), 0.0)  # 0 within a bin
     squares = distances**2
+    # The counts' noises are independent, so the noise of the sum below has this standard deviation, times _VARIANCE_MARGIN.
     margin = _VARIANCE_MARGIN * histogram.noise * np.sqrt((squares[:, rows > 0] ** 2).sum(axis=1))
     return float(((squares @ rows - margin) / rows.sum()).min())
 
@@ -346,7 +351,8 @@ def cuts_from_histogram(
     Raises:
         DataError: there are neither cut points nor bounds, and noise hides the quantiles.
     """
-    cuts, below = cuts_from_settings(dataset, bounds), None if histogram is None else histogram.cumulative()
+    cuts = cuts_from_settings(dataset, bounds)
+    below = None if histogram is None else histogram.cumulative()
     if histogram is None or below is None:
         if not cuts:
             raise DataError(f"the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon{remedy}")
@@ -377,7 +383,7 @@ def estimate_hazards(ended: Sequence[float], events: float) -> tuple[float, ...]
     """
     shares = np.asarray(ended)
     at_risk = 1 - np.cumsum(shares) + shares  # share of times that reach the interval's beginning
-    estimates = np.clip(events * shares / np.maximum(at_risk, _MIN_MEAN), _MIN_MEAN, 0.9)
+    estimates = np.clip(events * shares / np.maximum(at_risk, _MIN_MEAN), _MIN_MEAN, _MAX_HAZARD)
     return tuple(estimates.tolist())
 
 

@@ -142,6 +142,7 @@ class Table:
         else:
             self._check_all_missing(name, column, strict=strict)
             numbers = np.full(len(column), np.nan)
+        # A word for "no value" may be a number, such as 999. It was read as a number above.
         missing_numbers = numeric_words(self.missing) if kind == "numbers" else []
         return np.where(np.isin(numbers, missing_numbers), np.nan, numbers) if missing_numbers else numbers
 
@@ -289,7 +290,7 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _read_rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
-    if delimiter != ",":
+    if delimiter != ",":  # then a comma within a cell may be a decimal comma
         columns = {name: _with_decimal_points(column, always=only is not None) for name, column in columns.items()}
     where = partial(_line_place, path, np.array(lines, dtype=np.int64))
     return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown)
@@ -391,7 +392,7 @@ def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") ->
     for name, column in table.columns.items():
         digest.update(name.encode(errors="surrogatepass"))
         digest.update(column.tobytes() if column.dtype == np.float64 else "\0".join(column).encode(errors="surrogatepass"))
-        digest.update("\0".join(map(str, table.long_numbers.get(name, ()))).encode())
+        digest.update("\0".join(map(str, table.long_numbers.get(name, ()))).encode())  # the digits that float64 rounded above
     return replace(table, digest=digest.hexdigest())
 
 
@@ -403,13 +404,14 @@ def _table_of_frame(
     Args:
         strict: whether a cell of an unsupported type is an error; else it becomes empty.
     """
+    origin = where(0).rpartition(",")[0]  # the place of a row without the row
     if not frame.columns.size:
-        raise DataError(f"there are no columns in {where(0).rpartition(',')[0]}: add some")
+        raise DataError(f"there are no columns in {origin}: add some")
     names = [str(name) for name in frame.columns]
     duplicates = [name for name, times in Counter(names).items() if times > 1]
     if duplicates:
         fault = f"are called {duplicates[0]!r}" if names_shown else "have the same name"
-        raise DataError(f"two columns {fault} in {where(0).rpartition(',')[0]}: rename one, or leave it out")
+        raise DataError(f"two columns {fault} in {origin}: rename one, or leave it out")
     labels = [f"the column {name!r}" if names_shown else f"column number {place}" for place, name in enumerate(names, start=1)]
     columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
     long_numbers = {name: cells for place, name in enumerate(names) if (cells := _long_numbers(frame.iloc[:, place])) is not None}
@@ -418,7 +420,10 @@ def _table_of_frame(
 
 
 def _rounded_floats(series: Any) -> NDArray[np.bool_]:
-    """Return which cells of a pandas series are floats of 2^53 or more, or of 2^24 or more if they are float32."""
+    """Return a mask of the cells of a pandas series that are floats too large to hold every whole number, and so may be rounded.
+
+    These are floats of 2^53 or more in absolute value, and of 2^24 or more if they are float32.
+    """
     from pandas.api import types
 
     if types.is_float_dtype(series):

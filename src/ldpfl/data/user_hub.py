@@ -79,7 +79,8 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
             no_retries = datasets.DownloadConfig(max_retries=0)
             cache = folder if is_local else None
             source, arguments = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
-            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": is_local or None}
+            keep_in_memory = True if is_local else None  # None is the library's default
+            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": keep_in_memory}
             loaded = datasets.load_dataset(source, **arguments)
     except LdpflError:
         raise
@@ -122,10 +123,12 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     has_splits = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
     if not has_splits:
         check_one_split((Path(name) for name in folders if (path / name).is_dir()), path)
-    folder_by_split = {name: path / name for name in sorted(folders, reverse=True)} if has_splits else {"train": path}
+    folder_by_split = {name: path / name for name in sorted(folders, reverse=True)} if has_splits else {"train": path}  # train first
     paths = {split: [escape(str(file)) for file in files if file.is_relative_to(folder)] for split, folder in folder_by_split.items()}
-    folders_are_classes = one_class and not any(file.stem == "metadata" for file in files)
-    return "imagefolder", {"data_files": paths, **({"drop_labels": False} if folders_are_classes else {})}
+    arguments: dict[str, Any] = {"data_files": paths}
+    if one_class and not any(file.stem == "metadata" for file in files):
+        arguments["drop_labels"] = False
+    return "imagefolder", arguments
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:

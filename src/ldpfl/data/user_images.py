@@ -88,6 +88,7 @@ def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) ->
     class_names = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
     targets: list[Tensor] = []
     for split in splits.values():
+        # The train split comes first, and the classes found there number those of the test split.
         numbers, class_names = _number_labels(_labels(split, label, origin), class_names, origin)
         targets.append(torch.tensor(numbers, dtype=torch.int64))
     inputs = [read_pixels(split, image_column(split) or image, origin) for split in splits.values()]

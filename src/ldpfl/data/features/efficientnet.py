@@ -66,9 +66,10 @@ class EfficientNetLite0(FeatureMap):
         return (CHANNELS,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the network's features (N, 1280) of images: their square roots, so that few large ones do not dominate, centered."""
+        """Return the features (N, 1280) of images: the square roots of the network's activations, centered and of length 1."""
         self.shape(tuple(inputs.shape[1:]))  # raises if they do not fit
-        inputs = inputs.expand(-1, 3, -1, -1)  # below, pixels are scaled as when the network was trained
+        inputs = inputs.expand(-1, 3, -1, -1)  # a grey channel is repeated
+        # The network was trained on pixels that were scaled by (pixel - 127) / 128.
         pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
         activations = _activations(self.version, pictures)
         if self.mirrored:
@@ -122,7 +123,10 @@ def _assembled(weights: Mapping[str, Tensor], blocks_by_stage: tuple[int, ...]) 
 
 
 class _Block(nn.Module):
-    """Three convolutions that widen, work on each channel by itself, and narrow; with a shortcut if input and output have one shape."""
+    """Three convolutions, with a shortcut if input and output have one shape.
+
+    The first convolution widens, the second works on each channel by itself, the third narrows.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor], name: str, expansion: int, stride: int) -> None:
         """Build the block ``name`` from its ``weights``. ``expansion`` is the factor by which it widens; 1 leaves this step out."""

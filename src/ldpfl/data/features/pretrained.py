@@ -25,7 +25,7 @@ from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import PRETRAINED, TIMM, import_library
 
 _PADDING = -1
-"""Stands for padding in texts as one tensor, which has no mask."""
+"""Number in the place of padding tokens, where tokenised texts are one tensor without a mask."""
 
 _RGB = 3
 """Number of channels of an encoder whose config does not state it."""
@@ -82,7 +82,7 @@ class FrozenEncoder(FeatureMap):
         return f"data.features come from the frozen network {self.name} (SHA-256 {self.digest[:16]}): {TAKEN_FOR_PUBLIC}"
 
     def prepared(self, dataset: Dataset) -> Dataset:
-        """Return ``dataset`` if its samples are images; else raise. A subclass for texts also takes tokens."""
+        """Return ``dataset`` if its samples are images; else raise. A subclass that reads texts handles tokens before it calls this."""
         if self.reads_texts:
             raise ConfigError(
                 f"features {self.name!r} are made from texts, but these samples are not: name the column of texts in data.text"
@@ -96,7 +96,7 @@ class FrozenEncoder(FeatureMap):
         return dataset
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the features of a sample of zeros, since configs of networks do not all state it."""
+        """Return the shape of one sample's features. It is that for a sample of zeros, since configs of networks do not all state it."""
         if self.reads_texts:
             sample = torch.zeros(1, *inputs, dtype=torch.int64)
         elif len(inputs) == 3 and inputs[0] in (self._channels, 1):
@@ -160,9 +160,12 @@ def _timm_network(name: str, weights: str) -> nn.Module:
                 f"the folder {name} lacks config.json or model.safetensors: write them with "
                 "timm.models.save_for_hf(model, folder, safe_serialization=True)"
             )
-        source, overlay = f"local-dir:{folder}", {}
+        source = f"local-dir:{folder}"
+        overlay = {}
     else:
-        source, overlay = name, {"file": _timm_weights(timm, name, weights), "custom_load": False}
+        source = name
+        # Some configs ask for a loader of their own, for another format. This file is safetensors, which the common loader reads.
+        overlay = {"file": _timm_weights(timm, name, weights), "custom_load": False}
     with raising_config_error(f"features {TIMM}{name} cannot be loaded"):
         loaded = timm.create_model(source, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
     network: nn.Module = loaded.eval().requires_grad_(False)
@@ -306,9 +309,10 @@ def _preprocessing(folder: str) -> Preprocessing:
         processor = import_library("transformers.image_processing_utils").BaseImageProcessor
         config, _ = processor.get_image_processor_dict(folder, local_files_only=True)
         size = config.get("crop_size") if config.get("do_center_crop") else config["size"]
-        height, width = (
-            (size, size) if isinstance(size, int) else (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
-        )
+        if isinstance(size, int):
+            height = width = size
+        else:
+            height, width = (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
         mean, std = (config["image_mean"], config["image_std"]) if config.get("do_normalize", True) else ([0.0], [1.0])
         is_bilinear = config.get("resample", _PILLOW_BILINEAR) == _PILLOW_BILINEAR
         return Preprocessing((int(height), int(width)), mean, std, "bilinear" if is_bilinear else "bicubic")
