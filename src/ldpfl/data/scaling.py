@@ -74,7 +74,7 @@ _MAX_BIN_SHARE = 0.95
 _MIN_MEAN = 1e-3
 """Smallest initial mean of a count, in units of its spread, and smallest initial hazard."""
 _MAX_HAZARD = 0.9
-"""Largest initial hazard. A model learns slowly from a start at which the event is nearly certain."""
+"""Largest initial hazard. A hazard of 1 would have infinite log odds."""
 
 
 @dataclass(frozen=True, eq=False)
