@@ -108,7 +108,7 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
             )
     left_out = [name for name in names if name not in configured and identifier_kind(name)]
     names = [name for name in names if name not in left_out]
-    # Each node is a client, whatever its table's columns say.
+    # Where a client is set, the note suggests no column for it. At nodes, each node is a client, so any text serves.
     note = identifier_note(left_out, person=config.person, client=config.client or (config.name if config.at_nodes else ""))
     if not names:
         why = f" ({note})" if left_out else ""

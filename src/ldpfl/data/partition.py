@@ -256,7 +256,10 @@ def _equal_parts_by_label(
     """Give each client equally many samples of ``labels_per_client`` labels. Client 0, the attacker, gets none of the ``private`` label."""
     present = np.unique(labels)
     if not 2 <= labels_per_client <= present.size:
-        raise ConfigError(f"labels_per_client is {labels_per_client}, expected 2 to {present.size}, because one of the labels is private")
+        raise ConfigError(
+            f"data.labels_per_client is {labels_per_client}, but the training data has {present.size} labels, one of them private: set it "
+            f"to 2 to {present.size}"
+        )
     holders = _label_holders(labels[labels != private], clients, labels_per_client - 1, generator)
     labels_by_client = [[label for label in holders if holders[label][client]] for client in range(clients)]
     for client, client_labels in enumerate(labels_by_client):
@@ -346,7 +349,9 @@ def _label_holders(
     """
     present = np.unique(labels)
     if not 1 <= labels_per_client <= present.size:
-        raise ConfigError(f"labels_per_client is {labels_per_client}, expected 1 to {present.size}")
+        raise ConfigError(
+            f"data.labels_per_client is {labels_per_client}, but the training data has {present.size} labels: set it to 1 to {present.size}"
+        )
     holders = {int(label): np.zeros(clients) for label in present}
     holder_counts = np.zeros(present.size)
     for client in generator.permutation(clients):

@@ -144,9 +144,10 @@ def next_edges(histogram: Histogram) -> Floats:
     below = histogram.cumulative()
     if below is None:
         return histogram.edges
-    first = int(np.flatnonzero(np.diff(below) > 0)[0])
+    first = int(np.flatnonzero(np.diff(below) > 0)[0])  # the first bin with rows, whose lower edge becomes the first new edge
     rows = np.maximum(histogram.counts, 0.0).sum()
     bins = int(np.clip(rows / max(_MIN_BIN_SIGNAL * histogram.noise, 1e-9), _MIN_BINS, _MAX_BINS))  # 1e-9: the noise may be 0
+    # Each new edge is the quantile of one of these shares, interpolated within the old bin in which it lies.
     shares = np.minimum(np.linspace(0, 1, bins + 1)[1:], below[-1])
     ends = np.searchsorted(below, shares)  # edges at which bins with rows end, so the division below is not by 0
     within_bin = (shares - below[ends - 1]) / (below[ends] - below[ends - 1])

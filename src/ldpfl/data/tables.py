@@ -235,7 +235,10 @@ def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: 
         DataError: there is no file, a file cannot be read, or the files have different columns. The message names the file and line.
     """
     files = _table_files(path)
-    tables = [(_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, only, names_shown) for file in files]
+    tables = []
+    for file in files:
+        read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
+        tables.append(read(file, only, names_shown))
     for file, other in zip(files[1:], tables[1:], strict=True):
         if list(other.columns) != list(tables[0].columns):
             difference = ", ".join(sorted(set(other.columns) ^ set(tables[0].columns))) or "in another order"
@@ -431,6 +434,7 @@ def _rounded_floats(series: Any) -> NDArray[np.bool_]:
         return np.asarray(np.abs(series.to_numpy(dtype=np.float64, na_value=np.nan)) >= max_exact)
     if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
         return np.zeros(len(series), dtype=np.bool_)
+    # Any other series holds Python objects. Floats may be among them.
     return np.array([isinstance(cell, float) and abs(cell) >= MAX_EXACT for cell in series.to_numpy(dtype=object)], dtype=np.bool_)
 
 

@@ -191,7 +191,7 @@ _AS_PAIR = "with pairs = list(data), give (torch.stack([x for x, _ in pairs]), t
 
 def _is_sorted_by_class(data: Any) -> bool:
     """Return whether ``data`` is torchvision's ImageFolder, or a subset or concatenation of some. Its samples are sorted by class."""
-    inner = [data.dataset] if hasattr(data, "dataset") else list(getattr(data, "datasets", ()))
+    inner = [data.dataset] if hasattr(data, "dataset") else list(getattr(data, "datasets", ()))  # of a subset, or a concatenation
     return (hasattr(data, "class_to_idx") and hasattr(data, "samples")) or any(map(_is_sorted_by_class, inner))
 
 

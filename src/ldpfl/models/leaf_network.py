@@ -55,9 +55,9 @@ class LeafNetwork(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the outputs (N, classes) for ``pictures`` (N, 3, 32, 32) and their mirror images together."""
         patches = _normalised_patches(pictures * _SPREAD)
-        straight, mirrored = (self._responses(patches, filters) for filters in (self.filters, self.filters.flip(-1)))
-        # The left quarters of a mirror image are the right ones of the picture.
-        responses = _with_length_one(((straight + mirrored[..., [1, 0, 3, 2]]).flatten(1) / 2 + _TINY).sqrt())
+        # Mirrored filters on the picture respond as the filters do on its mirror image, with left and right quarters exchanged.
+        original, mirrored = (self._responses(patches, filters) for filters in (self.filters, self.filters.flip(-1)))
+        responses = _with_length_one(((original + mirrored[..., [1, 0, 3, 2]]).flatten(1) / 2 + _TINY).sqrt())
         hidden = F.linear(responses, self.directions * _DIRECTION_UNIT, self.direction_bias * _DIRECTION_UNIT)
         return torch.as_tensor(self.head(_with_length_one(hidden) * _HEAD_SCALE))
 

@@ -57,6 +57,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     - Batch normalisation becomes group normalisation within each sample. Instance normalisation keeps no statistics.
     - Dropout probabilities become 0, since dropout draws from a generator that all clients share. The layers stay, because other parts may
       refer to them.
+    - RReLU, which draws its slopes, becomes a LeakyReLU with their mean slope.
     - ``max_norm`` and ``sparse`` of embeddings are switched off, and weights become float32.
 
     Other problems remain, and :func:`ldpfl.models.layout.validate_module` reports them. A new part has its usual initial weights.
@@ -73,7 +74,10 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
 
 def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Replace parts of ``module`` in place, and yield the changes. ``replacements``, old part to new part, keep shared parts shared."""
+    """Replace parts of ``module`` in place, one at each step of the iteration, and yield the changes.
+
+    ``replacements`` maps old parts to new ones. New entries are added, so that a part that several modules share stays shared.
+    """
     for name, child in list(module._modules.items()):  # a shared part under each of its names; named_children() has only the first
         if child is None:
             continue

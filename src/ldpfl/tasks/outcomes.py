@@ -77,8 +77,8 @@ def median_class(logits: Tensor) -> Tensor:
     """Return the median class (N,) of k classes, from the log odds ``logits`` (N, k - 1) of being above each threshold.
 
     It has the least expected distance from the true class. It is the number of thresholds that are exceeded with probability above 1/2.
-    The logits need not fall from threshold to threshold, so only those before the first threshold that is not exceeded are counted, by
-    :func:`class_probabilities`'s rule.
+    The logits need not fall from threshold to threshold. So thresholds above the first one that is not exceeded do not count, which agrees
+    with :func:`class_probabilities`.
     """
     return (logits.cummin(dim=1).values > 0).sum(dim=1)
 

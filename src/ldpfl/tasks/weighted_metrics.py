@@ -103,7 +103,8 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
         predicted_events = rows - right - observed_events + 2 * found_events
         auroc, precision = ranked(counts)
         other_rows, predicted_others = rows - observed_events, rows - predicted_events
-        f1 = (2 * found_events / (predicted_events + observed_events), 2 * (right - found_events) / (predicted_others + other_rows))
+        f1_of_events = 2 * found_events / (predicted_events + observed_events)
+        f1_of_others = 2 * (right - found_events) / (predicted_others + other_rows)
         values = {
             AUROC: auroc,
             PRECISION: precision,
@@ -113,13 +114,13 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
             SLOPE: slope(counts),
             ACCURACY: right / rows,
             COMMONEST: (observed_events if is_common else other_rows) / rows,
-            MACRO_F1: sum(np.nan_to_num(flags) for flags in f1) / 2,
+            MACRO_F1: (np.nan_to_num(f1_of_events) + np.nan_to_num(f1_of_others)) / 2,
         }
         for place, name in enumerate(flagged):
-            true, positive = at_thresholds[2 * place : 2 * place + 2]
-            values[name_at_threshold(SENSITIVITY, name)] = true / observed_events
-            values[name_at_threshold(SPECIFICITY, name)] = 1 - (positive - true) / other_rows
-            values[name_at_threshold(PPV, name)] = true / positive
+            flagged_events, flagged_rows = at_thresholds[2 * place : 2 * place + 2]  # two sums for each threshold
+            values[name_at_threshold(SENSITIVITY, name)] = flagged_events / observed_events
+            values[name_at_threshold(SPECIFICITY, name)] = 1 - (flagged_rows - flagged_events) / other_rows
+            values[name_at_threshold(PPV, name)] = flagged_events / flagged_rows
         return values
 
     return Figures(figures, shares)

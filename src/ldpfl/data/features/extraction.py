@@ -87,7 +87,7 @@ def extracted(
                 part.unlink(missing_ok=True)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
     notes = [features.note] if features.note else []
-    classes = dataset.classes if dataset.encoder is None else dataset.encoder.classes
+    classes = dataset.classes if dataset.encoder is None else dataset.encoder.classes  # kept, since the encoder is dropped
     with_features = replace(dataset, train=train, test=test, fingerprint=fingerprint, vocabulary=None, encoder=None, classes=classes)
     return with_features.with_notes(*notes)
 

@@ -198,7 +198,8 @@ def _timm_weights(timm: Any, name: str, weights: str) -> str:
             raise ConfigError(f"data.feature_options.weights is {weights!r}, expected an existing file of weights, NAME.safetensors")
         return weights
     config = timm.get_pretrained_cfg(name)
-    origin, file = getattr(config, "hf_hub_id", None), getattr(config, "hf_hub_filename", None) or "model.safetensors"
+    origin = getattr(config, "hf_hub_id", None)
+    file = getattr(config, "hf_hub_filename", None) or "model.safetensors"
     cached = import_module("huggingface_hub").try_to_load_from_cache(origin, file) if origin else None
     if not isinstance(cached, str):
         command = f"`hf download {origin} {file}`" if origin else "hand (timm names no source)"
@@ -253,6 +254,7 @@ class TransformersFeatures(FrozenEncoder):
         """Return the mean (N, F) of the last hidden states: of images over all positions, of texts over all tokens but padding."""
         if not self.reads_texts:
             states: Tensor = self._network(pixel_values=_preprocessing(local_folder(self.name))(inputs)).last_hidden_state
+            # Transformers return (N, positions, F), convolutional networks (N, F, height, width).
             return states.mean(dim=1) if states.dim() == 3 else states.flatten(2).mean(dim=2)
         mask = (inputs != _PADDING).long()
         padding_token = getattr(self._network.config, "pad_token_id", None) or 0
