@@ -66,7 +66,7 @@ def resolve_column_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, 
             "words": [name for name in names if kinds[name] == "words" and name not in config.categories],
             "dates": [name for name in names if kinds[name] == "dates"],
             "numbers": [name for name in names if kinds[name] == "numbers" and name not in config.bounds],
-            "bounds": {name: bounds for name, bounds in config.bounds.items() if name in (*names, target)},
+            "bounds": {name: bounds for name, bounds in config.bounds.items() if name in (*names, target)},  # a number may be the target
             "categories": {name: words for name, words in config.categories.items() if name in names},
         }
     )

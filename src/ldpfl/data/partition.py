@@ -305,7 +305,8 @@ def _give_curious_client_a_sample(shares: list[Indices], allowed: NDArray[np.boo
     if shares[CURIOUS_CLIENT].size == 0:
         donor = max(range(len(shares)), key=lambda other: np.count_nonzero(allowed[shares[other]]))
         moved = np.flatnonzero(allowed[shares[donor]])[-1:]
-        shares[CURIOUS_CLIENT], shares[donor] = shares[donor][moved], np.delete(shares[donor], moved)
+        shares[CURIOUS_CLIENT] = shares[donor][moved]
+        shares[donor] = np.delete(shares[donor], moved)
 
 
 def _dirichlet(generator: np.random.Generator, alpha: float, clients: int) -> NDArray[np.float64]:
@@ -368,5 +369,6 @@ def _give_empty_clients_a_sample(shares: list[Indices]) -> Division:
     for client, share in enumerate(shares):
         if share.size == 0:
             donor = max(range(len(shares)), key=lambda other: shares[other].size)
-            shares[client], shares[donor] = shares[donor][-1:], shares[donor][:-1]
+            shares[client] = shares[donor][-1:]
+            shares[donor] = shares[donor][:-1]
     return Division.of(shares)

@@ -148,7 +148,8 @@ class Persons:
         is padded with copies of its first row, for which the mask is 0.
         """
         numbers = persons.cpu().numpy()
-        counts, places = self.counts[numbers][:, None], np.arange(self.most)
+        counts = self.counts[numbers][:, None]
+        places = np.arange(self.most)
         rows_used_before = np.where(counts > self.most, (round_number - 1) * self.most, 0)
         is_real = places < counts
         place_in_person = np.where(is_real, (rows_used_before + places) % counts, 0)

@@ -189,7 +189,7 @@ class Division(Sequence[Places]):
         return self._table(np.arange(len(self)))
 
     def _table(self, clients: Places) -> tuple[Places, NDArray[np.bool_]]:
-        """Return the rows of :meth:`table` for ``clients`` (k,) alone, padded only to the largest size of these clients."""
+        """Return the rows of :meth:`table` for ``clients`` (k,) alone, padded only to the largest size of these k clients."""
         sizes = self.sizes[clients, None]
         columns = np.arange(int(sizes.max(initial=0)))
         is_real = columns < sizes

@@ -194,7 +194,8 @@ def is_scale_unreliable(histograms: Sequence[Histogram], knots: Knots) -> bool:
     It is unreliable if the ``histograms`` hold hardly more rows than noise, or do not show enough variance. Each histogram gives a lower
     bound on the variance, and the best bound counts. The two values of a 0/1 column, for example, lie in different bins of one histogram.
     """
-    rows, noise = np.maximum(histograms[-1].counts, 0.0).sum(), histograms[-1].noise
+    rows = np.maximum(histograms[-1].counts, 0.0).sum()
+    noise = histograms[-1].noise
     if noise == 0:  # exact counts give a reliable scale
         return False
     return bool(rows < _MIN_COLUMN_SIGNAL * noise) or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
@@ -211,7 +212,8 @@ def _least_variance(histogram: Histogram, knots: Knots) -> float:
     For a candidate mean, each row contributes the squared distance of the mean from the row's bin. A margin for the noise is subtracted.
     The bound is the minimum over the candidate means.
     """
-    rows, edge_deviates = np.maximum(histogram.counts, 0.0), np.interp(histogram.edges, *knots)
+    rows = np.maximum(histogram.counts, 0.0)
+    edge_deviates = np.interp(histogram.edges, *knots)
     means = _CANDIDATE_MEANS[:, None]
     distances = np.maximum(np.maximum(edge_deviates[:-1] - means, means - edge_deviates[1:]), 0.0)  # 0 within a bin
     squares = distances**2
@@ -433,7 +435,7 @@ def scaled_by_bounds(dataset: Dataset) -> Dataset:
     """
     numbers = [column for column in dataset.unscaled if not column.classes]
     is_survival = target_kind(dataset) == "survival"
-    for column in numbers:
+    for column in numbers:  # the time of survival needs no bounds if cut points are set
         if column.bounds is None and not (is_survival and column.place is None and configured_cut_points(dataset)):
             raise DataError(f"the column {column.name!r} has no bounds, and this run does not measure them: add it to data.bounds")
     knots = [bounds_knots(column.bounds) for column in numbers if column.place is not None and column.bounds is not None]

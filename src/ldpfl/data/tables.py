@@ -102,13 +102,13 @@ class Table:
         if name not in self.columns and not self.names_shown:
             raise DataError(f"the table has no column {shown(name)}, which {setting} names {_HEADER_HINT}")
         if name not in self.columns:
+            hint = did_you_mean(name, self.columns)
             names = list(map(str.strip, name.split(",")))
-            listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
-            hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(names) else ""
+            if self.columns.keys() >= set(names):
+                listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
+                hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}"
             by_file = _CLIENT_BY_FILE.format(name=name) if self.in_several_files and setting in _CLIENT_SETTINGS else ""
-            raise DataError(
-                f"{setting} names {shown(name)}, but there is no such column: {hint or did_you_mean(name, self.columns)}{by_file}"
-            )
+            raise DataError(f"{setting} names {shown(name)}, but there is no such column: {hint}{by_file}")
         return self.columns[name]
 
     def with_missing(self, words: Collection[str]) -> Table:
@@ -499,7 +499,7 @@ def cell_text(value: Any) -> str:
 
 def _join_tables(parts: Sequence[Table]) -> Table:
     """Return the rows of all ``parts`` as one table. Error messages still name each row's own file."""
-    ends = np.cumsum([len(part) for part in parts])
+    ends = np.cumsum([len(part) for part in parts])  # the row after the last one of each part
 
     def where(row: int) -> str:
         part_index = int(np.searchsorted(ends, row, side="right"))

@@ -154,7 +154,7 @@ def _label_targets(table: Table, name: str) -> Tensor:
     values = table.numbers(name)
     wrong_rows = np.flatnonzero((values != 0) & (values != 1))
     if wrong_rows.size:
-        raise DataError(f"{_describe_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1")
+        raise DataError(f"{_describe_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1: correct or remove the row")
     return torch.from_numpy(values.astype(np.float32))
 
 

@@ -117,13 +117,14 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2:
         given_inputs, given_targets = data
         _check_unused(config, "a pair of inputs and targets", unused_settings)
-        is_named = isinstance(given_inputs, Mapping)
-        named_inputs = {name: _number_tensor(part, "inputs") for name, part in (given_inputs if is_named else {"": given_inputs}).items()}
-        inputs: Inputs = named_inputs if is_named else named_inputs[""]
-        are_next_tokens = given_targets is None and targets == "tokens"
-        return _dataset_of_tensors(
-            inputs, next_token_targets(inputs) if are_next_tokens else _number_tensor(given_targets, "targets"), targets
-        )
+        inputs: Inputs
+        if isinstance(given_inputs, Mapping):
+            inputs = {name: _number_tensor(part, "inputs") for name, part in given_inputs.items()}
+        else:
+            inputs = _number_tensor(given_inputs, "inputs")
+        if given_targets is None and targets == "tokens":
+            return _dataset_of_tensors(inputs, next_token_targets(inputs), targets)
+        return _dataset_of_tensors(inputs, _number_tensor(given_targets, "targets"), targets)
     raise ConfigError(
         f"data are {_kind_of(data)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
         f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(data)}"
@@ -396,9 +397,8 @@ def _dataset_of_splits(
     vocabulary_sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
     vocabulary = vocabulary_sizes if isinstance(train.inputs, Mapping) else vocabulary_sizes.get("")
     # One mean and one deviation for all channels, since images may differ in their number of channels.
-    mean, std = (
-        ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(part.dtype == torch.uint8 for part in tensors_by_name(train.inputs).values()) else ((), ())
-    )
+    has_images = any(part.dtype == torch.uint8 for part in tensors_by_name(train.inputs).values())
+    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if has_images else ((), ())
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
 
 

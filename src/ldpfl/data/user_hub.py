@@ -119,7 +119,7 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     files = [file for file in visible_files(path) if file.suffix.lower() in IMAGE_SUFFIXES or file.stem == "metadata"]
     if not any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         return "parquet", {"data_files": _parquet_of(path)}
-    folders = {file.relative_to(path).parts[0] for file in files}
+    folders = {file.relative_to(path).parts[0] for file in files}  # with the names of files that lie in ``path`` itself
     has_splits = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
     if not has_splits:
         check_one_split((Path(name) for name in folders if (path / name).is_dir()), path)
@@ -132,7 +132,10 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:
-    """Return the Parquet files below ``path`` for the splits train and test, by the files' names; all as train if none is for training."""
+    """Return the Parquet files below ``path`` for the splits train and test. The files' names, or those of their folders, name the split.
+
+    A file that names no split is for training. Files for validation are not used. If no file is for training, all are.
+    """
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
         raise DataError(f"{path} holds no images: expected a folder of images for each class, or Parquet files with images")

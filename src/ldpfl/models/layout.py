@@ -184,7 +184,7 @@ def refuse_lost_in_copies(module: nn.Module) -> None:
 
 
 class _Problem(NamedTuple):
-    """A problem of a model. Its message is ``subject`` and ``problem_text``. ``nameless_subject`` replaces ``subject`` if names are private.
+    """A problem of a model. Its message is ``subject`` and ``problem_text``, or ``nameless_subject`` and ``problem_text`` without names.
 
     Attributes:
         subject: the layers, buffers or parameters, with their names.
@@ -284,7 +284,7 @@ def _adapter_problems(module: nn.Module) -> list[_Problem]:
         if isinstance(active, str):
             frozen = [name for name, weight in part.named_parameters() if active in name.split(".") and not weight.requires_grad]
             if frozen:
-                subject = f"adapter {active!r} has {len(frozen)} frozen parameters, {frozen[0]} first"
+                subject = f"adapter {active!r} has {len(frozen)} frozen parameters, such as {frozen[0]}"
                 remedy = ": load it with is_trainable=True, or create it with inference_mode=False"
                 problems.append(_Problem(subject, "an adapter is frozen", remedy))
                 break  # the modules inside it share its settings

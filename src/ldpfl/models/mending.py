@@ -101,7 +101,7 @@ def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], pre
 
 
 def _replacement(part: nn.Module) -> nn.Module | None:
-    """Return the module that replaces ``part`` in private training; None if ``part`` itself stays."""
+    """Return the module that replaces ``part`` in private training; None if ``part`` itself stays. :func:`mended` gives the reasons."""
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
         min_channels = _MIN_CHANNELS_FLAT if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _MIN_CHANNELS
         return nn.GroupNorm(_number_of_groups(part.num_features, min_channels), part.num_features, eps=part.eps, affine=part.affine)

@@ -141,9 +141,9 @@ def _built_in_model(name: str, build: Callable[..., nn.Module], options: Mapping
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"model {name!r} has no option {key!r}" + (f": {did_you_mean(key, known)}" if known else ""))
-        most = _MAX_PARTS if key in ("depth", "heads") else _MAX_WIDTH
-        if type(value) is not int or not 1 <= value <= most:
-            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {most:,}, got {shown(value)}")
+        largest = _MAX_PARTS if key in ("depth", "heads") else _MAX_WIDTH
+        if type(value) is not int or not 1 <= value <= largest:
+            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {largest:,}, got {shown(value)}")
     return build(*arguments, **options)
 
 

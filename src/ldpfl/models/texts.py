@@ -41,6 +41,7 @@ class GRU(nn.Module):
         super().__init__()
         self._by_place = by_place
         self.embedding = nn.Embedding(vocabulary, width)
+        # Three parts: reset, keep and new.
         self.from_input = nn.Linear(width, 3 * hidden)
         self.from_state = nn.Linear(hidden, 3 * hidden)
         self.head = nn.Linear(hidden, outputs)

@@ -77,7 +77,7 @@ def _stay_probability(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats,
     """
     distinct_times, places = np.unique(times, return_inverse=True)
     censored_counts, event_counts = np.bincount(places, weights=~events), np.bincount(places, weights=events)
-    at_risk = np.cumsum((censored_counts + event_counts)[::-1])[::-1] - event_counts
+    at_risk = np.cumsum((censored_counts + event_counts)[::-1])[::-1] - event_counts  # 0 only where nobody is censored
     return distinct_times, np.concatenate([[1.0], np.cumprod(1 - censored_counts / np.maximum(at_risk, 1))])
 
 

@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 class Figures:
     """Figures of a model on n rows, as a function of how often each row is drawn.
 
-    Most figures follow from sums over the drawn rows: ``row_terms`` (n, S) are what a row adds to each of S sums, so all sums of all
-    resamples are one matrix product.
+    Most figures follow from sums over the drawn rows. Each row adds its ``row_terms`` (n, S) to S sums, as often as it is drawn. So all
+    sums of all resamples are one matrix product.
 
     Attributes:
         of_counts: function from the number of times that each row is drawn in each of B resamples, (B, n), to each figure (B,), by name.
@@ -97,7 +97,7 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
     slope = _slope_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds to a sum as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ row_terms).T
         # Found events, plus rows without an event that were predicted wrongly: (rows - right) less the missed events.
         predicted_events = rows - right - observed_events + 2 * found_events
@@ -127,7 +127,7 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
 
 
 def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures:
-    """Return the :class:`Figures` of a classifier with ``logits`` (n, K), for observed ``classes`` (n,).
+    """Return the :class:`Figures` of a classifier of K classes with ``logits`` (n, K), for the observed ``classes`` (n,) of n rows.
 
     The Brier score adds up over the classes. The calibration slope is the factor on all logits that makes ``classes`` most likely. In a
     resample it is approximated by one Newton step from the factor of all rows.
@@ -142,7 +142,7 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
     counted_classes = (predicted + observed).any(axis=0)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         *by_class, brier = (counts @ row_terms).T
         right, predicted_counts, observed_counts = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
@@ -166,7 +166,7 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> Figures:
     counted_labels = columns_with_both_values(observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         *by_label, right = (counts @ row_terms).T
         found_counts, predicted_counts, observed_counts = np.split(np.array(by_label), 3)
         rows = counts.sum(axis=1)
@@ -190,7 +190,7 @@ def number_figures(predictions: Floats, targets: Floats) -> Figures:
     row_terms = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, squared_errors, absolute_errors, centered_sum, centered_squares, predicted, observed = (counts @ row_terms).T
         around_mean = centered_squares - centered_sum**2 / rows if varies else np.full_like(rows, np.nan)
         errors = {"R2": 1 - squared_errors / around_mean, "MAE": absolute_errors / rows, "RMSE": np.sqrt(squared_errors / rows)}
@@ -235,8 +235,9 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
     )
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Sums stand for means: kappa is a ratio, from which ``rows`` cancels."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, distances_squared, predicted_sum, observed_sum, squares_sum, right, error = (counts @ row_terms).T
+        # Sums stand for the means s and s0: in their ratio, the number of rows cancels.
         independent = squares_sum - 2 * predicted_sum * observed_sum / rows
         return {KAPPA: 1 - distances_squared / independent, ACCURACY: right / rows, CLASS_ERROR: error / rows}
 
@@ -256,7 +257,7 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
     all_pairs, all_right = pairs.sum() / 2, right.sum() / 2  # each pair is counted at both of its rows
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
@@ -289,7 +290,8 @@ def confidence_intervals(
         # An offset for each resample lets one call of bincount count the draws of all resamples.
         drawn = generator.integers(units, size=(batch, units)) + units * np.arange(batch)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=batch * units).reshape(batch, units).astype(np.float64)
-        counts = counts if person_of_row is None else counts[:, person_of_row]
+        if person_of_row is not None:
+            counts = counts[:, person_of_row]  # each row as often as its person
         with np.errstate(divide="ignore", invalid="ignore"):
             for name, values in figures(counts).items():
                 by_name.setdefault(name, []).append(values)
@@ -467,7 +469,8 @@ _MAX_STEPS, _TOLERANCE = 50, 1e-9
 def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> tuple[Floats, Floats]:
     """Return each row's contribution to the gradient (n, 2) and the curvature (n, 4) of the logistic regression's log-likelihood.
 
-    ``design`` (n, 2) has the columns 1 and log odds; ``fitted`` (2,) are the intercept and the slope.
+    The curvature is a 2 x 2 matrix, written row by row. ``design`` (n, 2) has the columns 1 and log odds. ``fitted`` (2,) are the intercept
+    and the slope.
     """
     chance = expit(design @ fitted)
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, 4)
@@ -477,10 +480,11 @@ def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> t
 def _slope_after_step(counts: Floats, fitted: Floats, residual: Floats, curvature: Floats) -> Floats:
     """Return the slope (B,) of a logistic regression for each bootstrap resample, after one step of Newton's method.
 
-    ``counts`` (B, n) says how often a resample has each row. The step begins at ``fitted`` (2,), the intercept and slope of all rows, where
-    ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives.
+    ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples. The step begins at ``fitted`` (2,), the intercept and
+    slope of all rows. There, ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives.
     """
     # Second entry of the solution of two linear equations, by Cramer's rule.
-    (g0, g1), (h00, h01, _, h11) = (counts @ residual).T, (counts @ curvature).T
+    g0, g1 = (counts @ residual).T
+    h00, h01, _, h11 = (counts @ curvature).T  # symmetric, so the third entry equals the second
     slope: Floats = fitted[1] + (h00 * g1 - h01 * g0) / (h00 * h11 - h01**2)
     return slope

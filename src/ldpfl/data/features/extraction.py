@@ -107,14 +107,14 @@ def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> No
     inputs, generator = dataset.train.tensor, torch.Generator().manual_seed(0)
     uniform = torch.rand(6, *inputs.shape[1:], generator=generator)
     if tokens := dataset.tokens():
-        uniform *= tokens
+        uniform *= tokens  # cut to whole numbers below, which are tokens of the vocabulary
     else:  # a scale that a whole batch shares, as in quantisation, shows only beside an outlier
         uniform[5] *= _OUTLIER_FACTOR
         if not inputs.is_floating_point():
             uniform *= 256 / _OUTLIER_FACTOR  # bytes: the outlier's are below 256, the others' below 16
     samples = uniform.to(inputs.dtype)
     batch, replacement = samples[:5], samples[5]
-    before = features(batch).nan_to_num()
+    before = features(batch).nan_to_num()  # NaN would not be equal to itself
     for replaced in (0, 2, 4):
         is_other = torch.arange(5) != replaced
         changed_batch = batch.clone()

@@ -257,7 +257,7 @@ class TransformersFeatures(FrozenEncoder):
             # Transformers return (N, positions, F), convolutional networks (N, F, height, width).
             return states.mean(dim=1) if states.dim() == 3 else states.flatten(2).mean(dim=2)
         mask = (inputs != _PADDING).long()
-        padding_token = getattr(self._network.config, "pad_token_id", None) or 0
+        padding_token = getattr(self._network.config, "pad_token_id", None) or 0  # any token would do, since the mask hides it
         states = self._network(input_ids=inputs.where(mask.bool(), padding_token), attention_mask=mask).last_hidden_state
         weights = mask[:, :, None].float()
         return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
