@@ -40,8 +40,7 @@ def number_clients(train: Sequence[str], test: Sequence[str] | None) -> Owners:
     """
     clients = sorted(set(train))
     clients += sorted(set(test or ()).difference(clients))
-    # A dict, not np.unique: an array of texts takes the memory of the longest name for each sample.
-    number_of = {name: number for number, name in enumerate(clients)}
+    number_of = {name: number for number, name in enumerate(clients)}  # np.unique would take the longest name's memory for each sample
     train_numbers = np.array([number_of[name] for name in train], dtype=np.int64)
     test_numbers = None if test is None else np.array([number_of[name] for name in test], dtype=np.int64)
     return Owners(train_numbers, test_numbers, tuple(clients))
@@ -69,8 +68,7 @@ class Dataset:
         shares: measured share of each class, or of each label, among the train samples.
         classes: names of the classes, if they have names and the data set has no encoder, as with images, or with features of a table.
         unit: size of one unit of the scaled targets, in the targets' original unit.
-        unclipped: scaled numeric targets of the train samples without clipping. Rows that clients hold back are scored by them. None for
-            other targets.
+        unclipped: scaled numeric targets of the train samples without clipping, to score rows that are held back; None for other targets.
         notes: assumptions about the data that the guarantee relies on.
         leaks: columns of a user's own table that give the target away, see :func:`ldpfl.data.leaks.find_leaks`.
         encoder: encodes new rows, if the samples are rows of a table.

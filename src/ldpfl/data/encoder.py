@@ -21,7 +21,6 @@ from ldpfl.util.user_code import public_name
 if TYPE_CHECKING:
     import pandas
 
-
 _Floats = Annotated[tuple[float, ...], Field(fail_fast=True)]
 Knots = tuple[_Floats, _Floats]
 """Ascending values, and the scaled value of each."""
@@ -82,7 +81,8 @@ class Encoder(BaseModel):
             raise ValueError("survival expects two target columns, and one output for each interval")
         if self.targets == "classes" and len(self.data.target) != self.outputs:
             raise ValueError(f"there are {len(self.data.target)} labels and {self.outputs} outputs, expected one output for each label")
-        if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
+        valid_places = {place for place in self.places if 0 <= place < self.width}  # fewer if a place is repeated or out of range
+        if len(valid_places) != len(self.places) or len(self.knots) != len(self.places):
             raise ValueError("places must be distinct input indices below width, and knots must have one entry for each of them")
         for values, scaled_values in filter(None, self.knots):
             are_pairs = 2 <= len(values) == len(scaled_values)

@@ -34,10 +34,7 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 
 
 def split_in_path(path: Path) -> str | None:
-    """Return the split that ``path`` names: train, test or validation; None if it names none.
-
-    The file's name, or else the nearest folder above it, names a split if it begins with a word for one.
-    """
+    """Return the split that the file's name, or else that of the nearest folder above it, begins with: train, test, validation or None."""
     first_words = (_FIRST_WORD.match(part.lower()) for part in reversed(path.parts))
     return next((_SPLITS[word.group()] for word in first_words if word and word.group() in _SPLITS), None)
 

@@ -118,10 +118,7 @@ def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | 
 
 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
-    """Return the targets to measure before training: a number's range, or the number of rows of each class.
-
-    If there are several target columns, ``label`` is a column's index among them.
-    """
+    """Return the targets to measure before training: a number's range, or class counts. ``label`` is the index among several columns."""
     names = config.target_names
     bounds = public_bounds(config, names[0])
     if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
@@ -165,10 +162,7 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
 def _clients_and_persons(
     tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None
 ) -> Owners:
-    """Return the client and the person of each row.
-
-    A second table holds the test rows. If there is none, ``is_test`` marks those of the first table; otherwise it marks no row.
-    """
+    """Return the client and the person of each row. ``is_test`` marks test rows of the first table, and none if a second one holds them."""
     owners = _clients(tables, config, is_test)
     if persons is None:
         return owners

@@ -80,9 +80,8 @@ def split_off_share_by_name(parts: Division, names: Names, share: float) -> tupl
 def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:
     """Return a mask (N,) of the test rows of a run with ``data.person``: all rows of about one in :data:`TEST_SHARE` persons.
 
-    ``persons`` (N,) names the person of each row. That name alone decides.
+    ``persons`` (N,) names the person of each row. That name alone decides, in the Unicode form NFC: an accent may be encoded in two ways.
     """
-    # NFC: one name may be encoded in two ways, as with an accent that is a character of its own.
     return uniform_by_name((normalize("NFC", cell_text(name)) for name in persons), "test") < 1 / TEST_SHARE
 
 
@@ -112,10 +111,9 @@ def with_tenth_as_test(dataset: Dataset, seed: int) -> Dataset:
             )
         train_indices, test_indices = torch.from_numpy(np.flatnonzero(~is_test)), torch.from_numpy(np.flatnonzero(is_test))
     train_rows, test_rows = train_indices.numpy(), test_indices.numpy()
-    clients, persons, identities = (
-        None if array is None else array[train_rows] for array in (dataset.clients, dataset.persons, dataset.identities)
-    )
-    test_clients, test_persons = (None if array is None else array[test_rows] for array in (dataset.clients, dataset.persons))
+    owners = (dataset.clients, dataset.persons)
+    clients, persons, identities = (None if array is None else array[train_rows] for array in (*owners, dataset.identities))
+    test_clients, test_persons = (None if array is None else array[test_rows] for array in owners)
     return replace(
         dataset,
         train=dataset.train.take(train_indices),

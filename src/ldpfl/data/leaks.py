@@ -21,34 +21,24 @@ from ldpfl.tasks import Targets
 
 LEAK = "columns may give the target away"
 """Start of the note on such columns. The note reveals a property of private rows."""
-
 REPEATED = "rows of one person are both in training and in the test"
 """Start of the note on an identifier column with several rows of a person. The note reveals a property of private rows."""
-
 EMPTY = "columns without any value"
 """Start of the note on empty input columns. The note reveals a property of private rows."""
-
 GAPS = "columns with missing values"
 """Start of the note on input columns in which some cells have no value. The note reveals a property of private rows."""
-
 _MAX_NAMED = 8
 """Maximum number of columns that the note on missing values names."""
-
 _MAX_ROWS = 20_000
 """Number of rows that are looked at, at even distances. More rows would take seconds."""
-
 _MAX_DISTINCT_CELLS = 1000
 """Maximum number of different cells of a column that is tested. With more, nearly each row has a cell of its own."""
-
 _MIN_ROWS = 10
 """Minimum number of rows outside the commonest class. With fewer, a column may predict them by chance."""
-
 _MAX_ERROR_SHARE = 0.02
 """Maximum number of wrong predictions of a column that predicts classes, as a share of the rows outside the commonest class."""
-
 _MIN_AUROC = 0.999
 """Minimum area under the ROC curve of numbers that give two classes away."""
-
 _MIN_CORRELATION = 0.9999
 """Minimum correlation, of numbers or of their ranks, of a column that gives a numeric target away."""
 

@@ -109,8 +109,8 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
     An input cell becomes empty, or the cell of the row ``made_up`` if ``data.missing`` refuses empty cells. In the second case the row is
     not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
-    columns, every_row = dict(table.columns), np.ones(len(table), dtype=bool)
-    usable = every_row
+    columns = dict(table.columns)
+    usable = every_row = np.ones(len(table), dtype=bool)
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in (column for column in made_up.columns if column != config.person):
         cells = table.column(name, "data.target" if name in target_names else "data.columns")

@@ -256,10 +256,7 @@ def _equal_parts_by_label(
     """Give each client equally many samples of ``labels_per_client`` labels. Client 0, the attacker, gets none of the ``private`` label."""
     present = np.unique(labels)
     if not 2 <= labels_per_client <= present.size:
-        raise ConfigError(
-            f"data.labels_per_client is {labels_per_client}, but the training data has {present.size} labels, one of them private: set it "
-            f"to 2 to {present.size}"
-        )
+        raise ConfigError(f"data.labels_per_client is {labels_per_client}, expected 2 to {present.size}, since one label is private")
     holders = _label_holders(labels[labels != private], clients, labels_per_client - 1, generator)
     labels_by_client = [[label for label in holders if holders[label][client]] for client in range(clients)]
     for client, client_labels in enumerate(labels_by_client):
@@ -298,10 +295,7 @@ def _take_turns(stock: dict[int, list[int]], labels_by_client: Sequence[Sequence
 
 
 def _give_curious_client_a_sample(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
-    """If the attacker, client 0, has no sample, move one to it, in place.
-
-    The mask ``allowed`` (N,) marks the samples that it may get. The client that has most of these gives one.
-    """
+    """If client 0, the attacker, has no sample, give it one that the mask ``allowed`` marks, of the client that has most of these."""
     if shares[CURIOUS_CLIENT].size == 0:
         donor = max(range(len(shares)), key=lambda other: np.count_nonzero(allowed[shares[other]]))
         moved = np.flatnonzero(allowed[shares[donor]])[-1:]
@@ -350,9 +344,7 @@ def _label_holders(
     """
     present = np.unique(labels)
     if not 1 <= labels_per_client <= present.size:
-        raise ConfigError(
-            f"data.labels_per_client is {labels_per_client}, but the training data has {present.size} labels: set it to 1 to {present.size}"
-        )
+        raise ConfigError(f"data.labels_per_client is {labels_per_client}, expected 1 to {present.size}, the number of labels in the data")
     holders = {int(label): np.zeros(clients) for label in present}
     holder_counts = np.zeros(present.size)
     for client in generator.permutation(clients):

@@ -50,7 +50,6 @@ _HEADER_HINT = "(is its first line a header?)"
 Column = NDArray[Any]
 """Cells (N,) of a column: float64 with NaN for an empty cell, or texts with "" for an empty cell."""
 
-
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 """Cells that are numbers in a column of numbers: a CSV file has these words where a Parquet file or a frame has booleans."""
 
@@ -423,10 +422,7 @@ def _table_of_frame(
 
 
 def _rounded_floats(series: Any) -> NDArray[np.bool_]:
-    """Return a mask of the cells of a pandas series that are floats too large to hold every whole number, and so may be rounded.
-
-    These are floats of 2^53 or more in absolute value, and of 2^24 or more if they are float32.
-    """
+    """Return a mask of the cells of a pandas series that may be rounded: floats of 2^53 or more, or of 2^24 or more if they are float32."""
     from pandas.api import types
 
     if types.is_float_dtype(series):

@@ -247,7 +247,8 @@ def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:
     if len(parts) == 1:
         is_test = held_out(len(train), TEST_SHARE) if pictures.identities is None else held_out_by_file_name(pictures.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
-    dataset = replace(_dataset_of_splits(name, parts, notes, outputs=len(pictures.classes) or None), classes=pictures.classes)
+    outputs = len(pictures.classes) or None  # None: the classes have no names, so the targets decide
+    dataset = replace(_dataset_of_splits(name, parts, notes, outputs=outputs), classes=pictures.classes)
     owners = Owners() if pictures.owners is None else _owners_of_images(pictures.owners, is_test)
     return replace(dataset, **owners._asdict(), identities=None if pictures.identities is None else pictures.identities[~is_test])
 

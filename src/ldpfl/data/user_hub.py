@@ -79,8 +79,7 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
             no_retries = datasets.DownloadConfig(max_retries=0)
             cache = folder if is_local else None
             source, arguments = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
-            keep_in_memory = True if is_local else None  # None is the library's default
-            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": keep_in_memory}
+            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": True if is_local else None}
             loaded = datasets.load_dataset(source, **arguments)
     except LdpflError:
         raise
@@ -132,10 +131,7 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:
-    """Return the Parquet files below ``path`` for the splits train and test. The files' names, or those of their folders, name the split.
-
-    A file that names no split is for training. Files for validation are not used. If no file is for training, all are.
-    """
+    """Return the Parquet files below ``path`` by split, train and test, without files for validation. If none is for training, all are."""
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
         raise DataError(f"{path} holds no images: expected a folder of images for each class, or Parquet files with images")

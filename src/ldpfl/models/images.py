@@ -1,7 +1,4 @@
-"""Models for images. They hold no buffers and draw no random numbers in forward.
-
-The calls of ``torch.as_tensor`` change nothing: they tell a type checker that a layer returns a tensor.
-"""
+"""Models for images. They hold no buffers and draw no random numbers in forward."""
 
 from __future__ import annotations
 

@@ -14,16 +14,12 @@ from ldpfl.util.packaged_tensors import packaged_tensors
 
 VARIANCE_FLOOR = (10 / 255) ** 2
 """Added to the variance of a patch's values, of 0 to 1, so that normalising does not amplify a patch of nearly one colour."""
-
 _STRIDE = 2
 """Distance of patches in pixels. With 1, a step takes four times as long."""
-
 _SPREAD = 0.25
 """Standard deviation, of values from 0 to 1, to which samples of standard deviation 1 are scaled: about that of photographs."""
-
 _FILTER_UNIT, _DIRECTION_UNIT, _HEAD_SCALE = 0.01, 0.02, 10.0
 """Factors on the weights of filters, dense layer and head. With them one learning rate and one range suit all layers."""
-
 _TINY = 1e-6
 """Added below roots and to norms, so that gradients are finite at 0."""
 

@@ -74,10 +74,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
 
 def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Replace parts of ``module`` in place, one at each step of the iteration, and yield the changes.
-
-    ``replacements`` maps old parts to new ones. New entries are added, so that a part that several modules share stays shared.
-    """
+    """Replace parts of ``module`` while iterated, and yield the changes. ``replacements``, which is filled, keeps shared parts shared."""
     for name, child in list(module._modules.items()):  # a shared part under each of its names; named_children() has only the first
         if child is None:
             continue

@@ -1,7 +1,6 @@
 """Small models for texts, which are tokens (N, T) int64 with 0 as padding. All but the LSTM can train many clients at once.
 
-With ``by_place`` a model has outputs at each place of a text, for the next token there; else it has outputs for the whole text. The calls
-of ``torch.as_tensor`` change nothing: they tell a type checker that a layer returns a tensor.
+With ``by_place`` a model has outputs at each place of a text, for the next token there; else it has outputs for the whole text.
 """
 
 from __future__ import annotations

@@ -23,13 +23,10 @@ from ldpfl.errors import ConfigError
 
 CHANNELS = 1280
 """Number of features of an image."""
-
 _STAGES = ((1, 1), (6, 2), (6, 2), (6, 2), (6, 1), (6, 2), (6, 1))
 """Expansion, and stride of the first block, for each stage. Kernels and widths are those of the weights."""
-
 _BLOCKS = {0: (1, 2, 2, 3, 3, 4, 1), 1: (1, 3, 3, 4, 4, 5, 1), 2: (1, 3, 3, 4, 4, 5, 1)}
 """Number of blocks of each stage, for Lite0 to Lite2. Lite1 and Lite2 differ in their widths."""
-
 _NORM_EPSILON = 1e-3
 """Constant that the network's batch norms add to a variance."""
 
@@ -123,10 +120,7 @@ def _assembled(weights: Mapping[str, Tensor], blocks_by_stage: tuple[int, ...]) 
 
 
 class _Block(nn.Module):
-    """Three convolutions, with a shortcut if input and output have one shape.
-
-    The first convolution widens, the second works on each channel by itself, the third narrows.
-    """
+    """Convolutions that widen, work on each channel by itself, and narrow. A shortcut is added if input and output have one shape."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str, expansion: int, stride: int) -> None:
         """Build the block ``name`` from its ``weights``. ``expansion`` is the factor by which it widens; 1 leaves this step out."""
@@ -155,7 +149,8 @@ def _convolution(
     layer.weight.data = kernel * scale[:, None, None, None]
     assert layer.bias is not None  # noqa: S101  # for mypy
     layer.bias.data = weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale
-    return nn.Sequential(_SamePadding(size, stride), layer, *([nn.ReLU6()] if activated else []))
+    steps: list[nn.Module] = [_SamePadding(size, stride), layer]
+    return nn.Sequential(*steps, nn.ReLU6()) if activated else nn.Sequential(*steps)
 
 
 class _SamePadding(nn.Module):

@@ -131,7 +131,6 @@ _OUTLIER_FACTOR = 16
 _VERSION = 2
 """Version of the features, a part of the cache's key. Raise it if features change, so that old ones are not read from the cache."""
 
-
 _PART_SIZE = 128 * _BATCH_SIZE
 """Number of samples whose features are cached together while the features of others are still being computed."""
 
@@ -140,12 +139,9 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
     """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped.
 
     One sample must not change the features of another, not even their rounding. Rounding depends on a sample's place in its batch and on
-    the batch's length. So all batches are filled up to one length, and a row's place does not depend on other rows. Two kinds of features
-    are computed one sample at a time:
-
-    - those of persons' rows, since the rows of one person would move those of others,
-    - those by import path. Each sample gets a fresh copy of the module, and what classes and functions keep is reset
-      (:class:`OutsideState` says what it cannot reset).
+    the batch's length. So all batches are filled up to one length, and a row's place does not depend on other rows. Rows of persons are
+    computed one at a time, since the rows of one person would move those of others. So are features by import path. For each sample, their
+    module is copied afresh, and what classes and functions keep is reset (:class:`OutsideState` says what it cannot reset).
     """
     is_own_code, outside = not is_cacheable(name), OutsideState.of(features)
     batch_size = 1 if is_own_code or dataset.persons is not None else _BATCH_SIZE

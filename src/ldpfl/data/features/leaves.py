@@ -63,11 +63,7 @@ def responses(pictures: Tensor, filters: Tensor, thresholds: Tensor) -> Tensor:
 
 
 def correlations(values: Tensor, filters: Tensor) -> Tensor:
-    """Return the product of K filters of 6 x 6 pixels with each patch of ``values`` (N, 3, H, W): (N, K, H - 5, W - 5).
-
-    Each patch is scaled to variance 1, by dividing its products by its standard deviation. The patch's mean does not matter, since each
-    filter's mean is 0.
-    """
+    """Return products of K filters, 6 x 6 with mean 0, with the patches of ``values`` (N, 3, H, W) at variance 1: (N, K, H - 5, W - 5)."""
     averaging = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())  # a convolution with it gives each patch's mean
     mean, mean_square = F.conv2d(values, averaging), F.conv2d(values**2, averaging)
     return F.conv2d(values, filters).div_(((mean_square - mean**2).clamp_min(0) + VARIANCE_FLOOR).sqrt())

@@ -160,12 +160,10 @@ def _timm_network(name: str, weights: str) -> nn.Module:
                 f"the folder {name} lacks config.json or model.safetensors: write them with "
                 "timm.models.save_for_hf(model, folder, safe_serialization=True)"
             )
-        source = f"local-dir:{folder}"
-        overlay = {}
+        source, overlay = f"local-dir:{folder}", {}
     else:
-        source = name
         # Some configs ask for a loader of their own, for another format. This file is safetensors, which the common loader reads.
-        overlay = {"file": _timm_weights(timm, name, weights), "custom_load": False}
+        source, overlay = name, {"file": _timm_weights(timm, name, weights), "custom_load": False}
     with raising_config_error(f"features {TIMM}{name} cannot be loaded"):
         loaded = timm.create_model(source, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
     network: nn.Module = loaded.eval().requires_grad_(False)
@@ -313,7 +311,7 @@ def _preprocessing(folder: str) -> Preprocessing:
         size = config.get("crop_size") if config.get("do_center_crop") else config["size"]
         if isinstance(size, int):
             height = width = size
-        else:
+        else:  # a config with one edge alone means to crop afterwards; here nothing is cropped, and both sides get this length
             height, width = (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
         mean, std = (config["image_mean"], config["image_std"]) if config.get("do_normalize", True) else ([0.0], [1.0])
         is_bilinear = config.get("resample", _PILLOW_BILINEAR) == _PILLOW_BILINEAR

@@ -33,7 +33,6 @@ _REGISTRY: Mapping[str, Callable[..., FeatureMap]] = {
     "efficientnet-lite2": EfficientNetLite2,
 }
 
-
 _ENCODERS_BY_PREFIX: Mapping[str, Callable[..., FeatureMap]] = {TIMM: TimmFeatures, PRETRAINED: TransformersFeatures}
 
 
@@ -96,8 +95,7 @@ class _FrozenModule(FeatureMap):
         return digest_of({key: value for key, value in state.items() if isinstance(value, Tensor) and not value.is_quantized})
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one sample's features, computed for samples of zeros: images of bytes, or vectors."""
-        # Two samples, because a module may drop the axis of a batch of one.
+        """Return the shape of one sample's features, computed for two samples of zeros: a module may drop the axis of a batch of one."""
         return tuple(self(torch.zeros(2, *inputs, dtype=torch.uint8 if len(inputs) == 3 else torch.float32)).shape[1:])
 
     def __call__(self, inputs: Tensor) -> Tensor:

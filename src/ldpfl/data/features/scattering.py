@@ -24,13 +24,10 @@ from ldpfl.errors import ConfigError
 
 _DIRECTIONS = 8
 """Number of directions of the wavelets."""
-
 _GROUPS = 27
 """Number of groups in which the maps are normalised."""
-
 _STRIDE = 4
 """Number of pixels each way over which maps are averaged: 2^J for J = 2 scales."""
-
 MAPS = 1 + 2 * _DIRECTIONS + _DIRECTIONS**2
 """Number of maps of each channel: the average, the moduli of both scales, and the moduli of the finer convolved with the coarser."""
 
