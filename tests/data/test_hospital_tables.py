@@ -244,7 +244,7 @@ def test_the_note_on_columns_left_out_names_the_flag_that_protects_persons_or_di
     (note,) = [one for one in made(frame).notes if "suggest identifiers" in one]
     assert "suggest identifiers: patient, mrn, account; list them in data.columns to use them" in note
     assert "--person COLUMN (data.person), such as patient, " in note
-    assert "else scores and intervals are too good" in note
+    assert "otherwise scores and intervals are too good" in note
     assert "--client COLUMN (data.client), such as account, " in note
     (note,) = [one for one in made(frame, person="patient", client="account").notes if "suggest identifiers" in one]
     assert "suggest identifiers: mrn; " in note

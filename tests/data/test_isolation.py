@@ -221,7 +221,7 @@ def test_what_cannot_be_isolated_is_refused(scheme: Scheme) -> None:
 
 @pytest.mark.parametrize("held", [0, 1, 11])
 def test_one_label_each_leaves_the_curious_client_none_and_is_refused(held: int) -> None:
-    with pytest.raises(ConfigError, match=f"labels_per_client is {held}, expected 2 to 10, because one of the labels is private"):
+    with pytest.raises(ConfigError, match=f"labels_per_client is {held}, expected 2 to 10, since one label is private"):
         divide(BALANCED, 10, scheme="labels", labels_per_client=held)
 
 

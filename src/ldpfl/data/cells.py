@@ -22,8 +22,8 @@ _LEADING_ZERO = re.compile(r"\s*0\d")
 _MAX_CELLS_PER_CODE = 20
 """At least one cell in 20 of a column of codes begins with a zero and a further digit.
 
-Of codes of a fixed width, such as postcodes, about one in 10 begins with 0 if their first digits are equally frequent. Half of that leaves
-room for chance, and for codes that seldom do. Numbers are hardly ever written so, but for a slip.
+About one in 10 codes of a fixed width, such as postcodes, begins with 0 if their first digits are equally frequent. Half of that leaves
+room for chance, and for codes that seldom begin with 0. Numbers are written so only by mistake.
 """
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
 _DATE_IN_UNCLEAR_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
@@ -84,7 +84,8 @@ def majority_kind(texts: Collection[str]) -> Kind:
     """
     for kind, reader in READERS.items():
         are_words = kind == "numbers" and (_are_groups(texts) or are_codes(texts))  # such as "<50" and ">=50", or "0471"
-        if 2 * sum(can_parse(reader, text) for text in texts) > len(texts) and not are_words:
+        is_majority = 2 * sum(can_parse(reader, text) for text in texts) > len(texts)
+        if is_majority and not are_words:
             return kind
     return "words"
 
@@ -95,7 +96,7 @@ def are_codes(texts: Collection[str]) -> bool:
 
 
 def _are_groups(texts: Collection[str]) -> bool:
-    """Return whether ``texts`` name groups such as ``<50`` and ``>=50``, because nearly all of them have such a sign."""
+    """Return whether ``texts``, which are mostly numbers, name groups such as ``<50`` and ``>=50``: nearly all have such a sign."""
     return _MAX_CELLS_PER_PLAIN_NUMBER * sum(can_parse(float, text) for text in texts) < len(texts)
 
 

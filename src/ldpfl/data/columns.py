@@ -66,7 +66,7 @@ def resolve_column_kinds(table: Table, config: DataConfig) -> tuple[DataConfig, 
             "words": [name for name in names if kinds[name] == "words" and name not in config.categories],
             "dates": [name for name in names if kinds[name] == "dates"],
             "numbers": [name for name in names if kinds[name] == "numbers" and name not in config.bounds],
-            "bounds": {name: bounds for name, bounds in config.bounds.items() if name in (*names, target)},
+            "bounds": {name: bounds for name, bounds in config.bounds.items() if name in (*names, target)},  # a number may be the target
             "categories": {name: words for name, words in config.categories.items() if name in names},
         }
     )
@@ -108,7 +108,7 @@ def _input_columns(train: Table, config: DataConfig) -> tuple[list[str], tuple[s
             )
     left_out = [name for name in names if name not in configured and identifier_kind(name)]
     names = [name for name in names if name not in left_out]
-    # Each node is a client, whatever its table's columns say.
+    # Where a client is set, the note suggests no column for it. At nodes, each node is a client, so any text serves.
     note = identifier_note(left_out, person=config.person, client=config.client or (config.name if config.at_nodes else ""))
     if not names:
         why = f" ({note})" if left_out else ""
@@ -153,7 +153,7 @@ def column_words(table: Table, name: str, *, numeric: bool = False, values: Coll
     """
     column = table.columns[name]
     if column.dtype == np.float64 or (numeric and table.is_numeric(name)):
-        # Table.numbers reads a number that means "no value", such as 999, as NaN. Among ``values`` it may be a value.
+        # Table.numbers reads a number that means "no value", such as 999, as NaN. Numbers among ``values`` must stay, so it is not called.
         numbers = column if column.dtype == np.float64 and values else table.numbers(name)
         pairs = zip(numbers, table.exact_cells(name), strict=True)
         return ["" if np.isnan(number) else _number_as_word(number, cell) for number, cell in pairs]
@@ -168,9 +168,10 @@ def _number_as_word(number: float, cell: object) -> str:
 
 
 def check_exact_names(table: Table, name: str, setting: str) -> None:
-    """Raise a :class:`DataError` if the column ``name``, which ``setting`` names, may have been rounded, so that different names are equal.
+    """Raise a :class:`DataError` if cells of the column ``name`` may have been rounded, so that different names may have become equal.
 
-    That may be so for whole numbers above 2^53 in a column of floats, or where a file has such floats, as numbers or written as text.
+    Whole numbers of 2^53 or more are rounded where they were stored as floats, in this table or before they were written as text. The
+    message names ``setting``, which names the column.
     """
     column = table.columns[name]
     if name in table.rounded:
@@ -222,6 +223,7 @@ def person_names(table: Table, config: DataConfig) -> list[str]:
     table.column(config.person, "data.person")  # raises if there is no such column
     if not config.at_nodes:  # there, an error would reveal that such a cell exists
         check_exact_names(table, config.person, "data.person")
+    # missing=() switches the words of data.missing_words off. The fixed words apply in normalise_names.
     return normalise_names(column_words(replace(table, missing=()), config.person))
 
 
@@ -237,11 +239,16 @@ def input_width(config: DataConfig) -> int:
     """Return the number of inputs for each row, from the settings alone. :func:`read_features` and :func:`read_texts` return as many."""
     if config.text:
         return config.length
-    hashed_columns, inputs_per_number = set(config.words), 2 if config.missing == "indicator" else 1  # the value, and whether it is missing
-    return sum(
-        len(config.categories[name]) if name in config.categories else config.buckets if name in hashed_columns else inputs_per_number
-        for name in config.columns
-    )
+    hashed_columns = set(config.words)
+    width = 0
+    for name in config.columns:
+        if name in config.categories:
+            width += len(config.categories[name])
+        elif name in hashed_columns:
+            width += config.buckets
+        else:  # the number, and perhaps whether it is missing
+            width += 2 if config.missing == "indicator" else 1
+    return width
 
 
 def read_features(table: Table, config: DataConfig) -> Features:
@@ -272,6 +279,7 @@ def read_features(table: Table, config: DataConfig) -> Features:
         columns_by_kind.setdefault(kind, []).append(name)
         width += part.shape[1]
     listed = "; ".join(f"{kind}: {listed_names(names)}" for kind, names in sorted(columns_by_kind.items()))
+    # A kind such as "numbers, by data.bounds" follows the rule of "numbers".
     rules = [rule for kind, rule in _READING_RULES.items() if any(present.startswith(kind) for present in columns_by_kind)]
     return Features(np.concatenate(parts, axis=1), tuple(unscaled), f"columns were taken as {'. '.join([listed, *rules])}")
 
@@ -305,7 +313,7 @@ def public_bounds(config: DataConfig, name: str) -> tuple[float, float] | None:
     if name not in config.bounds:
         return None
     low, high = config.bounds[name]
-    if not 0 < high - low < inf:
+    if not 0 < high - low < inf:  # inf: the difference of huge bounds overflows
         remedy = "fill in its publicly known bounds" if low == high else "exchange them"
         raise ConfigError(f"data.bounds.{name} is [{low:g}, {high:g}], expected the smallest value first, then the largest: {remedy}")
     return low, high
@@ -358,7 +366,7 @@ def _hash_bucket(word: str, buckets: int) -> int:
 def resolve_text_column(table: Table, config: DataConfig) -> DataConfig:
     """Return ``config`` with ``data.text`` filled in, if it uses a tokenizer and only one column of ``table`` can hold the texts.
 
-    This is the only column that ``data.columns`` names, if it names any.
+    It can be any column that ``data.columns`` names, or else any that is not the target, the client or the person.
 
     Raises:
         ConfigError: no column or several columns could hold the texts.

@@ -40,7 +40,7 @@ def number_clients(train: Sequence[str], test: Sequence[str] | None) -> Owners:
     """
     clients = sorted(set(train))
     clients += sorted(set(test or ()).difference(clients))
-    number_of = {name: number for number, name in enumerate(clients)}  # an array of texts would use the longest name's memory for each
+    number_of = {name: number for number, name in enumerate(clients)}  # np.unique would take the longest name's memory for each sample
     train_numbers = np.array([number_of[name] for name in train], dtype=np.int64)
     test_numbers = None if test is None else np.array([number_of[name] for name in test], dtype=np.int64)
     return Owners(train_numbers, test_numbers, tuple(clients))
@@ -51,7 +51,7 @@ class Dataset:
     """Train and test samples, and what is public about them.
 
     Attributes:
-        outputs: number of outputs of a model for a sample: the number of classes, or 1 for a number; 0 if only the model's loss knows.
+        outputs: number of outputs of a model for a sample: one for each class, or 1 to predict a number. 0 if only the model's loss knows.
         mean, std: per channel of images, on the scale where pixels lie in [0, 1]; fixed constants of the field, not computed
             from the clients' data at run time. Samples that are not pixels are not normalised.
         fingerprint: hash that identifies the content.
@@ -68,7 +68,7 @@ class Dataset:
         shares: measured share of each class, or of each label, among the train samples.
         classes: names of the classes, if they have names and the data set has no encoder, as with images, or with features of a table.
         unit: size of one unit of the scaled targets, in the targets' original unit.
-        unclipped: scaled numeric targets of the train samples without clipping, for rows that are held back; None for other targets.
+        unclipped: scaled numeric targets of the train samples without clipping, to score rows that are held back; None for other targets.
         notes: assumptions about the data that the guarantee relies on.
         leaks: columns of a user's own table that give the target away, see :func:`ldpfl.data.leaks.find_leaks`.
         encoder: encodes new rows, if the samples are rows of a table.
@@ -98,7 +98,7 @@ class Dataset:
     encoder: Encoder | None = None
 
     def tokens(self, name: str = "") -> int | None:
-        """Return the vocabulary size of the input tensor ``name``, or of the only one; None if it does not hold tokens."""
+        """Return the vocabulary size of the input tensor ``name``, or of a sample's only tensor; None if it does not hold tokens."""
         return self.vocabulary.get(name) if isinstance(self.vocabulary, Mapping) else self.vocabulary
 
     @property
@@ -107,7 +107,7 @@ class Dataset:
         return not self.unscaled
 
     def with_notes(self, *notes: str) -> Dataset:
-        """Return a copy with further ``notes``."""
+        """Return a copy with further ``notes``. Control characters are spelled out, since notes may quote names from the data."""
         return replace(self, notes=(*self.notes, *map(printable, notes)))
 
     @property

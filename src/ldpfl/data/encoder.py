@@ -21,7 +21,6 @@ from ldpfl.util.user_code import public_name
 if TYPE_CHECKING:
     import pandas
 
-
 _Floats = Annotated[tuple[float, ...], Field(fail_fast=True)]
 Knots = tuple[_Floats, _Floats]
 """Ascending values, and the scaled value of each."""
@@ -82,10 +81,12 @@ class Encoder(BaseModel):
             raise ValueError("survival expects two target columns, and one output for each interval")
         if self.targets == "classes" and len(self.data.target) != self.outputs:
             raise ValueError(f"there are {len(self.data.target)} labels and {self.outputs} outputs, expected one output for each label")
-        if len({place for place in self.places if 0 <= place < self.width}) != len(self.places) or len(self.knots) != len(self.places):
+        valid_places = {place for place in self.places if 0 <= place < self.width}  # fewer if a place is repeated or out of range
+        if len(valid_places) != len(self.places) or len(self.knots) != len(self.places):
             raise ValueError("places must be distinct input indices below width, and knots must have one entry for each of them")
         for values, scaled_values in filter(None, self.knots):
-            are_pairs, are_finite = 2 <= len(values) == len(scaled_values), all(map(isfinite, (*values, *scaled_values)))
+            are_pairs = 2 <= len(values) == len(scaled_values)
+            are_finite = all(map(isfinite, (*values, *scaled_values)))
             if not (are_pairs and are_finite and list(values) == sorted(set(values))):
                 raise ValueError("knots must be two or more ascending values, with one finite scaled value for each")
         return self
@@ -97,7 +98,8 @@ class Encoder(BaseModel):
 
     @property
     def hidden_columns(self) -> frozenset[str]:
-        """Columns of numbers that the model does not see: noise hid their scale, so they are 0 in each row."""
+        """Columns of numbers that the model does not see: noise hid their scale, so they are 0 in each row. Empty before scaling."""
+        # strict=False, here and below: ``knots`` is empty until the columns are scaled.
         return frozenset(name for name, knots in zip(self._number_columns, self.knots, strict=False) if knots is None)
 
     def columns_beyond_knots(self, inputs: Tensor) -> list[str]:
@@ -144,8 +146,8 @@ class Encoder(BaseModel):
     def predictions(self, outputs: Tensor, threshold: float | None = None) -> pandas.DataFrame:
         """Return the predictions for the model's ``outputs`` (N, outputs), one row for each.
 
-        For classes these are the likeliest class and the probabilities; for ordered classes, the median class. For a time to an event,
-        they are the probabilities that it lies beyond each cut. For labels they are probabilities, and else a number.
+        Classes give the likeliest class and the probability of each class. Ordered classes give the median class and the probabilities.
+        A time to an event gives the probability that it lies beyond each cut. Labels give a probability each, and other targets a number.
 
         Args:
             threshold: predict the second of two classes wherever its probability is at least this.
@@ -168,7 +170,8 @@ class Encoder(BaseModel):
             counts = expected_count(outputs.reshape(len(outputs)).double()) * self.target_spread
             return pandas.DataFrame({printable(str(self.data.target)): counts.numpy()})
         if self.targets == "survival":
-            time, beyond = printable(self.data.target[0]), survival_probabilities(outputs.double()).numpy()
+            time = printable(self.data.target[0])
+            beyond = survival_probabilities(outputs.double()).numpy()
             return pandas.DataFrame({f"probability of {time} beyond {cut:.6g}": beyond[:, place] for place, cut in enumerate(self.cuts)})
         if self.targets == "ordered":
             logits = outputs.double()

@@ -34,9 +34,9 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 
 
 def split_in_path(path: Path) -> str | None:
-    """Return the split that the name of a file, or of a folder above it, begins with: train, test or validation; None if none does."""
-    words = (_FIRST_WORD.match(part.lower()) for part in reversed(path.parts))
-    return next((_SPLITS[word.group()] for word in words if word and word.group() in _SPLITS), None)
+    """Return the split that the file's name, or else that of the nearest folder above it, begins with: train, test, validation or None."""
+    first_words = (_FIRST_WORD.match(part.lower()) for part in reversed(path.parts))
+    return next((_SPLITS[word.group()] for word in first_words if word and word.group() in _SPLITS), None)
 
 
 def check_one_split(paths: Iterable[Path], folder: Path) -> None:

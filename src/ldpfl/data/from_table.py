@@ -43,47 +43,51 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
     The settings say which columns hold numbers and which hold words. Otherwise the majority of a column's cells decides.
     Words are hashed, or numbered by ``categories``. Numbers are scaled later, by measured quantiles or by ``bounds``.
 
-    Without ``test``, a fifth of the rows become test rows. Their positions alone decide, so no row's content affects another row. Where
-    ``config`` names persons, all rows of about a fifth of the persons become test rows, by the persons' names.
+    Without ``test``, a fifth of the rows become test rows. A row's position alone decides on it, so no row's content affects another row.
+    If ``data.person`` is set, all rows of about a fifth of the persons become test rows. A person's name alone decides.
 
     Raises:
         ConfigError: the settings contradict each other.
         DataError: a column or a value does not fit. The message names the file and line.
     """
     tables = [rows.with_missing(config.missing_words) for rows in (table, test) if rows is not None]
-    table, config = tables[0], resolve_text_column(tables[0], config)
+    table = tables[0]
+    config = resolve_text_column(table, config)
     persons = _persons(tables, config)
     is_test = np.zeros(len(table), dtype=bool) if test is not None else _test_rows(len(table), persons)
-    encoded_targets, outputs, notes, classes = read_targets(tables, config, targets)
+    encoded_targets, output_count, notes, classes = read_targets(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
-    resolved = config
+    resolved = config  # and, unless the inputs are texts, with the kind of each input column
     if config.text:
         inputs: list[Inputs] = [read_texts(rows, config, targets) for rows in tables]
-        if targets == "tokens" and config.tokenizer:
-            encoded_targets, outputs = [next_token_targets(tokens) for tokens in inputs], vocabulary_size(config.tokenizer)
+        if targets == "tokens" and config.tokenizer:  # the targets above are bytes
+            encoded_targets = [next_token_targets(tokens) for tokens in inputs]
+            output_count = vocabulary_size(config.tokenizer)
     else:
         resolved, left_out_notes = resolve_column_kinds(table, config)
         features = [read_features(rows, resolved) for rows in tables]
-        inputs, unscaled = [torch.from_numpy(matrix.values) for matrix in features], features[0].unscaled
+        inputs = [torch.from_numpy(matrix.values) for matrix in features]
+        unscaled = features[0].unscaled
         notes = (features[0].note, *left_out_notes, *notes)
     parts = [Samples(*pair) for pair in zip(inputs, encoded_targets, strict=True)]
     if test is None:
         parts = [parts[0].take(torch.from_numpy(~is_test)), parts[0].take(torch.from_numpy(is_test))]
     train_samples, test_samples = parts
     digest = hashlib.sha256("".join([*(rows.digest for rows in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
+    owners = _clients_and_persons(tables, config, is_test, persons)
     return Dataset(
         name,
         train_samples,
         test_samples,
-        outputs,
+        output_count,
         mean=(),
         std=(),
         fingerprint=digest,
-        **_clients_and_persons(tables, config, is_test, persons)._asdict(),
+        **owners._asdict(),  # Dataset has the same fields
         vocabulary=_vocabulary(config, targets),
-        unscaled=(*unscaled, *_unscaled_targets(config, targets, outputs)),
+        unscaled=(*unscaled, *_unscaled_targets(config, targets, output_count)),
         notes=tuple(map(printable, notes)),  # they contain names of columns and classes
-        encoder=_encoder(resolved, targets, classes, input_width(resolved), outputs),
+        encoder=_encoder(resolved, targets, classes, input_width(resolved), output_count),
     )
 
 
@@ -108,11 +112,13 @@ def _vocabulary(config: DataConfig, targets: Targets) -> int | dict[str, int] | 
     """Return the size of the vocabulary if the samples are texts, by input name for a tokenizer; else None."""
     if config.tokenizer:
         return {TOKENS: vocabulary_size(config.tokenizer), MASK: 2}  # a mask holds 0 and 1
-    return None if not config.text else BYTES if targets == "tokens" else config.vocabulary
+    if not config.text:
+        return None
+    return BYTES if targets == "tokens" else config.vocabulary
 
 
 def _unscaled_targets(config: DataConfig, targets: Targets, outputs: int) -> tuple[Unscaled, ...]:
-    """Return the targets to measure before training: a number's range, or class counts. ``label`` tells several columns apart."""
+    """Return the targets to measure before training: a number's range, or class counts. ``label`` is the index among several columns."""
     names = config.target_names
     bounds = public_bounds(config, names[0])
     if targets in ("count", "survival") and bounds is not None and bounds[0] < 0:
@@ -156,7 +162,7 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
 def _clients_and_persons(
     tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None
 ) -> Owners:
-    """Return the client and the person of each row. ``is_test`` marks the first table's test rows; a second table holds further ones."""
+    """Return the client and the person of each row. ``is_test`` marks test rows of the first table, and none if a second one holds them."""
     owners = _clients(tables, config, is_test)
     if persons is None:
         return owners

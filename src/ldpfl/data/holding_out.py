@@ -55,7 +55,7 @@ def split_off_share(parts: Division, share: float) -> tuple[Division, Division]:
     The position of a sample within its client decides, by the order of the SHA-256 of the position's digits, as in :func:`held_out`.
     """
     order_by_size: dict[int, NDArray[np.int64]] = {}
-    train_parts, evaluation_parts = [], []
+    train_parts, evaluation_parts = [], []  # np.sort below keeps the samples of each part in the client's order
     for indices in parts:
         size = indices.size
         if size not in order_by_size:
@@ -69,7 +69,7 @@ def split_off_share(parts: Division, share: float) -> tuple[Division, Division]:
 def split_off_share_by_name(parts: Division, names: Names, share: float) -> tuple[Division, Division]:
     """Return each client's training persons (or files), and those that it holds back for evaluation, about a ``share`` of all.
 
-    The indices in ``parts`` are those of persons or files, and ``names`` (P,) holds their names. Only its own name decides on a person.
+    The indices in ``parts`` are those of persons or files, and ``names`` (P,) holds their names. A person's or file's name alone decides.
     """
     is_held_back = uniform_by_name(names, "evaluation") < share
     train_parts = [part[~is_held_back[part]] for part in parts]
@@ -79,7 +79,7 @@ def split_off_share_by_name(parts: Division, names: Names, share: float) -> tupl
 def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:
     """Return a mask (N,) of the test rows of a run with ``data.person``: all rows of about one in :data:`TEST_SHARE` persons.
 
-    ``persons`` (N,) names the person of each row. That name alone decides.
+    ``persons`` (N,) names the person of each row. That name alone decides, in the Unicode form NFC: an accent may be encoded in two ways.
     """
     return uniform_by_name(normalise_names(cell_text(person) for person in persons), "test") < 1 / TEST_SHARE
 
@@ -110,9 +110,9 @@ def with_tenth_as_test(dataset: Dataset, seed: int) -> Dataset:
             )
         train_indices, test_indices = torch.from_numpy(np.flatnonzero(~is_test)), torch.from_numpy(np.flatnonzero(is_test))
     train_rows, test_rows = train_indices.numpy(), test_indices.numpy()
-    by_sample = (dataset.clients, dataset.persons, dataset.identities)
-    clients, persons, identities = (None if array is None else array[train_rows] for array in by_sample)
-    test_clients, test_persons = (None if array is None else array[test_rows] for array in by_sample[:2])
+    owners = (dataset.clients, dataset.persons)
+    clients, persons, identities = (None if array is None else array[train_rows] for array in (*owners, dataset.identities))
+    test_clients, test_persons = (None if array is None else array[test_rows] for array in owners)
     return replace(
         dataset,
         train=dataset.train.take(train_indices),
@@ -146,7 +146,8 @@ def split_off_validation(dataset: Dataset, share: float) -> tuple[Dataset, Sampl
         return dataset, None
     if dataset.test_persons is None:
         positions = torch.arange(len(dataset.test) + 1, dtype=torch.float64)
-        is_validation = (positions * share).floor().diff() > 0  # at even distances, since test rows may be sorted
+        # Row i is taken if position * share passes a whole number from i to i + 1: at even distances, since test rows may be sorted.
+        is_validation = (positions * share).floor().diff() > 0
     else:
         is_validation = torch.from_numpy(uniform_by_name(dataset.test_persons, "validation") < share)
     if not is_validation.any() or is_validation.all():

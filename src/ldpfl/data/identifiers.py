@@ -37,18 +37,18 @@ def identifier_note(left_out: Collection[str], *, person: str, client: str) -> s
     """
     note = f"columns left out, because their names suggest identifiers: {listed_names(left_out)}; list them in data.columns to use them"
     settings = {"person": person, "client": client}
-    hints = [
-        hint.format(name=next(name for name in left_out if identifier_kind(name) == kind))
-        for kind, hint in _HINTS.items()
-        if not settings[kind] and any(identifier_kind(name) == kind for name in left_out)
-    ]
+    hints = []
+    for kind, hint in _HINTS.items():
+        candidates = [name for name in left_out if identifier_kind(name) == kind]
+        if candidates and not settings[kind]:
+            hints.append(hint.format(name=candidates[0]))
     return ". ".join([note, *hints])
 
 
 _HINTS: dict[IdentifierKind, str] = {
     "person": "Where a person may have several rows, --person COLUMN (data.person), such as {name}, protects them together, and keeps them "
-    "either all in training or all in the test: else scores and intervals are too good",
-    "client": "Where each is a client of the federation, --client COLUMN (data.client), such as {name}, gives it its own rows",
+    "either all in training or all in the test: otherwise scores and intervals are too good",
+    "client": "Where each value is a client of the federation, --client COLUMN (data.client), such as {name}, gives each client its rows",
 }
 
 

@@ -21,34 +21,24 @@ from ldpfl.tasks import Targets
 
 LEAK = "columns may give the target away"
 """Start of the note on such columns. The note reveals a property of private rows."""
-
 REPEATED = "rows of one person are both in training and in the test"
 """Start of the note on an identifier column with several rows of a person. The note reveals a property of private rows."""
-
 EMPTY = "columns without any value"
 """Start of the note on empty input columns. The note reveals a property of private rows."""
-
 GAPS = "columns with missing values"
 """Start of the note on input columns in which some cells have no value. The note reveals a property of private rows."""
-
 _MAX_NAMED = 8
 """Maximum number of columns that the note on missing values names."""
-
 _MAX_ROWS = 20_000
 """Number of rows that are looked at, at even distances. More rows would take seconds."""
-
 _MAX_DISTINCT_CELLS = 1000
 """Maximum number of different cells of a column that is tested. With more, nearly each row has a cell of its own."""
-
 _MIN_ROWS = 10
 """Minimum number of rows outside the commonest class. With fewer, a column may predict them by chance."""
-
 _MAX_ERROR_SHARE = 0.02
 """Maximum number of wrong predictions of a column that predicts classes, as a share of the rows outside the commonest class."""
-
 _MIN_AUROC = 0.999
 """Minimum area under the ROC curve of numbers that give two classes away."""
-
 _MIN_CORRELATION = 0.9999
 """Minimum correlation, of numbers or of their ranks, of a column that gives a numeric target away."""
 
@@ -57,10 +47,11 @@ Classes = NDArray[np.int64]
 
 
 def find_leaks(table: Table, config: DataConfig, targets: Targets) -> dict[str, bool]:
-    """Return the input columns of ``table`` that predict a target nearly without error, each with whether it does so without a scale.
+    """Return the input columns of ``table`` that predict a target nearly without error, by name.
 
-    Noise may hide the scale of a column of numbers, so that a model cannot use the numbers. A column of words has no scale. Neither have
-    the gaps in a column of numbers, if ``data.missing`` gives them an indicator. ``config`` has the kind of each column filled in.
+    A value is True if the column gives the target away even where noise hides the scale of its numbers, so that a model cannot use them.
+    That holds for a column of words, and if the gaps of a column predict the target and ``data.missing`` gives them an indicator.
+    ``config`` has the kind of each column filled in.
     """
     if config.text or targets == "tokens":
         return {}
@@ -71,8 +62,8 @@ def find_leaks(table: Table, config: DataConfig, targets: Targets) -> dict[str, 
 def leak_note(leaks: Mapping[str, bool], encoder: Encoder | None) -> tuple[str, ...]:
     """Return a note on the columns ``leaks``, which give the target away; empty if the model reads none of them.
 
-    ``leaks`` comes from :func:`find_leaks`. ``encoder`` is that of the scaled rows, and says of which columns noise hid the scale: the
-    model does not read their numbers.
+    ``leaks`` comes from :func:`find_leaks`. ``encoder`` is the encoder of the scaled rows. It knows the columns whose scale noise has
+    hidden. The model does not read their numbers.
     """
     names = [name for name, without_scale in leaks.items() if without_scale or encoder is None or name not in encoder.hidden_columns]
     if not names:
@@ -91,8 +82,8 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
     """
     targets = config.target_names if config.target else ()  # a language model has none
     used = {*targets, *config.columns, config.client, config.text}
-    for name in table.columns if not config.person else ():
-        if name not in used and identifier_kind(name) == "person":
+    for name in table.columns:
+        if not config.person and name not in used and identifier_kind(name) == "person":
             persons = [word for word in column_words(table, name) if word]
             if len(set(persons)) < len(persons):
                 yield (
@@ -110,7 +101,7 @@ def notes_on_cells(table: Table, config: DataConfig) -> Iterator[str]:
     gaps = sorted((name for name, share in shares.items() if 0 < share < 1), key=lambda name: -shares[name])
     if gaps:
         named = ", ".join(f"{listed_names([name])} ({shares[name]:.1%})" for name in gaps[:_MAX_NAMED])
-        more = f" and {len(gaps) - _MAX_NAMED:,} more" * (len(gaps) > _MAX_NAMED)
+        more = f" and {len(gaps) - _MAX_NAMED:,} more" if len(gaps) > _MAX_NAMED else ""
         yield f"{GAPS}: {named}{more}. data.missing says how a missing number is treated ({config.missing}); a missing word is no word"
 
 
@@ -134,12 +125,12 @@ def _leaks(table: Table, config: DataConfig, targets: Targets) -> Iterator[tuple
 
 
 def _numeric_targets(config: DataConfig, targets: Targets) -> Sequence[str]:
-    """Return the names of the target columns that hold numbers: of survival, the time."""
+    """Return the names of the target columns that hold numbers. For survival, it is the time."""
     return config.target_names[:1] if targets in ("number", "count", "survival") else ()
 
 
 def _class_targets(config: DataConfig, targets: Targets) -> Sequence[str]:
-    """Return the names of the target columns that hold classes: of survival, the event."""
+    """Return the names of the target columns that hold classes. For survival, it is the event."""
     if targets == "survival":
         return config.target_names[1:]
     return config.target_names if targets in ("class", "classes", "ordered") else ()
@@ -151,7 +142,7 @@ def _as_numbers(words: Sequence[str]) -> Classes:
 
 
 def _predicts(cells: Classes, classes: Classes) -> bool:
-    """Return whether the ``cells`` (n,) of a column predict the ``classes`` (n,) of a target, both as numbers from 0.
+    """Return whether the ``cells`` (n,) of a column predict the ``classes`` (n,) of a target nearly without error. Both are numbers from 0.
 
     The rows with even indices are learnt from, the others predicted. A cell predicts the commonest class of the rows with this cell. A
     cell that did not occur predicts the commonest class of all.
@@ -164,11 +155,12 @@ def _predicts(cells: Classes, classes: Classes) -> bool:
     predicted = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)[cells[1::2]]
     outside_commonest = int((classes[1::2] != commonest).sum())
     errors = int((predicted != classes[1::2]).sum())
+    # Errors are compared with those of always predicting the commonest class, which are few if that class is frequent.
     return outside_commonest >= _MIN_ROWS and errors <= _MAX_ERROR_SHARE * outside_commonest
 
 
 def _separates_two_classes(values: Floats, classes: Classes) -> bool:
-    """Return whether ``values`` (n,), NaN where missing, separate two ``classes`` (n,), the higher or the lower ones being class 1."""
+    """Return whether ``values`` (n,), NaN where missing, separate two ``classes`` (n,): nearly all values of one class are higher."""
     from scipy.stats import rankdata  # slow to import
 
     is_one = classes == 1

@@ -172,7 +172,7 @@ def _decode(folder: Path, files: list[Path], source: _Source) -> tuple[Samples, 
         try:
             loaded = datasets.load_dataset(str(folder), cache_dir=scratch)
         except Exception as error:
-            cause = error.__cause__ or error
+            cause = error.__cause__ or error  # the library wraps the error that matters
             if isinstance(cause, OSError) and cause.errno in NO_ROOM:
                 no_room = write_error(Path(scratch, "images"), cause.errno, cause.strerror or str(cause))
                 raise WriteError(f"{no_room}, where images are unpacked (set by TMPDIR)", no_room.reason, no_room.remedy) from error

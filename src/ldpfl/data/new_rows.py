@@ -36,7 +36,7 @@ def predict_rows(
 
     Args:
         threshold: predict the second of two classes wherever its probability is at least this.
-        id_column: column of ``rows`` that comes first in the result, to tell whose each prediction is.
+        id_column: column of ``rows`` that is copied to the front of the result, so that each prediction can be assigned.
 
     Raises:
         ConfigError: there is a ``threshold``, but the model is not a classifier of two classes; or ``id_column`` is also predicted.
@@ -45,14 +45,14 @@ def predict_rows(
     encoder.check_threshold(threshold)
     table = _table(encoder, rows)
     # missing=() keeps an identifier that reads "None", which would otherwise mean "no value".
-    identifiers = None if id_column is None else column_words(replace(table, missing=()), _require_id_column(table, id_column))
+    identifiers = [] if id_column is None else column_words(replace(table, missing=()), _require_id_column(table, id_column))
     with torch.no_grad():
         inputs = _unscaled_inputs(encoder, table)
         predictions = encoder.predictions(_outputs(module.eval(), _scaled(encoder, inputs)), threshold)
     if id_column is not None:
         if (name := printable(id_column)) in predictions:
             raise ConfigError(f"id_column (--id) is {id_column!r}, the target that the model predicts: name a column that identifies rows")
-        predictions.insert(0, name, np.array([printable(identifier) for identifier in identifiers or ()], dtype=object))
+        predictions.insert(0, name, np.array([printable(identifier) for identifier in identifiers], dtype=object))
     predictions = predictions if isinstance(rows, str | Path) else predictions.set_axis(rows.index)
     if isinstance(inputs, Tensor) and (beyond := encoder.columns_beyond_knots(inputs)):
         predictions.attrs["notes"] = [_NOTE_ON_UNITS.format(name=name) for name in beyond]

@@ -46,7 +46,7 @@ def read_samples(rows: Rows, shape: tuple[int, ...]) -> tuple[Tensor, list[str]]
     else:
         path = Path(rows)
         images = [file for file in visible_files(path) if file.suffix.lower() in IMAGE_SUFFIXES] if path.is_dir() else [path]
-        is_table = not images or path.suffix.lower() == ".parquet"
+        is_table = not images or path.suffix.lower() == ".parquet"  # then images are cells of Parquet files, without names of their own
         files = [] if is_table else [str(file.relative_to(path) if path.is_dir() else file.name) for file in images]
         samples = read_new_images(path, None if is_table else images, "L" if shape[:1] == (1,) else "RGB")
     if tuple(samples.shape[1:]) != shape:

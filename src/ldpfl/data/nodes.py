@@ -30,7 +30,7 @@ def server_view_of_node_tables(config: DataConfig, targets: Targets) -> Dataset:
     made_up = _made_up_table(config, targets)
     test = read_table(Path(config.test_path)) if config.test_path else made_up
     dataset = _scaled_unless_measured(dataset_from_table("node", made_up, test, config, targets), config)
-    return dataset if config.test_path else replace(dataset, test=dataset.test.take(torch.arange(0)))
+    return dataset if config.test_path else replace(dataset, test=dataset.test.take(torch.arange(0)))  # no test rows
 
 
 def read_node_table(config: DataConfig, targets: Targets, path: Path) -> Dataset:
@@ -51,7 +51,7 @@ def read_node_table(config: DataConfig, targets: Targets, path: Path) -> Dataset
     readable, usable = _replace_invalid_cells(table, made_up, config, targets)
     # The made-up row serves as the test rows, so no row of the node's table is taken for the test.
     dataset = _scaled_unless_measured(dataset_from_table(path.stem, readable, made_up, config, targets), config)
-    train_targets = dataset.train.targets
+    train_targets = dataset.train.targets  # changed in place: an absent target marks a row that is not trained on
     train_targets[torch.from_numpy(~usable)] = torch.tensor(ABSENT[targets], dtype=train_targets.dtype)
     return dataset
 
@@ -82,7 +82,8 @@ def values_beyond_bounds(config: DataConfig, path: Path) -> dict[str, int]:
     counts = {}
     for name in names:
         table.column(name, "data.bounds")  # raises if there is no such column
-        numbers, (low, high) = table.numbers(name, strict=False), config.bounds[name]
+        low, high = config.bounds[name]
+        numbers = table.numbers(name, strict=False)
         counts[name] = int(((numbers < low) | (numbers > high)).sum())
     return {name: count for name, count in counts.items() if count}
 
@@ -108,7 +109,8 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
     An input cell becomes empty, or the cell of the row ``made_up`` if ``data.missing`` refuses empty cells. In the second case the row is
     not trained on, and neither is a row without a valid target. Each row is treated independently of the others.
     """
-    columns, usable = dict(table.columns), np.ones(len(table), dtype=bool)  # below, ``fits = usable`` excludes no further row
+    columns = dict(table.columns)
+    usable = every_row = np.ones(len(table), dtype=bool)
     target_names = {config.target} if isinstance(config.target, str) else set(config.target)
     for name in (column for column in made_up.columns if column != config.person):
         cells = table.column(name, "data.target" if name in target_names else "data.columns")
@@ -122,21 +124,22 @@ def _replace_invalid_cells(table: Table, made_up: Table, config: DataConfig, tar
             columns[name] = np.where(fits, numbers, made_up.columns[name][0])
         elif name in config.dates:
             is_date = ~np.isnan(table.numbers(name, kind="dates", strict=False))
-            fits = is_date if config.missing == "refuse" else usable
+            fits = is_date if config.missing == "refuse" else every_row
             columns[name] = np.where(is_date, cells, made_up.columns[name][0] if config.missing == "refuse" else "").astype(object)
         elif name in config.bounds:
             numbers = table.numbers(name, strict=False)
-            fits = ~np.isnan(numbers) if config.missing == "refuse" else usable
+            fits = ~np.isnan(numbers) if config.missing == "refuse" else every_row  # else NaN stays, as an empty cell
             columns[name] = np.where(fits, numbers, made_up.columns[name][0])
         elif name == config.text:
             columns[name] = cells if cells.dtype == object else np.array(column_words(table, name), dtype=object)
-            fits = usable
+            fits = every_row
         elif name in config.categories:
-            categories, words = set(map(canonical_word, config.categories[name])), column_words(table, name, values=config.categories[name])
+            categories = set(map(canonical_word, config.categories[name]))
+            words = column_words(table, name, values=config.categories[name])
             columns[name] = np.array([word if canonical_word(word) in categories else "" for word in words], dtype=object)
-            fits = usable
+            fits = every_row
         else:
-            fits = usable
+            fits = every_row
         usable = usable & fits
     return replace(table, columns=columns), usable
 
@@ -188,7 +191,8 @@ def _made_up_columns(config: DataConfig, targets: Targets) -> Iterator[tuple[str
 
 def _made_up_target(name: str, config: DataConfig, targets: Targets) -> Column:
     """Return one made-up cell of the target column ``name``, or raise if the settings do not say which values it may have."""
-    has_classes, is_time = targets in ("class", "ordered"), targets == "survival" and name == config.target_names[0]
+    has_classes = targets in ("class", "ordered")
+    is_time = targets == "survival" and name == config.target_names[0]
     if has_classes and not config.classes:
         raise ConfigError("data.classes is empty, but the server cannot see the nodes' tables: list the classes in data.classes")
     if (targets in ("number", "count") or (is_time and not config.cut_points)) and name not in config.bounds:

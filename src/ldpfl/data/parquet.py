@@ -49,6 +49,7 @@ def read_parquet(path: Path, data: bytes, only: Collection[str] | None, *, names
         if not names_shown:  # "from None" hides the library's error, which may name a column
             raise DataError(f"{path} cannot be read as Parquet ({type(error).__name__})") from None
         raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    # No cell of a nested column can be read. Lists become columns of objects, since pandas would guess one type from all cells.
     columns = {field.name: _cells(table.column(field.name)) if field.name in flat else [None] * metadata.num_rows for field in fields}
     return pandas.DataFrame(
         {name: pandas.Series(cells, dtype="object" if isinstance(cells, list) else None) for name, cells in columns.items()}

@@ -79,7 +79,7 @@ def partition(
     - ``dirichlet`` (section VII-B6, Distribution II): the private label is divided over the others by a Dirichlet
       distribution of its own. The implementation that the paper cites also gives nothing more to a client that has its
       mean share already, and redraws until no client has too few samples; this one does neither.
-    - ``quantity`` (not in the paper): one draw of proportions, of the private label without client 0.
+    - ``quantity`` (not in the paper): one draw of proportions for all labels. For the private label, client 0's proportion is set to 0.
 
     The settings are read from the paper's text with high confidence; how its sizes were made equal is not written there.
 
@@ -95,7 +95,7 @@ def partition(
     if isolated is not None:
         _check_isolation(labels, clients, isolated)
         shares = _shares_with_isolation(labels, clients, generator, scheme, alpha, labels_per_client, isolated)
-        _give_curious_client_a_sample(shares, labels != isolated.label)
+        _give_curious_client_a_sample(shares, labels != isolated.label)  # first, since it may not get a sample of the private label
         return _give_empty_clients_a_sample(shares)
     match scheme:
         case "iid":
@@ -131,8 +131,9 @@ def partition_by_name(
     if scheme == "quantity":
         _check_alpha("alpha", alpha)
     shares = _dirichlet(generator, alpha, clients) if scheme == "quantity" else np.full(clients, 1 / clients)
-    ends = np.cumsum(shares / shares.sum())
-    owners = np.searchsorted(ends[:-1], uniform_by_name(names, f"client {seed}"), side="right")
+    # Each client gets an interval of [0, 1) as long as its share. The last interval's end is left out: rounding may move it below 1.
+    ends = np.cumsum(shares / shares.sum())[:-1]
+    owners = np.searchsorted(ends, uniform_by_name(names, f"client {seed}"), side="right")
     parts = Division.by_owner(owners, clients)
     if empty := int((parts.sizes == 0).sum()):
         advice = "fewer clients, or a larger data.alpha" if scheme == "quantity" else "fewer clients"
@@ -255,7 +256,7 @@ def _equal_parts_by_label(
     """Give each client equally many samples of ``labels_per_client`` labels. Client 0, the attacker, gets none of the ``private`` label."""
     present = np.unique(labels)
     if not 2 <= labels_per_client <= present.size:
-        raise ConfigError(f"labels_per_client is {labels_per_client}, expected 2 to {present.size}, because one of the labels is private")
+        raise ConfigError(f"data.labels_per_client is {labels_per_client}, expected 2 to {present.size}, since one label is private")
     holders = _label_holders(labels[labels != private], clients, labels_per_client - 1, generator)
     labels_by_client = [[label for label in holders if holders[label][client]] for client in range(clients)]
     for client, client_labels in enumerate(labels_by_client):
@@ -294,11 +295,12 @@ def _take_turns(stock: dict[int, list[int]], labels_by_client: Sequence[Sequence
 
 
 def _give_curious_client_a_sample(shares: list[Indices], allowed: NDArray[np.bool_]) -> None:
-    """Give the attacker, client 0, if it has no sample, one of the ``allowed`` samples (a mask) from the client that has most of them."""
+    """If client 0, the attacker, has no sample, give it one that the mask ``allowed`` marks, of the client that has most of these."""
     if shares[CURIOUS_CLIENT].size == 0:
         donor = max(range(len(shares)), key=lambda other: np.count_nonzero(allowed[shares[other]]))
         moved = np.flatnonzero(allowed[shares[donor]])[-1:]
-        shares[CURIOUS_CLIENT], shares[donor] = shares[donor][moved], np.delete(shares[donor], moved)
+        shares[CURIOUS_CLIENT] = shares[donor][moved]
+        shares[donor] = np.delete(shares[donor], moved)
 
 
 def _dirichlet(generator: np.random.Generator, alpha: float, clients: int) -> NDArray[np.float64]:
@@ -313,7 +315,8 @@ def _dirichlet(generator: np.random.Generator, alpha: float, clients: int) -> ND
 
 def _split_by_shares(order: Indices, proportions: NDArray[np.float64]) -> list[Indices]:
     """Cut ``order``, shuffled sample indices, into consecutive parts of the given ``proportions``, which need not sum to 1."""
-    cuts = np.floor(np.cumsum(proportions / proportions.sum())[:-1] * order.size + 0.5).astype(np.int64)
+    ends = np.cumsum(proportions / proportions.sum())[:-1]  # without the last part's end, at which nothing is cut
+    cuts = np.floor(ends * order.size + 0.5).astype(np.int64)  # rounded to the nearest sample
     return np.split(order, cuts)
 
 
@@ -335,13 +338,13 @@ def _divide_by_label(
 def _label_holders(
     labels: NDArray[np.int64], clients: int, labels_per_client: int, generator: np.random.Generator
 ) -> dict[int, NDArray[np.float64]]:
-    """Return for each label an array (clients,) that is 1 for the clients that hold the label, and else 0.
+    """Return for each label an array (clients,) of 1 for the clients that hold the label, and else 0, to serve as proportions.
 
     Every client holds ``labels_per_client`` distinct labels, and every label is held by about equally many clients.
     """
     present = np.unique(labels)
     if not 1 <= labels_per_client <= present.size:
-        raise ConfigError(f"labels_per_client is {labels_per_client}, expected 1 to {present.size}")
+        raise ConfigError(f"data.labels_per_client is {labels_per_client}, expected 1 to {present.size}, the number of labels in the data")
     holders = {int(label): np.zeros(clients) for label in present}
     holder_counts = np.zeros(present.size)
     for client in generator.permutation(clients):
@@ -354,9 +357,10 @@ def _label_holders(
 
 
 def _give_empty_clients_a_sample(shares: list[Indices]) -> Division:
-    """Give each client without samples one sample of the client that holds most, and return the division."""
+    """Give each client without samples one sample of the client that holds most, in place, and return the division."""
     for client, share in enumerate(shares):
         if share.size == 0:
             donor = max(range(len(shares)), key=lambda other: shares[other].size)
-            shares[client], shares[donor] = shares[donor][-1:], shares[donor][:-1]
+            shares[client] = shares[donor][-1:]
+            shares[donor] = shares[donor][:-1]
     return Division.of(shares)

@@ -90,7 +90,7 @@ def normalise_text(text: str) -> str:
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each of ``names``, which depends only on that name and the public ``label``.
 
-    The number is made of 53 bits of a SHA-256. Numbers of one name under different labels are independent of each other.
+    The number is made of 53 bits of a SHA-256, as many as a float holds. One name's numbers under different labels are independent.
     """
     number_by_name: dict[str, float] = {}
 
@@ -168,7 +168,8 @@ class Persons:
         is padded with copies of its first row, for which the mask is 0.
         """
         numbers = persons.cpu().numpy()
-        counts, places = self.counts[numbers][:, None], np.arange(self.most)
+        counts = self.counts[numbers][:, None]
+        places = np.arange(self.most)
         rows_used_before = np.where(counts > self.most, (round_number - 1) * self.most, 0)
         is_real = places < counts
         place_in_person = np.where(is_real, (rows_used_before + places) % counts, 0)

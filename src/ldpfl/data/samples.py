@@ -111,6 +111,7 @@ def normalise(inputs: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
     """Turn uint8 pixels (..., C, H, W) into float32 with the given channel ``mean`` and ``std``; other ``inputs`` stay as they are."""
     if inputs.dtype != torch.uint8:
         return inputs
+    # (pixel / 255 - mean) / std as one product and one difference, which work in place
     scale = torch.tensor([1 / (255 * s) for s in std], device=inputs.device).view(-1, 1, 1)
     shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)], device=inputs.device).view(-1, 1, 1)
     return inputs.float().mul_(scale).sub_(shift)
@@ -126,7 +127,8 @@ class Division(Sequence[Places]):
 
     Attributes:
         places: (N,) sample indices of all clients.
-        starts, sizes: (K,) where each client's indices begin in ``places``, and how many it has.
+        starts: (K,) position in ``places`` at which the indices of each of the K clients begin.
+        sizes: (K,) number of indices of each client.
     """
 
     places: Places
@@ -139,7 +141,8 @@ class Division(Sequence[Places]):
         if isinstance(parts, Division):
             return parts
         sizes = np.array([part.size for part in parts], dtype=np.int64)
-        return cls(np.concatenate([np.empty(0, dtype=np.int64), *parts]), np.cumsum(sizes) - sizes, sizes)
+        places = np.concatenate([np.empty(0, dtype=np.int64), *parts])  # the empty array allows that there are no parts
+        return cls(places, np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
     def equal(cls, places: Places, clients: int) -> Division:
@@ -151,7 +154,7 @@ class Division(Sequence[Places]):
     def by_owner(cls, owners: Places, clients: int) -> Division:
         """Return the division in which sample i belongs to client ``owners[i]``, or to no client if that is -1."""
         sizes = np.bincount(owners[owners >= 0], minlength=clients)
-        without_owner = len(owners) - int(sizes.sum())  # their owner is -1, so they come first in the order
+        without_owner = len(owners) - int(sizes.sum())  # samples of owner -1, which come first in the order
         return cls(owners.argsort(kind="stable"), without_owner + np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
@@ -186,7 +189,7 @@ class Division(Sequence[Places]):
         return self._table(np.arange(len(self)))
 
     def _table(self, clients: Places) -> tuple[Places, NDArray[np.bool_]]:
-        """Return the rows of :meth:`table` for ``clients`` (k,) alone, padded only to the largest size of these clients."""
+        """Return the rows of :meth:`table` for ``clients`` (k,) alone, padded only to the largest size of these k clients."""
         sizes = self.sizes[clients, None]
         columns = np.arange(int(sizes.max(initial=0)))
         is_real = columns < sizes

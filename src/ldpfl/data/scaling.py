@@ -73,6 +73,8 @@ _MAX_BIN_SHARE = 0.95
 """Share of a target's rows in one bin of its last histogram above which the target gets a note that it was not seen to vary."""
 _MIN_MEAN = 1e-3
 """Smallest initial mean of a count, in units of its spread, and smallest initial hazard."""
+_MAX_HAZARD = 0.9
+"""Largest initial hazard. A hazard of 1 would have infinite log odds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +106,9 @@ class Histogram:
         A bin is kept if its count stands out from the noise, or if a neighbour's does.
 
         Args:
-            bins: number of bins in all histograms of the table. The threshold is such that in all of them hardly ever an empty bin
-                stands out.
-            together: whether the bins between the first and the last bin that stand out are kept too.
+            bins: number of bins in all histograms of the table. The more there are, the higher the threshold is, so that hardly ever any
+                empty bin among them stands out.
+            together: whether all bins between the first and the last one that stand out are kept too.
         """
         # A normal quantile of the noise. Without noise, a count of at least 1 stands out.
         threshold = max(-float(ndtri(_FALSE_ALARM / bins)) * self.noise, 0.5)
@@ -114,7 +116,8 @@ class Histogram:
         if not above_noise.size:
             return None
         is_kept = np.zeros(self.counts.size, dtype=bool)
-        for first, last in [(above_noise[0], above_noise[-1])] if together else [(bin_, bin_) for bin_ in above_noise]:
+        ranges = [(above_noise[0], above_noise[-1])] if together else [(index, index) for index in above_noise]
+        for first, last in ranges:
             is_kept[max(0, first - 1) : last + 2] = True  # with a neighbour on either side
         return replace(self, counts=np.where(is_kept, np.maximum(self.counts, 0.0), 0.0))
 
@@ -130,7 +133,7 @@ def first_edges(column: Unscaled) -> Floats:
     near_zero = width / 16.0 ** np.arange(1, _EXTRA_BINS_NEAR_ZERO + 1)
     near_zero = np.concatenate([-near_zero, near_zero])
     near_zero = near_zero[(near_zero > low) & (near_zero < high)]
-    beyond = np.concatenate([-_POWERS[::-4], _POWERS[::4]])
+    beyond = np.concatenate([-_POWERS[::-4], _POWERS[::4]])  # every fourth power of two: these bins are wide
     # A target has no bins beyond its bounds.
     beyond = beyond[(beyond < low - width) | (beyond > high + width)] if column.place is not None else beyond[:0]
     return np.unique(np.concatenate([np.linspace(low, high, _MAX_BINS + 1), near_zero, beyond]))
@@ -141,9 +144,10 @@ def next_edges(histogram: Histogram) -> Floats:
     below = histogram.cumulative()
     if below is None:
         return histogram.edges
-    first = int(np.flatnonzero(np.diff(below) > 0)[0])
+    first = int(np.flatnonzero(np.diff(below) > 0)[0])  # the first bin with rows, whose lower edge becomes the first new edge
     rows = np.maximum(histogram.counts, 0.0).sum()
     bins = int(np.clip(rows / max(_MIN_BIN_SIGNAL * histogram.noise, 1e-9), _MIN_BINS, _MAX_BINS))  # 1e-9: the noise may be 0
+    # Each new edge is the quantile of one of these shares, interpolated within the old bin in which it lies.
     shares = np.minimum(np.linspace(0, 1, bins + 1)[1:], below[-1])
     ends = np.searchsorted(below, shares)  # edges at which bins with rows end, so the division below is not by 0
     within_bin = (shares - below[ends - 1]) / (below[ends] - below[ends - 1])
@@ -164,8 +168,9 @@ def quantile_knots(histogram: Histogram) -> Knots | None:
         return None
     shares, edges = np.diff(below), histogram.edges
     deviates = ndtri(np.clip(below[:-1] + shares / 2, _TAIL, 1 - _TAIL))
-    deviates -= shares @ deviates
-    low, high = (deviates[0] - (deviates[1] - deviates[0]) / 2, deviates[-1] + (deviates[-1] - deviates[-2]) / 2)
+    deviates -= shares @ deviates  # makes the mean over the rows 0
+    low = deviates[0] - (deviates[1] - deviates[0]) / 2
+    high = deviates[-1] + (deviates[-1] - deviates[-2]) / 2
     values = np.concatenate([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     knots = tuple(values.tolist()), (float(low), *deviates.tolist(), float(high))
     return _straight_line(knots) or knots
@@ -189,7 +194,8 @@ def is_scale_unreliable(histograms: Sequence[Histogram], knots: Knots) -> bool:
     It is unreliable if the ``histograms`` hold hardly more rows than noise, or do not show enough variance. Each histogram gives a lower
     bound on the variance, and the best bound counts. The two values of a 0/1 column, for example, lie in different bins of one histogram.
     """
-    rows, noise = np.maximum(histograms[-1].counts, 0.0).sum(), histograms[-1].noise
+    rows = np.maximum(histograms[-1].counts, 0.0).sum()
+    noise = histograms[-1].noise
     if noise == 0:  # exact counts give a reliable scale
         return False
     return bool(rows < _MIN_COLUMN_SIGNAL * noise) or max(_least_variance(histogram, knots) for histogram in histograms) < _MIN_VARIANCE
@@ -206,10 +212,12 @@ def _least_variance(histogram: Histogram, knots: Knots) -> float:
     For a candidate mean, each row contributes the squared distance of the mean from the row's bin. A margin for the noise is subtracted.
     The bound is the minimum over the candidate means.
     """
-    rows, edge_deviates = np.maximum(histogram.counts, 0.0), np.interp(histogram.edges, *knots)
+    rows = np.maximum(histogram.counts, 0.0)
+    edge_deviates = np.interp(histogram.edges, *knots)
     means = _CANDIDATE_MEANS[:, None]
     distances = np.maximum(np.maximum(edge_deviates[:-1] - means, means - edge_deviates[1:]), 0.0)  # 0 within a bin
     squares = distances**2
+    # The counts' noises are independent, so the noise of the sum below has this standard deviation, times _VARIANCE_MARGIN.
     margin = _VARIANCE_MARGIN * histogram.noise * np.sqrt((squares[:, rows > 0] ** 2).sum(axis=1))
     return float(((squares @ rows - margin) / rows.sum()).min())
 
@@ -346,7 +354,8 @@ def cuts_from_histogram(
     Raises:
         DataError: there are neither cut points nor bounds, and noise hides the quantiles.
     """
-    cuts, below = cuts_from_settings(dataset, bounds), None if histogram is None else histogram.cumulative()
+    cuts = cuts_from_settings(dataset, bounds)
+    below = None if histogram is None else histogram.cumulative()
     if histogram is None or below is None:
         if not cuts:
             raise DataError(f"the noise was too large to measure the times: set data.cut_points, add rows, or raise epsilon{remedy}")
@@ -377,7 +386,7 @@ def estimate_hazards(ended: Sequence[float], events: float) -> tuple[float, ...]
     """
     shares = np.asarray(ended)
     at_risk = 1 - np.cumsum(shares) + shares  # share of times that reach the interval's beginning
-    estimates = np.clip(events * shares / np.maximum(at_risk, _MIN_MEAN), _MIN_MEAN, 0.9)
+    estimates = np.clip(events * shares / np.maximum(at_risk, _MIN_MEAN), _MIN_MEAN, _MAX_HAZARD)
     return tuple(estimates.tolist())
 
 
@@ -426,7 +435,7 @@ def scaled_by_bounds(dataset: Dataset) -> Dataset:
     """
     numbers = [column for column in dataset.unscaled if not column.classes]
     is_survival = target_kind(dataset) == "survival"
-    for column in numbers:
+    for column in numbers:  # the time of survival needs no bounds if cut points are set
         if column.bounds is None and not (is_survival and column.place is None and configured_cut_points(dataset)):
             raise DataError(f"the column {column.name!r} has no bounds, and this run does not measure them: add it to data.bounds")
     knots = [bounds_knots(column.bounds) for column in numbers if column.place is not None and column.bounds is not None]

@@ -147,7 +147,7 @@ class DataConfig(BaseModel):
             return given
         pairs = {name: pair for name, pair in bounds.items() if isinstance(pair, list)}
         days = {name: [_day(value) for value in pair] for name, pair in pairs.items()}
-        date_columns = [name for name, pair in pairs.items() if days[name] != pair]
+        date_columns = [name for name, pair in pairs.items() if days[name] != pair]  # a bound was converted, so it was a date
         named_dates = given.get("dates", [])
         if not date_columns or not isinstance(named_dates, list):
             return given

@@ -50,7 +50,6 @@ _HEADER_HINT = "(is its first line a header?)"
 Column = NDArray[Any]
 """Cells (N,) of a column: float64 with NaN for an empty cell, or texts with "" for an empty cell."""
 
-
 _BOOLEANS = {"true": 1.0, "false": 0.0}
 """Cells that are numbers in a column of numbers: a CSV file has these words where a Parquet file or a frame has booleans."""
 
@@ -102,13 +101,13 @@ class Table:
         if name not in self.columns and not self.names_shown:
             raise DataError(f"the table has no column {shown(name)}, which {setting} names {_HEADER_HINT}")
         if name not in self.columns:
+            hint = did_you_mean(name, self.columns)
             names = list(map(str.strip, name.split(",")))
-            listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
-            hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}" if self.columns.keys() >= set(names) else ""
+            if self.columns.keys() >= set(names):
+                listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
+                hint = f"for several columns give a list, --set '{setting}=[{listed}]'{if_several}"
             by_file = _CLIENT_BY_FILE.format(name=name) if self.in_several_files and setting in _CLIENT_SETTINGS else ""
-            raise DataError(
-                f"{setting} names {shown(name)}, but there is no such column: {hint or did_you_mean(name, self.columns)}{by_file}"
-            )
+            raise DataError(f"{setting} names {shown(name)}, but there is no such column: {hint}{by_file}")
         return self.columns[name]
 
     def with_missing(self, words: Collection[str]) -> Table:
@@ -142,6 +141,7 @@ class Table:
         else:
             self._check_all_missing(name, column, strict=strict)
             numbers = np.full(len(column), np.nan)
+        # A word for "no value" may be a number, such as 999. It was read as a number above.
         missing_numbers = numeric_words(self.missing) if kind == "numbers" else []
         return np.where(np.isin(numbers, missing_numbers), np.nan, numbers) if missing_numbers else numbers
 
@@ -234,7 +234,10 @@ def read_table(path: Path, only: Collection[str] | None = None, *, names_shown: 
         DataError: there is no file, a file cannot be read, or the files have different columns. The message names the file and line.
     """
     files = _table_files(path)
-    tables = [(_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, only, names_shown) for file in files]
+    tables = []
+    for file in files:
+        read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
+        tables.append(read(file, only, names_shown))
     for file, other in zip(files[1:], tables[1:], strict=True):
         if list(other.columns) != list(tables[0].columns):
             difference = ", ".join(sorted(set(other.columns) ^ set(tables[0].columns))) or "in another order"
@@ -289,7 +292,7 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _read_rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
-    if delimiter != ",":
+    if delimiter != ",":  # then a comma within a cell may be a decimal comma
         columns = {name: _with_decimal_points(column, always=only is not None) for name, column in columns.items()}
     where = partial(_line_place, path, np.array(lines, dtype=np.int64))
     return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown)
@@ -391,7 +394,7 @@ def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") ->
     for name, column in table.columns.items():
         digest.update(name.encode(errors="surrogatepass"))
         digest.update(column.tobytes() if column.dtype == np.float64 else "\0".join(column).encode(errors="surrogatepass"))
-        digest.update("\0".join(map(str, table.long_numbers.get(name, ()))).encode())
+        digest.update("\0".join(map(str, table.long_numbers.get(name, ()))).encode())  # the digits that float64 rounded above
     return replace(table, digest=digest.hexdigest())
 
 
@@ -403,13 +406,14 @@ def _table_of_frame(
     Args:
         strict: whether a cell of an unsupported type is an error; else it becomes empty.
     """
+    origin = where(0).rpartition(",")[0]  # the place of a row without the row
     if not frame.columns.size:
-        raise DataError(f"there are no columns in {where(0).rpartition(',')[0]}: add some")
+        raise DataError(f"there are no columns in {origin}: add some")
     names = [str(name) for name in frame.columns]
     duplicates = [name for name, times in Counter(names).items() if times > 1]
     if duplicates:
         fault = f"are called {duplicates[0]!r}" if names_shown else "have the same name"
-        raise DataError(f"two columns {fault} in {where(0).rpartition(',')[0]}: rename one, or leave it out")
+        raise DataError(f"two columns {fault} in {origin}: rename one, or leave it out")
     labels = [f"the column {name!r}" if names_shown else f"column number {place}" for place, name in enumerate(names, start=1)]
     columns = {name: _column_of_series(frame.iloc[:, place], labels[place], where, strict=strict) for place, name in enumerate(names)}
     long_numbers = {name: cells for place, name in enumerate(names) if (cells := _long_numbers(frame.iloc[:, place])) is not None}
@@ -418,7 +422,7 @@ def _table_of_frame(
 
 
 def _rounded_floats(series: Any) -> NDArray[np.bool_]:
-    """Return which cells of a pandas series are floats that may be rounded: from 2^53 on, or 2^24 (float32), or 2^11 (float16)."""
+    """Return a mask of the cells of a pandas series that are floats that may be rounded: from 2^53 on, or 2^24 (float32), or 2^11 (float16)."""
     from pandas.api import types
 
     if types.is_float_dtype(series):
@@ -426,6 +430,7 @@ def _rounded_floats(series: Any) -> NDArray[np.bool_]:
         return np.asarray(np.abs(series.to_numpy(dtype=np.float64, na_value=np.nan)) >= max_exact)
     if types.is_numeric_dtype(series) or types.is_bool_dtype(series):
         return np.zeros(len(series), dtype=np.bool_)
+    # Any other series holds Python objects. Floats may be among them.
     return np.array([isinstance(cell, float) and abs(cell) >= MAX_EXACT for cell in series.to_numpy(dtype=object)], dtype=np.bool_)
 
 
@@ -490,7 +495,7 @@ def cell_text(value: Any) -> str:
 
 def _join_tables(parts: Sequence[Table]) -> Table:
     """Return the rows of all ``parts`` as one table. Error messages still name each row's own file."""
-    ends = np.cumsum([len(part) for part in parts])
+    ends = np.cumsum([len(part) for part in parts])  # the row after the last one of each part
 
     def where(row: int) -> str:
         part_index = int(np.searchsorted(ends, row, side="right"))

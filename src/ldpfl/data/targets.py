@@ -154,7 +154,7 @@ def _label_targets(table: Table, name: str) -> Tensor:
     values = table.numbers(name)
     wrong_rows = np.flatnonzero((values != 0) & (values != 1))
     if wrong_rows.size:
-        raise DataError(f"{_describe_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1")
+        raise DataError(f"{_describe_rows(table, wrong_rows)}: the label in the column {name!r} must be 0 or 1: correct or remove the row")
     return torch.from_numpy(values.astype(np.float32))
 
 
@@ -188,7 +188,7 @@ def _check_only_numbers(table: Table, name: str, reader: Callable[[str], float],
 def _describe_rows(table: Table, rows: NDArray[np.int64]) -> str:
     """Return the places of the first few ``rows``, such as "a.csv, line 2, line 7", and how many others there are, for a message."""
     first, *further = (table.where(int(row)) for row in rows[:_MAX_NAMED])
-    file = first.rpartition(", ")[0]
+    file = first.rpartition(", ")[0]  # "a.csv" of "a.csv, line 2"; the message names it once
     listed = ", ".join([first, *(place.removeprefix(f"{file}, ") for place in further)])
     return f"{listed} and {counted(len(rows) - _MAX_NAMED, 'other')}" if len(rows) > _MAX_NAMED else listed
 
@@ -200,12 +200,13 @@ _MAX_NAMED = 5
 def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> ReadTargets:
     """Return the number of each row's class (N,), in the order of ``data.classes`` or else of the classes in the first table."""
     numeric = all(table.is_numeric(name) for table in tables) and not config.classes  # then 1 and 1.0 are the same class
-    if numeric:  # before other cells, such as <0.5: among measurements they are no classes
+    if numeric:
+        # First, so that a column of measurements gets the advice on quantities, and not a message on a cell such as <0.5.
         numbers = tables[0].numbers(name, strict=False)
         if (count := np.unique(numbers[~np.isnan(numbers)]).size) > _MAX_NUMERIC_CLASSES:
             check_number_of_classes(name, count, numeric=True)
-    for table in tables if numeric else ():
-        _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
+        for table in tables:
+            _check_only_numbers(table, name, float, "correct the row, leave it out, or name all classes, --set 'data.classes=[\"0\", ...]'")
     words = [column_words(table, name, numeric=numeric, values=config.classes) for table in tables]
     classes = list(config.classes) or _classes_in(tables[0], name, words[0])
     for table, table_words in zip(tables, words, strict=True):
@@ -216,10 +217,10 @@ def _class_targets(tables: Sequence[Table], name: str, config: DataConfig) -> Re
     for table, table_words in zip(tables, words, strict=True):
         for row, word in enumerate(table_words):
             if word not in class_numbers:
-                listed = f"in data.classes, expected one of {', '.join(classes[:10])}"
-                problem = (
-                    listed if config.classes else "a class of the training rows: list all classes in data.classes, or leave the row out"
-                )
+                if config.classes:
+                    problem = f"in data.classes, expected one of {', '.join(classes[:10])}"
+                else:
+                    problem = "a class of the training rows: list all classes in data.classes, or leave the row out"
                 raise DataError(f"{table.where(row)}: the class in the column {name!r} is not {problem}")
         targets.append(torch.tensor([class_numbers[word] for word in table_words]))
     notes = () if config.classes else (_NOTE_ON_CLASSES.format(name=name, some=", ".join(classes[:5])), *_note_on_case(name, classes))
@@ -237,8 +238,9 @@ def _note_on_whole_numbers(name: str, classes: Sequence[str]) -> tuple[str, ...]
 
     The first ones must be consecutive numbers from 0 or 1. Larger counts are rare, so there may be gaps between them.
     """
-    first = [str(number + (classes[0] == "1")) for number in range(_MIN_COUNTS)]
-    if list(classes[:_MIN_COUNTS]) != first or not all(word.isdecimal() for word in classes):
+    start = 1 if classes[0] == "1" else 0
+    expected = [str(number) for number in range(start, start + _MIN_COUNTS)]
+    if list(classes[:_MIN_COUNTS]) != expected or not all(word.isdecimal() for word in classes):
         return ()
     return (
         f"the target {name!r} has {len(classes)} different values, the whole numbers from {classes[0]} to {classes[-1]}, taken as "
@@ -271,7 +273,7 @@ def _classes_in(table: Table, name: str, words: Sequence[str]) -> list[str]:
     An empty word, which is a missing value, is no class.
     """
     classes = sorted({*words} - {""}, key=natural_key)
-    if len(classes) > 1 or "" not in words:
+    if len(classes) > 1 or "" not in words:  # one class and empty cells: the caller's message on empty cells is more useful
         check_number_of_classes(name, len(classes), numeric=table.is_numeric(name))
     return classes
 
@@ -323,5 +325,5 @@ def _token_targets(table: Table, config: DataConfig) -> Tensor:
     """Return the next byte at each position of each text as a token (N, length), and ``NO_TOKEN`` after the end."""
     if not config.text:
         raise ConfigError("a language model is trained on texts: name their column in data.text")
-    next_bytes = texts_as_bytes(table.column(config.text, "data.text"), config.length)[:, 1:]
-    return torch.where(next_bytes == 0, NO_TOKEN, next_bytes)
+    next_bytes = texts_as_bytes(table.column(config.text, "data.text"), config.length)[:, 1:]  # without the mark of the start
+    return torch.where(next_bytes == 0, NO_TOKEN, next_bytes)  # 0 is padding

@@ -35,7 +35,7 @@ def tokenize(texts: Sequence[str], tokenizer: str, length: int) -> dict[str, Ten
 
 
 def vocabulary_size(tokenizer: str) -> int:
-    """Return the number of tokens: the largest token's number plus one.
+    """Return the largest token's number plus one, which is the number of embeddings that a model needs. Numbers may have gaps.
 
     Raises:
         ConfigError: as :func:`tokenize`.

@@ -54,10 +54,11 @@ def load_user_data(config: DataConfig, targets: Targets, data: object = None) ->
 
 
 @lru_cache(maxsize=2)
-def _load_files(config_json: str, targets: Targets, paths: tuple[Path, ...], stamps: tuple[object, ...]) -> Dataset:
+def _load_files(config_json: str, targets: Targets, paths: tuple[Path, ...], file_states: tuple[object, ...]) -> Dataset:
     """Read and encode the files at ``paths``. A second file, if there is one, holds test data.
 
-    A run reads its data twice, for its checks and for training. ``stamps`` only serve the cache: changed files are read again.
+    The cache serves a run, which needs its data twice: for its checks and for training. ``file_states`` is only a part of the cache's
+    key, so that changed files are read again.
     """
     config = DataConfig.model_validate_json(config_json)
     if holds_images(paths[0]):
@@ -112,17 +113,18 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
         _check_unused(config, "a PyTorch data set", unused_settings)
         return _dataset_of_pairs(data, targets)
     if targets == "tokens" and _are_tokens(data):
-        data = (data, None)
+        data = (data, None)  # the next tokens become the targets, below
     if isinstance(data, Sequence) and not isinstance(data, str | bytes) and len(data) == 2:
         given_inputs, given_targets = data
         _check_unused(config, "a pair of inputs and targets", unused_settings)
-        is_named = isinstance(given_inputs, Mapping)
-        named_inputs = {name: _number_tensor(part, "inputs") for name, part in (given_inputs if is_named else {"": given_inputs}).items()}
-        inputs: Inputs = named_inputs if is_named else named_inputs[""]
-        are_next_tokens = given_targets is None and targets == "tokens"
-        return _dataset_of_tensors(
-            inputs, next_token_targets(inputs) if are_next_tokens else _number_tensor(given_targets, "targets"), targets
-        )
+        inputs: Inputs
+        if isinstance(given_inputs, Mapping):
+            inputs = {name: _number_tensor(part, "inputs") for name, part in given_inputs.items()}
+        else:
+            inputs = _number_tensor(given_inputs, "inputs")
+        if given_targets is None and targets == "tokens":
+            return _dataset_of_tensors(inputs, next_token_targets(inputs), targets)
+        return _dataset_of_tensors(inputs, _number_tensor(given_targets, "targets"), targets)
     raise ConfigError(
         f"data are {_kind_of(data)}, which cannot be used: give a file, a folder, a pandas data frame, a pair (inputs, targets), "
         f"a PyTorch data set of such pairs, or an ldpfl.data.Dataset{_conversion_hint(data)}"
@@ -132,10 +134,12 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
 def _dataset_of_tables(name: str, train: Table, test: Table | None, config: DataConfig, targets: Targets) -> Dataset:
     """Return the data set of a user's own tables, with notes on faults in their cells, and with columns that give the target away."""
     dataset = dataset_from_table(name, train, test, config, targets)
-    rows, resolved = train.with_missing(config.missing_words), config if dataset.encoder is None else dataset.encoder.data
-    whose = {"person": config.person, "client": config.client}  # an encoder does not keep them
-    dataset = dataset.with_notes(*notes_on_cells(rows, resolved.model_copy(update=whose)))
-    if dataset.encoder is None:  # texts for a language model
+    rows = train.with_missing(config.missing_words)
+    # An encoder's settings state the kind of each column, but neither person nor client. Texts for a language model have no encoder.
+    resolved = config if dataset.encoder is None else dataset.encoder.data
+    with_owners = resolved.model_copy(update={"person": config.person, "client": config.client})
+    dataset = dataset.with_notes(*notes_on_cells(rows, with_owners))
+    if dataset.encoder is None:
         return dataset
     return replace(dataset, leaks=find_leaks(rows, resolved, targets))
 
@@ -188,7 +192,7 @@ _AS_PAIR = "with pairs = list(data), give (torch.stack([x for x, _ in pairs]), t
 
 def _is_sorted_by_class(data: Any) -> bool:
     """Return whether ``data`` is torchvision's ImageFolder, or a subset or concatenation of some. Its samples are sorted by class."""
-    inner = [data.dataset] if hasattr(data, "dataset") else list(getattr(data, "datasets", ()))
+    inner = [data.dataset] if hasattr(data, "dataset") else list(getattr(data, "datasets", ()))  # of a subset, or a concatenation
     return (hasattr(data, "class_to_idx") and hasattr(data, "samples")) or any(map(_is_sorted_by_class, inner))
 
 
@@ -220,8 +224,9 @@ def _number_tensor(values: object, what: str) -> Tensor:
 
 
 _TABLE_SETTINGS = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
+"""Settings that only tables use."""
 _FILE_SETTINGS = ("target", "client", "classes", "test_path")
-"""Settings that only tables use; and further settings that data passed as tensors do not use either."""
+"""Settings that tables or images use, but not data that are passed as tensors."""
 
 
 def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
@@ -236,12 +241,14 @@ def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:
     """Return the data set of a user's own images. Without test images, about a fifth of the images become test images."""
     name = Path(config.path).name if config.path else config.name
     notes = () if config.classes else (_class_note(pictures.classes),)
-    parts, train = list(pictures.parts), pictures.parts[0]
-    is_test = np.zeros(len(train), dtype=bool)
+    parts = list(pictures.parts)
+    train = parts[0]
+    is_test = np.zeros(len(train), dtype=bool)  # none of these images, if there is a second part for the test
     if len(parts) == 1:
         is_test = held_out(len(train), TEST_SHARE) if pictures.identities is None else held_out_by_file_name(pictures.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
-    dataset = replace(_dataset_of_splits(name, parts, notes, outputs=len(pictures.classes) or None), classes=pictures.classes)
+    outputs = len(pictures.classes) or None  # None: the classes have no names, so the targets decide
+    dataset = replace(_dataset_of_splits(name, parts, notes, outputs=outputs), classes=pictures.classes)
     owners = Owners() if pictures.owners is None else _owners_of_images(pictures.owners, is_test)
     return replace(dataset, **owners._asdict(), identities=None if pictures.identities is None else pictures.identities[~is_test])
 
@@ -261,7 +268,7 @@ def _class_note(classes: Sequence[str]) -> str:
     """Return the note that the names of the ``classes`` were taken from the data; if they have no names, the note is on their number."""
     if not classes:
         return _COUNT_NOTE
-    examples = ", ".join(classes[:5]) + ", ..." * (len(classes) > 5)
+    examples = ", ".join([*classes[:5], "..."] if len(classes) > 5 else classes)
     return printable(
         f"the names of the classes ({examples}) were taken from the data as if they were public. Results and published files show them: "
         "if it is secret which of them occur, list all classes in data.classes"
@@ -317,8 +324,8 @@ def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets)
     if targets in PARALLEL:
         raise ConfigError("task.name is 'ordinal' or 'survival', which need a table: give a data frame or a file, and data.target")
     inputs, target_values = map_tensors(_with_sample_dtype, inputs), target_values.detach()
-    tokens = any(part.dtype == torch.int64 for part in tensors_by_name(inputs).values())
-    notes = (_COUNT_NOTE,) if targets in ("class", "tokens") or tokens else ()
+    has_tokens = any(part.dtype == torch.int64 for part in tensors_by_name(inputs).values())
+    notes = (_COUNT_NOTE,) if targets in ("class", "tokens") or has_tokens else ()
     if not bool(target_values.isfinite().all()):
         raise DataError("targets contain NaN or infinity: leave such samples out")
     if targets == "class" and target_values.dim() != 1:
@@ -391,9 +398,8 @@ def _dataset_of_splits(
     vocabulary_sizes = {key: 1 + max(int(part.max()), int(test_inputs[key].max())) for key, part in tokens.items()}
     vocabulary = vocabulary_sizes if isinstance(train.inputs, Mapping) else vocabulary_sizes.get("")
     # One mean and one deviation for all channels, since images may differ in their number of channels.
-    mean, std = (
-        ((_PIXEL_MEAN,), (_PIXEL_STD,)) if any(part.dtype == torch.uint8 for part in tensors_by_name(train.inputs).values()) else ((), ())
-    )
+    has_images = any(part.dtype == torch.uint8 for part in tensors_by_name(train.inputs).values())
+    mean, std = ((_PIXEL_MEAN,), (_PIXEL_STD,)) if has_images else ((), ())
     return Dataset(name, train, test, outputs, mean, std, digest.hexdigest()[:16], vocabulary=vocabulary, notes=notes)
 
 

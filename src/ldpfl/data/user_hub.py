@@ -79,7 +79,7 @@ def _splits(origin: str, *, is_local: bool, one_class: bool = False) -> dict[str
             no_retries = datasets.DownloadConfig(max_retries=0)
             cache = folder if is_local else None
             source, arguments = _source(Path(origin), one_class=one_class) if is_local else (origin, {})
-            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": is_local or None}
+            arguments |= {"download_config": no_retries, "cache_dir": cache, "keep_in_memory": True if is_local else None}
             loaded = datasets.load_dataset(source, **arguments)
     except LdpflError:
         raise
@@ -118,18 +118,20 @@ def _source(path: Path, *, one_class: bool) -> tuple[str, dict[str, Any]]:
     files = [file for file in visible_files(path) if file.suffix.lower() in IMAGE_SUFFIXES or file.stem == "metadata"]
     if not any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         return "parquet", {"data_files": _parquet_of(path)}
-    folders = {file.relative_to(path).parts[0] for file in files}
+    folders = {file.relative_to(path).parts[0] for file in files}  # with the names of files that lie in ``path`` itself
     has_splits = "train" in folders and folders <= {"train", "test"} and all((path / name).is_dir() for name in folders)
     if not has_splits:
         check_one_split((Path(name) for name in folders if (path / name).is_dir()), path)
-    folder_by_split = {name: path / name for name in sorted(folders, reverse=True)} if has_splits else {"train": path}
+    folder_by_split = {name: path / name for name in sorted(folders, reverse=True)} if has_splits else {"train": path}  # train first
     paths = {split: [escape(str(file)) for file in files if file.is_relative_to(folder)] for split, folder in folder_by_split.items()}
-    folders_are_classes = one_class and not any(file.stem == "metadata" for file in files)
-    return "imagefolder", {"data_files": paths, **({"drop_labels": False} if folders_are_classes else {})}
+    arguments: dict[str, Any] = {"data_files": paths}
+    if one_class and not any(file.stem == "metadata" for file in files):
+        arguments["drop_labels"] = False
+    return "imagefolder", arguments
 
 
 def _parquet_of(path: Path) -> dict[str, list[str]]:
-    """Return the Parquet files below ``path`` for the splits train and test, by the files' names; all as train if none is for training."""
+    """Return the Parquet files below ``path`` by split, train and test, without files for validation. If none is for training, all are."""
     files = [file for file in visible_files(path) if file.suffix.lower() == ".parquet"]
     if not files:
         raise DataError(f"{path} holds no images: expected a folder of images for each class, or Parquet files with images")

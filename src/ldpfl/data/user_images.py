@@ -54,6 +54,7 @@ def holds_images(path: Path) -> bool:
     import pyarrow
     from pyarrow import parquet
 
+    # A table called metadata describes images, so it is not taken for the data.
     files = [file for file in visible_files(path) if file.stem != "metadata"] if path.is_dir() else [path]
     if path.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         table = next((file for file in files if file.suffix.lower() in SUFFIXES), None)
@@ -88,6 +89,7 @@ def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) ->
     class_names = tuple(config.classes) or (tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ())
     targets: list[Tensor] = []
     for split in splits.values():
+        # The train split comes first, and the classes found there number those of the test split.
         numbers, class_names = _number_labels(_labels(split, label, origin), class_names, origin)
         targets.append(torch.tensor(numbers, dtype=torch.int64))
     inputs = [read_pixels(split, image_column(split) or image, origin) for split in splits.values()]
@@ -212,8 +214,10 @@ def _number_labels(labels: list[Any], classes: Sequence[str], origin: str) -> tu
         return labels, ()
     words = [str(label) for label in labels]
     number_of: Mapping[str, int] = {word: number for number, word in enumerate(classes or sorted(set(words)))}
-    if not number_of.keys() >= set(words):
-        raise DataError(f"{origin!r} has an image of an unknown class, expected one of {', '.join(list(number_of)[:10])}")
+    unknown = [row for row, word in enumerate(words, start=1) if word not in number_of]
+    if unknown:
+        listed = ", ".join(list(number_of)[:10])
+        raise DataError(f"the image in row {unknown[0]:,} of {origin!r} has an unknown class, expected one of {listed}: correct it")
     return [number_of[word] for word in words], tuple(number_of)
 
 

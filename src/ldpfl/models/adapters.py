@@ -86,12 +86,14 @@ def with_adapter(module: nn.Module, adapter: Adapter, targets: str, images: bool
             module.get_submodule(name).requires_grad_(True)
         return module.train()
     _check_modules(module, adapter)
-    task = None if images else "CAUSAL_LM" if targets == "tokens" else "SEQ_CLS"
-    adapted_module: nn.Module = import_library("peft").get_peft_model(module, _peft_config(adapter, task, trained_layers))
-    for name in trained_layers if adapter.kind == "prompt" else ():
-        part = adapted_module.get_submodule("base_model").get_submodule(name)
-        if not hasattr(part, "original_module"):  # of a layer with this attribute, ``peft`` trains a copy
-            part.requires_grad_(True)
+    text_task = "CAUSAL_LM" if targets == "tokens" else "SEQ_CLS"
+    config = _peft_config(adapter, None if images else text_task, trained_layers)
+    adapted_module: nn.Module = import_library("peft").get_peft_model(module, config)
+    if adapter.kind == "prompt":  # the config above lists no further trained layers for a prompt
+        for name in trained_layers:
+            part = adapted_module.get_submodule("base_model").get_submodule(name)
+            if not hasattr(part, "original_module"):  # of a layer with this attribute, ``peft`` trains a copy
+                part.requires_grad_(True)
     return adapted_module.train()
 
 
@@ -104,7 +106,7 @@ def _peft_config(adapter: Adapter, task: str | None, trained_layers: Sequence[st
         return peft.LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, **common)
     if adapter.kind == "ia3":
         # Where layers are named, ``peft`` also needs a list of those whose inputs are scaled. It is empty: outputs are scaled.
-        return peft.IA3Config(feedforward_modules=changed_layers and [], **common)
+        return peft.IA3Config(feedforward_modules=None if changed_layers is None else [], **common)
     return peft.PromptTuningConfig(num_virtual_tokens=adapter.tokens, task_type=task)
 
 
@@ -143,7 +145,7 @@ def save_adapter(module: nn.Module, folder: Path, base: str) -> None:
 
 
 def copy_adapter(folder: Path, out: Path) -> None:
-    """Write the settings and the tensors of the adapter in ``folder``, and nothing else that its files hold, to the folder ``out``.
+    """Write the settings and the tensors of the adapter in ``folder`` to the folder ``out``. Anything else in its files is left out.
 
     Raises:
         DataError: a file is missing, damaged, or no adapter's.
@@ -156,19 +158,19 @@ def copy_adapter(folder: Path, out: Path) -> None:
         check_regular(weights)
         tensors = load_file(weights)
     except (OSError, SafetensorError, ValueError) as error:
-        raise DataError(f"the adapter in {folder} is damaged: {first_line(error)}; restore it") from error
+        raise DataError(f"the adapter in {folder} is damaged: {first_line(error)}; restore the folder from a copy of the run") from error
     write_text(out / config.name, json.dumps(settings, indent=1, sort_keys=True) + "\n")
     with replace_atomically(out / weights.name) as temporary:
         save_file(tensors, temporary, {"format": "pt"})
 
 
 def is_of_transformers(module: nn.Module) -> bool:
-    """Whether ``module`` is a model of ``transformers``, or an adapter of ``peft`` around one."""
+    """Return whether ``module`` is a model of ``transformers``, or an adapter of ``peft`` around one."""
     return hasattr(module, "peft_config") or hasattr(module, "base_model_prefix")
 
 
 def has_base(module: nn.Module) -> bool:
-    """Whether ``module`` is pretrained and has frozen parameters, its base. Only its other parameters are sent and saved."""
+    """Return whether ``module`` is pretrained and has frozen parameters, its base. Only its other parameters are sent and saved."""
     return is_of_transformers(module) and not all(parameter.requires_grad for parameter in module.parameters())
 
 
@@ -219,7 +221,7 @@ def check_base(module: nn.Module, digest: str) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Let ``transformers`` print nothing within this context. Callers check for the causes of its warnings, and raise their own errors."""
+    """Keep ``transformers`` from printing within this context. Callers check for the causes of its warnings, and raise their own errors."""
     logging = import_library("transformers").utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

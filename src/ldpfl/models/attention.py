@@ -28,11 +28,11 @@ def blind_to_values(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator
     Otherwise such a part leaves out an attention mask that hides nothing. One record's padding would then change how others are rounded.
     And ``vmap``, which computes many records or clients at once, allows no decision by values. It is running if it wraps ``parameters``.
     """
-    masks: Any = sys.modules.get("transformers.masking_utils")  # not imported for this
+    masks: Any = sys.modules.get("transformers.masking_utils")  # None if nobody imported it: then ``module`` has no parts of transformers
     if masks is None or not any(type(part).__module__.startswith("transformers.") for part in module.modules()):
         yield
         return
-    if not isinstance(masks.is_tracing, _IsTracing):
+    if not isinstance(masks.is_tracing, _IsTracing):  # wrapped once for the whole process; it changes answers only within this context
         masks.is_tracing = _IsTracing(masks.is_tracing)
     within_vmap = any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters))
     token = _BY_SHAPES.set(True)

@@ -41,7 +41,7 @@ class CenteredLinear(nn.Module):
         self.weight = nn.Parameter(torch.zeros(classes, prod(shape)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        centered = inputs.flatten(1) - self.center.detach()
+        centered = inputs.flatten(1) - self.center.detach()  # the center gets no gradient
         norms = centered.norm(dim=1, keepdim=True).clamp_min(1e-6)  # a sample at the center stays near 0
         return F.linear(centered / norms, self.weight)
 

@@ -44,6 +44,7 @@ def file_bytes(module: nn.Module, example: Tensor, suffix: str) -> bytes:
 
 def _write_onnx(program: Any, path: Path) -> None:
     """Write ``program``, which ``torch.export`` made, to ``path`` as ONNX."""
+    # Imported so that a missing package raises an ImportError here, which the caller turns into advice.
     import onnx  # noqa: F401
     import onnxscript  # noqa: F401
 

@@ -85,7 +85,7 @@ class ParameterLayout:
         return {name: slice(start, stop) for name, start, stop in zip(self.names, starts, stops, strict=True)}
 
     def flatten(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Concatenate named tensors of shape (*batch, *shape) to one tensor of shape (*batch, d).
+        """Concatenate the layers ``parameters``, each of shape (*batch, *shape of the layer), to one tensor (*batch, d).
 
         Raises:
             PrivacyError: a layer is missing, unknown, or has another shape.
@@ -106,7 +106,7 @@ class ParameterLayout:
         return torch.cat(flat, dim=-1)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Cut a tensor of shape (*batch, d) into named views of shape (*batch, *shape)."""
+        """Cut a tensor of shape (*batch, d) into views by layer name, each of shape (*batch, *shape of the layer)."""
         if vector.shape[-1:] != (self.dimension,):
             raise PrivacyError(f"vector has shape {tuple(vector.shape)}, the model's layout has {self.dimension} weights")
         pieces = vector.split_with_sizes(list(self.sizes), dim=-1)
@@ -117,9 +117,10 @@ class ParameterLayout:
 def called_with(
     module: nn.Module, parameters: dict[str, Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return the outputs of ``module`` for ``arguments`` and ``named`` ones, with ``parameters`` (by layout names) instead of its own.
+    """Return the outputs of ``module`` with ``parameters`` (by layout names) instead of its own.
 
-    A model of ``transformers`` returns several tensors. Its scores are taken, see :func:`scores_in`.
+    ``arguments`` and ``named`` are the module's positional and named inputs. A model of ``transformers`` returns several tensors. Its
+    scores are taken, see :func:`scores_in`.
 
     A parameter may be an attribute of several modules, and a module may have several names. PyTorch gets one name for each attribute: with
     two names for one attribute, ``functional_call`` would not put the module's own parameter back at the end.
@@ -144,22 +145,24 @@ def called_with(
 
 def answers_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
     """Return the outputs of ``module`` for ``inputs``, with its own parameters."""
-    arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
-    return scores_in(module(*arguments, **named), *arguments, **named)
+    if isinstance(inputs, Tensor):
+        return scores_in(module(inputs), inputs)
+    return scores_in(module(**inputs), **inputs)
 
 
 def scores_in(outputs: Any, tokens: Tensor | None = None, **named: Tensor) -> Any:
     """Return the ``logits`` in the ``outputs`` of a model of ``transformers``. Outputs of any other model are returned unchanged.
 
-    The inputs of the model are ``tokens``, or ``named`` ones. A trained prompt stands before the tokens. The scores at the places of the
-    prompt predict nothing, and are left out.
+    ``tokens`` is the model's input, or its ``named`` inputs contain the tokens. A trained prompt stands before the tokens. The scores at
+    the places of the prompt predict nothing, and are left out.
     """
     logits = getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor):
         return outputs
     tokens = named.get("input_ids", tokens)
-    by_place = logits.dim() == 3 and tokens is not None and tokens.dim() == 2  # (N, T, vocabulary): scores at each token's place
-    return logits[:, -tokens.shape[1] :] if by_place and tokens is not None else logits
+    if tokens is None or tokens.dim() != 2 or logits.dim() != 3:
+        return logits
+    return logits[:, -tokens.shape[1] :]  # (N, T, vocabulary): scores at the place of each of the T tokens
 
 
 def validate_module(module: nn.Module) -> None:
@@ -181,7 +184,7 @@ def refuse_lost_in_copies(module: nn.Module) -> None:
 
 
 class _Problem(NamedTuple):
-    """A problem of a model. Its message is ``subject`` and ``problem_text``. If names must not be shown, ``nameless_subject`` comes first.
+    """A problem of a model. Its message is ``subject`` and ``problem_text``, or ``nameless_subject`` and ``problem_text`` without names.
 
     Attributes:
         subject: the layers, buffers or parameters, with their names.
@@ -198,6 +201,7 @@ def _refuse(module: nn.Module, problems: list[_Problem]) -> None:
     """Raise a :class:`PrivacyError` that lists the ``problems`` of ``module``, if there are any."""
     if problems:
         text = "; ".join(f"{problem.subject}{problem.problem_text}" for problem in problems)
+        # Without names, messages on several layers are equal. The dict keeps one of each, in order.
         advice = "; ".join(dict.fromkeys(f"{problem.nameless_subject}{problem.problem_text}" for problem in problems))
         raise PrivacyError(
             f"{type(module).__name__} cannot be trained privately: {text}", advice=f"it cannot be trained privately: {advice}"
@@ -280,7 +284,7 @@ def _adapter_problems(module: nn.Module) -> list[_Problem]:
         if isinstance(active, str):
             frozen = [name for name, weight in part.named_parameters() if active in name.split(".") and not weight.requires_grad]
             if frozen:
-                subject = f"adapter {active!r} has {len(frozen)} frozen parameters, {frozen[0]} first"
+                subject = f"adapter {active!r} has {len(frozen)} frozen parameters, such as {frozen[0]}"
                 remedy = ": load it with is_trainable=True, or create it with inference_mode=False"
                 problems.append(_Problem(subject, "an adapter is frozen", remedy))
                 break  # the modules inside it share its settings
@@ -378,5 +382,6 @@ def dropout_rates(part: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, value in vars(part).items()
+        # A bool, which is an int in Python, is a switch and no probability.
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1 and any(word in name for word in _RATES)
     )

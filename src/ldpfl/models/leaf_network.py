@@ -14,16 +14,12 @@ from ldpfl.util.packaged_tensors import packaged_tensors
 
 VARIANCE_FLOOR = (10 / 255) ** 2
 """Added to the variance of a patch's values, of 0 to 1, so that normalising does not amplify a patch of nearly one colour."""
-
 _STRIDE = 2
 """Distance of patches in pixels. With 1, a step takes four times as long."""
-
 _SPREAD = 0.25
 """Standard deviation, of values from 0 to 1, to which samples of standard deviation 1 are scaled: about that of photographs."""
-
 _FILTER_UNIT, _DIRECTION_UNIT, _HEAD_SCALE = 0.01, 0.02, 10.0
 """Factors on the weights of filters, dense layer and head. With them one learning rate and one range suit all layers."""
-
 _TINY = 1e-6
 """Added below roots and to norms, so that gradients are finite at 0."""
 
@@ -55,9 +51,9 @@ class LeafNetwork(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the outputs (N, classes) for ``pictures`` (N, 3, 32, 32) and their mirror images together."""
         patches = _normalised_patches(pictures * _SPREAD)
-        straight, mirrored = (self._responses(patches, filters) for filters in (self.filters, self.filters.flip(-1)))
-        # The left quarters of a mirror image are the right ones of the picture.
-        responses = _with_length_one(((straight + mirrored[..., [1, 0, 3, 2]]).flatten(1) / 2 + _TINY).sqrt())
+        # Mirrored filters on the picture respond as the filters do on its mirror image, with left and right quarters exchanged.
+        original, mirrored = (self._responses(patches, filters) for filters in (self.filters, self.filters.flip(-1)))
+        responses = _with_length_one(((original + mirrored[..., [1, 0, 3, 2]]).flatten(1) / 2 + _TINY).sqrt())
         hidden = F.linear(responses, self.directions * _DIRECTION_UNIT, self.direction_bias * _DIRECTION_UNIT)
         return torch.as_tensor(self.head(_with_length_one(hidden) * _HEAD_SCALE))
 

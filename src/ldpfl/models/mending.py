@@ -57,6 +57,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
     - Batch normalisation becomes group normalisation within each sample. Instance normalisation keeps no statistics.
     - Dropout probabilities become 0, since dropout draws from a generator that all clients share. The layers stay, because other parts may
       refer to them.
+    - RReLU, which draws its slopes, becomes a LeakyReLU with their mean slope.
     - ``max_norm`` and ``sparse`` of embeddings are switched off, and weights become float32.
 
     Other problems remain, and :func:`ldpfl.models.layout.validate_module` reports them. A new part has its usual initial weights.
@@ -73,7 +74,7 @@ def mended(module: nn.Module) -> tuple[nn.Module, tuple[Change, ...]]:
 
 
 def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], prefix: str = "") -> Iterator[Change]:
-    """Replace parts of ``module`` in place, and yield the changes. ``replacements``, old part to new part, keep shared parts shared."""
+    """Replace parts of ``module`` while iterated, and yield the changes. ``replacements``, which is filled, keeps shared parts shared."""
     for name, child in list(module._modules.items()):  # a shared part under each of its names; named_children() has only the first
         if child is None:
             continue
@@ -97,7 +98,7 @@ def _mend_parts(module: nn.Module, replacements: dict[nn.Module, nn.Module], pre
 
 
 def _replacement(part: nn.Module) -> nn.Module | None:
-    """Return the module that replaces ``part`` in private training; None if ``part`` itself stays."""
+    """Return the module that replaces ``part`` in private training; None if ``part`` itself stays. :func:`mended` gives the reasons."""
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
         min_channels = _MIN_CHANNELS_FLAT if isinstance(part, nn.BatchNorm1d | nn.LazyBatchNorm1d) else _MIN_CHANNELS
         return nn.GroupNorm(_number_of_groups(part.num_features, min_channels), part.num_features, eps=part.eps, affine=part.affine)

@@ -27,7 +27,8 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
     Raises:
         ConfigError: there is no such model, its weights are missing or of another model, or it has no form for these targets.
     """
-    transformers, folder_or_name = import_library("transformers"), folder_or_hub_name(name)
+    transformers = import_library("transformers")
+    folder_or_name = folder_or_hub_name(name)
     sizes = {} if targets == "tokens" else {"num_labels": outputs}
     without_code = {"local_files_only": Path(folder_or_name).is_dir(), "trust_remote_code": False}
     with raising_config_error(f"model {name!r} cannot be loaded"), SeededDraws(seed), quietly():
@@ -45,10 +46,11 @@ def make(name: str, targets: str, outputs: int, *, images: bool, seed: int, adap
         end_of_text = getattr(module.config, "eos_token_id", None)  # a model of images may have no tokens
         if end_of_text is not None and module.config.pad_token_id is None:
             module.config.pad_token_id = end_of_text  # with which :mod:`ldpfl.data.tokens` pads texts, too
-        misfits = {key[0] for key in report["mismatched_keys"]}
+        misfits = {key[0] for key in report["mismatched_keys"]}  # an entry is the parameter's name and two shapes
         absent = {*report["missing_keys"], *misfits}
         _check_complete(module, absent, misfits, name)
-        return with_adapter(module, adapter, targets, images, sorted({key.rpartition(".")[0] for key in absent}))
+        absent_layers = sorted({key.rpartition(".")[0] for key in absent})  # "classifier" of "classifier.weight"
+        return with_adapter(module, adapter, targets, images, absent_layers)
 
 
 def _with_pinned_parts(load: Callable[..., Any]) -> Any:
@@ -148,8 +150,8 @@ def local_folder(name: str) -> str:
 def licence_of(name: str, setting: str) -> str:
     """Return the licence of the pretrained model ``name``.
 
-    It is the ``setting`` ``model.licence`` if that is set. For a model in a folder it is else the licence in its model card, or the name of
-    its licence file. For a model of the hub it may stay empty.
+    It is ``setting``, the setting ``model.licence``, if that is set. Otherwise, for a model in a folder, it is the licence in the model
+    card, or the name of the licence file. For a model of the hub it may stay empty.
 
     Raises:
         ConfigError: nothing says under which licence the weights may be used.

@@ -103,7 +103,7 @@ def create(
 
 
 def offered(shape: InputShape | None, outputs: int, vocabulary: int | None) -> dict[str, Any]:
-    """Return the sizes of the data that are passed to a user's own class, if it requires arguments of these names.
+    """Return sizes of the data by name. A user's own class is passed those that it requires as arguments.
 
     If a sample is one tensor, ``shape`` is its shape and ``inputs`` its number of values. ``outputs`` is the number of outputs that the
     task needs. ``vocabulary`` is the number of tokens, if the samples are texts.
@@ -121,7 +121,7 @@ def _with_fixed_sizes(module: nn.Module, name: str, shape: InputShape | None, *,
     if shape is None or not any(is_lazy(part) for part in (*module.parameters(), *module.buffers())):
         return module
     try:
-        with torch.no_grad():
+        with torch.no_grad():  # two samples, since batch normalisation refuses one
             module(torch.zeros(2, *shape, dtype=torch.int64 if tokens else torch.float32))
     except Exception as error:  # it is the user's class
         raise ConfigError(
@@ -141,9 +141,9 @@ def _built_in_model(name: str, build: Callable[..., nn.Module], options: Mapping
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"model {name!r} has no option {key!r}" + (f": {did_you_mean(key, known)}" if known else ""))
-        most = _MAX_PARTS if key in ("depth", "heads") else _MAX_WIDTH
-        if type(value) is not int or not 1 <= value <= most:
-            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {most:,}, got {shown(value)}")
+        largest = _MAX_PARTS if key in ("depth", "heads") else _MAX_WIDTH
+        if type(value) is not int or not 1 <= value <= largest:
+            raise ConfigError(f"model {name!r}, {key}: expected a whole number from 1 to {largest:,}, got {shown(value)}")
     return build(*arguments, **options)
 
 

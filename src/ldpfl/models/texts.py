@@ -28,7 +28,7 @@ class EmbeddingBag(nn.Module):
 
 
 def _mean_over_tokens(states: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean (N, H) of the ``states`` (N, T, H) over each text's ``tokens``, without padding; 0 for a text without tokens."""
+    """Return the mean (N, H) of the ``states`` (N, T, H) over the ``tokens`` (N, T) of each text, without padding; 0 if there are none."""
     is_token = (tokens != 0).to(states.dtype)[..., None]
     return (states * is_token).sum(dim=-2) / is_token.sum(dim=-2).clamp_min(1)
 
@@ -40,6 +40,7 @@ class GRU(nn.Module):
         super().__init__()
         self._by_place = by_place
         self.embedding = nn.Embedding(vocabulary, width)
+        # Three parts: reset, keep and new.
         self.from_input = nn.Linear(width, 3 * hidden)
         self.from_state = nn.Linear(hidden, 3 * hidden)
         self.head = nn.Linear(hidden, outputs)
@@ -47,7 +48,7 @@ class GRU(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the outputs for ``tokens`` (..., T): at each place of a text, or for the mean state over its tokens."""
         inputs = self.from_input(self.embedding(tokens))
-        state = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
+        state = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])  # inputs hold three parts of a state's width
         states = []
         for place in range(tokens.shape[-1]):
             input_reset, input_keep, input_new = inputs[..., place, :].chunk(3, dim=-1)
@@ -87,7 +88,7 @@ class Transformer(nn.Module):
             raise ConfigError(f"transformer: width must be a multiple of heads, got width {width} and heads {heads}")
         self._by_place = by_place
         self.embedding = nn.Embedding(vocabulary, width)
-        self.places = nn.Parameter(0.02 * torch.randn(longest, width))
+        self.places = nn.Parameter(0.02 * torch.randn(longest, width))  # small beside the tokens' embeddings, which they are added to
         # To predict a place's next token, its outputs must not see later tokens.
         self.layers = nn.ModuleList(_TransformerLayer(width, heads, causal=by_place) for _ in range(depth))
         self.norm = nn.LayerNorm(width)

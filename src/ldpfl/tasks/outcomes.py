@@ -51,7 +51,7 @@ def count_losses(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return each sample's cross-entropy (B,), averaged over the thresholds between ordered classes.
+    """Return each sample's cross-entropy (B,), averaged over the thresholds between k ordered classes.
 
     ``logits`` (B, k - 1) are the log odds that the class is above each threshold. The likelihood of a class would be the difference of the
     probabilities at two thresholds. It is not used, because its gradient has no bound where the two come close. The mean over thresholds
@@ -62,9 +62,10 @@ def ordered_losses(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def class_probabilities(logits: Tensor) -> Tensor:
-    """Return the probability (N, k) of each ordered class, from the log odds ``logits`` (N, k - 1) of being above each threshold.
+    """Return the probability (N, k) of each of k ordered classes, from the log odds ``logits`` (N, k - 1) of being above each threshold.
 
-    To be above a threshold is at most as probable as to be above a lower one, so a larger probability is replaced by that of the lower one.
+    To be above a threshold is at most as probable as to be above a lower one. The model's logits need not obey this, so a larger
+    probability is replaced by that of the lower threshold.
     """
     above = logits.sigmoid().cummin(dim=1).values
     one = above.new_ones(len(above), 1)
@@ -73,9 +74,11 @@ def class_probabilities(logits: Tensor) -> Tensor:
 
 
 def median_class(logits: Tensor) -> Tensor:
-    """Return the median class (N,), from the log odds ``logits`` (N, k - 1) of being above each threshold.
+    """Return the median class (N,) of k classes, from the log odds ``logits`` (N, k - 1) of being above each threshold.
 
-    It has the least expected distance from the true class, and is the number of thresholds that are exceeded with probability above 1/2.
+    It has the least expected distance from the true class. It is the number of thresholds that are exceeded with probability above 1/2.
+    The logits need not fall from threshold to threshold. So thresholds above the first one that is not exceeded do not count, which agrees
+    with :func:`class_probabilities`.
     """
     return (logits.cummin(dim=1).values > 0).sum(dim=1)
 

@@ -27,8 +27,9 @@ def count_comparable_pairs(times: Floats, events: NDArray[np.bool_], predicted_t
     with_event = np.flatnonzero(events)
     later_rows = (rows - first_later)[with_event]
     pairs, right = np.zeros(rows), np.zeros(rows)
-    # Pairs of each event with a later row. A later row with a smaller predicted time is wrong.
-    pairs[with_event], right[with_event] = later_rows, later_rows - _count_ranked_below(ranks[::-1], later_rows, ranks[with_event])
+    # Pairs of each event with a later row. A later row with a smaller predicted time is wrong. In reverse order, later rows are a prefix.
+    pairs[with_event] = later_rows
+    right[with_event] = later_rows - _count_ranked_below(ranks[::-1], later_rows, ranks[with_event])
     # Pairs of each row with an earlier event.
     earlier_events = np.searchsorted(first_later[with_event], np.arange(rows), side="right")
     pairs += earlier_events
@@ -76,7 +77,7 @@ def _stay_probability(times: Floats, events: NDArray[np.bool_]) -> tuple[Floats,
     """
     distinct_times, places = np.unique(times, return_inverse=True)
     censored_counts, event_counts = np.bincount(places, weights=~events), np.bincount(places, weights=events)
-    at_risk = np.cumsum((censored_counts + event_counts)[::-1])[::-1] - event_counts
+    at_risk = np.cumsum((censored_counts + event_counts)[::-1])[::-1] - event_counts  # 0 only where nobody is censored
     return distinct_times, np.concatenate([[1.0], np.cumprod(1 - censored_counts / np.maximum(at_risk, 1))])
 
 
@@ -92,7 +93,8 @@ def _count_ranked_below(ranks: NDArray[Any], prefix_lengths: _Places, limits: ND
     A prefix is cut into blocks whose widths are powers of two, by the bits of its length. The first 6 ranks, for example, are a block of 4
     and a block of 2. All blocks of one width are sorted together, so that n log(n)^2 steps suffice.
     """
-    below, block_offset = np.zeros(len(limits)), int(max(ranks.max(initial=0), limits.max(initial=0))) + 1
+    below = np.zeros(len(limits))
+    block_offset = int(max(ranks.max(initial=0), limits.max(initial=0))) + 1  # above all ranks
     for bit in range(len(ranks).bit_length()):
         blocks = np.arange(len(ranks)) >> bit  # number of each rank's block of width 2^bit
         # An offset for each block keeps the sorted ranks of different blocks apart.
@@ -100,5 +102,6 @@ def _count_ranked_below(ranks: NDArray[Any], prefix_lengths: _Places, limits: ND
         rows = np.flatnonzero(prefix_lengths >> bit & 1)  # limits whose prefix has a block of this width
         block = (prefix_lengths[rows] >> bit) - 1
         wanted = block * block_offset + limits[rows]
+        # The mean of both sides counts equal ranks half. Less the ranks of all blocks before this one, 2^bit in each.
         below[rows] += (np.searchsorted(values, wanted) + np.searchsorted(values, wanted, side="right")) / 2 - (block << bit)
     return below

@@ -234,9 +234,10 @@ def _metric(function: Callable[[Tensor, Tensor], float]) -> Callable[[], Metric]
 def _figure(
     name: str, figures_of: Callable[[Floats, Any], Figures], predict: Callable[[Tensor, Tensor], Tensor], factor: float = 1.0
 ) -> Callable[[], Metric]:
-    """Return a function that creates the metric ``name``: the figure of all rows of this name by ``figures_of``, times ``factor``.
+    """Return a function that creates the metric ``name``.
 
-    ``predict`` turns outputs and targets (N,) into predictions (N,), which ``figures_of`` takes with the targets.
+    ``predict`` turns outputs and targets (N,) into predictions (N,). From these and the targets, ``figures_of`` computes figures of all
+    rows. The metric is the figure called ``name``, times ``factor``.
     """
 
     def figure(outputs: Tensor, targets: Tensor) -> float:
@@ -264,7 +265,7 @@ def _zero_where_absent(losses: Tensor, targets: Tensor) -> Tensor:
     return torch.where(targets.isnan(), torch.zeros_like(losses), losses)
 
 
-def _classification(outputs: int, scale: float) -> Task:
+def _classification(outputs: int, _scale: float) -> Task:
     """Return the task of predicting one of ``outputs`` classes."""
     identity = np.eye(outputs)
 
@@ -273,18 +274,21 @@ def _classification(outputs: int, scale: float) -> Task:
         return metrics.macro_f1(predicted, observed, (predicted + observed).any(axis=0))
 
     def auroc(logits: Tensor, targets: Tensor) -> float:
-        if outputs == 2:  # probabilities would round large logits to 1 and create ties; minus infinity rules a class out
-            return metrics.mean_auroc((logits[:, 1:] - logits[:, :1]).nan_to_num().numpy(), identity[targets.numpy()][:, 1:])
+        if outputs == 2:
+            # The log odds rank rows as probabilities do, which would be rounded to 1 for large logits, and so be tied. nan_to_num: a logit
+            # of minus infinity, which rules a class out, makes them infinite.
+            log_odds = (logits[:, 1:] - logits[:, :1]).nan_to_num()
+            return metrics.mean_auroc(log_odds.numpy(), identity[targets.numpy()][:, 1:])
         return metrics.mean_auroc(logits.softmax(dim=1).numpy(), identity[targets.numpy()])
 
     by_name: dict[str, Callable[[], Metric]] = {ACCURACY: _Accuracy, metrics.MACRO_F1: _metric(f1), metrics.AUROC: _metric(auroc)}
-    if outputs == 2:  # for a rare outcome, a model that always predicts "no" has a high accuracy
+    if outputs == 2:  # the AUROC comes first, as the main metric: always to predict "no" has a high accuracy for a rare outcome
         by_name = {metrics.AUROC: by_name.pop(metrics.AUROC), **by_name}
     return Task("classification", "class", _cross_entropy, by_name)
 
 
-def _multilabel(outputs: int, scale: float) -> Task:
-    """Return the task of predicting each of ``outputs`` labels, which a sample has or has not."""
+def _multilabel(_outputs: int, _scale: float) -> Task:
+    """Return the task of predicting which of several labels a sample has."""
 
     def f1(logits: Tensor, targets: Tensor) -> float:
         observed = targets.numpy()
@@ -315,11 +319,12 @@ def _regression(_outputs: int, scale: float) -> Task:
         """Return the squared errors (B,) of ``predictions`` (B, 1) or (B,); 0 where ``targets`` (B,) are NaN."""
         return _zero_where_absent(F.mse_loss(numbers(predictions, targets), targets.nan_to_num(), reduction="none"), targets)
 
-    r2, mae = _figure("R2", metrics.number_figures, numbers), _figure("MAE", metrics.number_figures, numbers, scale)
+    r2 = _figure("R2", metrics.number_figures, numbers)
+    mae = _figure("MAE", metrics.number_figures, numbers, scale)
     return Task("regression", "number", losses, {"R2": r2, "MAE": mae})
 
 
-def _language_model(outputs: int, scale: float) -> Task:
+def _language_model(_outputs: int, _scale: float) -> Task:
     """Return the task of predicting each next token of a text."""
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -331,7 +336,7 @@ def _language_model(outputs: int, scale: float) -> Task:
     return Task("language-model", "tokens", losses, {"perplexity": _Perplexity}, lower_is_better=("perplexity",))
 
 
-def _poisson(outputs: int, scale: float) -> Task:
+def _poisson(_outputs: int, scale: float) -> Task:
     """Return the task of predicting a count; ``scale`` converts errors to its original unit."""
 
     def losses(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -341,15 +346,16 @@ def _poisson(outputs: int, scale: float) -> Task:
     def counts(outputs: Tensor, targets: Tensor) -> Tensor:
         return outcomes.positive_count(outputs.reshape(targets.shape))
 
-    deviance, mae = _figure(metrics.DEVIANCE, metrics.count_figures, counts), _figure("MAE", metrics.count_figures, counts, scale)
+    deviance = _figure(metrics.DEVIANCE, metrics.count_figures, counts)
+    mae = _figure("MAE", metrics.count_figures, counts, scale)
     return Task("poisson", "count", losses, {metrics.DEVIANCE: deviance, "MAE": mae})
 
 
-def _ordinal(outputs: int, scale: float) -> Task:
-    """Return the task of predicting one of ``outputs`` + 1 ordered classes."""
+def _ordinal(_outputs: int, _scale: float) -> Task:
+    """Return the task of predicting one of several ordered classes."""
 
     def losses(logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses (B,) for ``logits`` (B, ``outputs``), the log odds of being above each threshold; 0 for an absent class."""
+        """Return the losses (B,) for ``logits`` (B, outputs), the log odds of being above each threshold; 0 for an absent class."""
         by_sample = outcomes.ordered_losses(logits, targets)
         return torch.where(targets == NO_TOKEN, torch.zeros_like(by_sample), by_sample)
 
@@ -363,16 +369,19 @@ def _ordinal(outputs: int, scale: float) -> Task:
     return Task("ordinal", "ordered", losses, {metrics.KAPPA: kappa, ACCURACY: accuracy, metrics.CLASS_ERROR: error})
 
 
-def _survival(outputs: int, scale: float) -> Task:
-    """Return the task of predicting the time to an event, in ``outputs`` intervals."""
+def _survival(_outputs: int, _scale: float) -> Task:
+    """Return the task of predicting the time to an event, by its probability in each of several intervals."""
 
     def harrells_c(logits: Tensor, targets: Tensor) -> float:
-        """Return Harrell's C. The sum of the survival probabilities, the expected number of intervals without an event, predicts a time."""
-        return concordance(*outcomes.appended_times(targets, logits.shape[1]), outcomes.survival_probabilities(logits).sum(dim=1).numpy())
+        """Return Harrell's C of the predicted times: the expected numbers of intervals without an event."""
+        times, events = outcomes.appended_times(targets, logits.shape[1])
+        predicted_times = outcomes.survival_probabilities(logits).sum(dim=1)  # the sum of probabilities is the expected number
+        return concordance(times, events, predicted_times.numpy())
 
     return Task("survival", "survival", outcomes.hazard_losses, {metrics.CONCORDANCE: _metric(harrells_c)})
 
 
+# Each function takes the number of outputs, and the size of one unit of the scaled targets. Few tasks depend on both.
 _REGISTRY: Mapping[str, Callable[[int, float], Task]] = {
     "classification": _classification,
     "multilabel": _multilabel,

@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 class Figures:
     """Figures of a model on n rows, as a function of how often each row is drawn.
 
-    Most figures follow from sums over the drawn rows: ``row_terms`` (n, S) are what a row adds to each of S sums, so all sums of all
-    resamples are one matrix product.
+    Most figures follow from sums over the drawn rows. Each row adds its ``row_terms`` (n, S) to S sums, as often as it is drawn. So all
+    sums of all resamples are one matrix product.
 
     Attributes:
         of_counts: function from the number of times that each row is drawn in each of B resamples, (B, n), to each figure (B,), by name.
@@ -69,7 +69,7 @@ def name_at_threshold(figure: str, threshold: str) -> str:
 
 
 def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: float | None = None) -> Figures:
-    """Return a function from row counts to the figures of a two-class model, see :class:`Figures`.
+    """Return the :class:`Figures` of a two-class model.
 
     The model predicts risks whose log odds are ``logits`` (n,). ``events`` (n,) says which rows had the event. With a ``threshold``, the
     figures of rows flagged from this risk on are added to those at 0.5 and at the base rate.
@@ -83,7 +83,8 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
         flagged[f"{threshold:g}"] = risks >= threshold
     correct = (risks > 0.5) == events  # a tie counts as no event, as in the largest of two logits
     parts = [np.ones_like(observed), observed, risks, (risks - observed) ** 2, correct, observed * correct]
-    parts += [part for flags in flagged.values() for part in (flags * observed, flags)]
+    for flags in flagged.values():
+        parts += [flags * observed, flags]
     # The commonest class is that of all rows. The larger of the two shares in each resample would on average be too large.
     is_common = observed.mean() > 0.5
     shares = {OBSERVED: observed, ACCURACY: correct.astype(np.float64), COMMONEST: observed if is_common else 1 - observed}
@@ -91,20 +92,19 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
         shares[name_at_threshold(SENSITIVITY, name)] = np.where(events, flags, np.nan)
         shares[name_at_threshold(SPECIFICITY, name)] = np.where(events, np.nan, ~flags)
         shares[name_at_threshold(PPV, name)] = np.where(flags, observed, np.nan)
-    row_terms, ranked, slope = (
-        np.stack(parts, axis=1).astype(np.float64),
-        _ranking_figures(logits, observed),
-        _slope_figure(logits, observed),
-    )
+    row_terms = np.stack(parts, axis=1).astype(np.float64)
+    ranked = _ranking_figures(logits, observed)
+    slope = _slope_figure(logits, observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds to a sum as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, observed_events, risk, brier, right, found_events, *at_thresholds = (counts @ row_terms).T
         # Found events, plus rows without an event that were predicted wrongly: (rows - right) less the missed events.
         predicted_events = rows - right - observed_events + 2 * found_events
         auroc, precision = ranked(counts)
         other_rows, predicted_others = rows - observed_events, rows - predicted_events
-        f1 = (2 * found_events / (predicted_events + observed_events), 2 * (right - found_events) / (predicted_others + other_rows))
+        f1_of_events = 2 * found_events / (predicted_events + observed_events)
+        f1_of_others = 2 * (right - found_events) / (predicted_others + other_rows)
         values = {
             AUROC: auroc,
             PRECISION: precision,
@@ -114,20 +114,20 @@ def two_class_figures(logits: Floats, events: NDArray[np.bool_], threshold: floa
             SLOPE: slope(counts),
             ACCURACY: right / rows,
             COMMONEST: (observed_events if is_common else other_rows) / rows,
-            MACRO_F1: sum(np.nan_to_num(flags) for flags in f1) / 2,
+            MACRO_F1: (np.nan_to_num(f1_of_events) + np.nan_to_num(f1_of_others)) / 2,
         }
         for place, name in enumerate(flagged):
-            true, positive = at_thresholds[2 * place : 2 * place + 2]
-            values[name_at_threshold(SENSITIVITY, name)] = true / observed_events
-            values[name_at_threshold(SPECIFICITY, name)] = 1 - (positive - true) / other_rows
-            values[name_at_threshold(PPV, name)] = true / positive
+            flagged_events, flagged_rows = at_thresholds[2 * place : 2 * place + 2]  # two sums for each threshold
+            values[name_at_threshold(SENSITIVITY, name)] = flagged_events / observed_events
+            values[name_at_threshold(SPECIFICITY, name)] = 1 - (flagged_rows - flagged_events) / other_rows
+            values[name_at_threshold(PPV, name)] = flagged_events / flagged_rows
         return values
 
     return Figures(figures, shares)
 
 
 def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures:
-    """Return a function from row counts to the figures of a classifier with ``logits`` (n, K), for observed ``classes`` (n,).
+    """Return the :class:`Figures` of a classifier of K classes with ``logits`` (n, K), for the observed ``classes`` (n,) of n rows.
 
     The Brier score adds up over the classes. The calibration slope is the factor on all logits that makes ``classes`` most likely. In a
     resample it is approximated by one Newton step from the factor of all rows.
@@ -135,34 +135,38 @@ def several_class_figures(logits: Floats, classes: NDArray[np.int64]) -> Figures
     identity = np.eye(logits.shape[1])
     chances, predicted, observed = softmax(logits, axis=1), identity[logits.argmax(axis=1)], identity[classes]
     row_terms = np.concatenate([predicted * observed, predicted, observed, ((chances - observed) ** 2).sum(axis=1, keepdims=True)], axis=1)
-    auroc, commonest = _auroc_with_interval(chances, observed), observed.sum(axis=0).argmax()
+    auroc = _auroc_with_interval(chances, observed)
+    slope = _factor_figure(logits, observed)
+    commonest = observed.sum(axis=0).argmax()
     # Classes that no row has and that are predicted for none have no F1, and do not count in the mean.
-    counted_classes, slope = (predicted + observed).any(axis=0), _factor_figure(logits, observed)
+    counted_classes = (predicted + observed).any(axis=0)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         *by_class, brier = (counts @ row_terms).T
         right, predicted_counts, observed_counts = np.split(np.array(by_class), 3)
         rows = counts.sum(axis=1)
+        f1 = 2 * right / (predicted_counts + observed_counts)
         values = {ACCURACY: right.sum(axis=0) / rows, COMMONEST: observed_counts[commonest] / rows}
-        values |= {MACRO_F1: _mean_over_classes((2 * right / (predicted_counts + observed_counts))[counted_classes]), **auroc(counts)}
-        return {**values, BRIER: brier / rows, SLOPE: slope(counts)}
+        values[MACRO_F1] = _mean_over_classes(f1[counted_classes])
+        return {**values, **auroc(counts), BRIER: brier / rows, SLOPE: slope(counts)}
 
     return Figures(figures, {ACCURACY: (predicted * observed).sum(axis=1), COMMONEST: observed[:, commonest]})
 
 
 def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> Figures:
-    """Return a function from row counts to the figures of a model with ``logits`` (n, L), for observed ``labels`` (n, L).
+    """Return the :class:`Figures` of a model with ``logits`` (n, L), for L observed ``labels`` (n, L) of each row.
 
     Only labels that some rows have and others lack count.
     """
     observed, predicted = labels.astype(np.float64), (logits > 0).astype(np.float64)
     exact = (predicted == observed).all(axis=1, keepdims=True)
     row_terms = np.concatenate([predicted * observed, predicted, observed, exact], axis=1)
-    auroc, counted_labels = _auroc_with_interval(logits, observed), columns_with_both_values(observed)
+    auroc = _auroc_with_interval(logits, observed)
+    counted_labels = columns_with_both_values(observed)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         *by_label, right = (counts @ row_terms).T
         found_counts, predicted_counts, observed_counts = np.split(np.array(by_label), 3)
         rows = counts.sum(axis=1)
@@ -175,51 +179,50 @@ def label_figures(logits: Floats, labels: NDArray[np.bool_]) -> Figures:
 
 
 def number_figures(predictions: Floats, targets: Floats) -> Figures:
-    """Return a function that computes the figures of ``predictions`` (n,) against observed numbers ``targets`` (n,).
+    """Return the :class:`Figures` of ``predictions`` (n,) against observed numbers ``targets`` (n,).
 
-    Its argument (B, n) says how often each row is drawn in each of B resamples. R2 is NaN if all targets are equal.
+    R2 is NaN if all targets are equal, and NaN or infinite in a resample whose targets are equal.
     """
-    # Targets less their mean, so that the squares around a resample's mean lose no digits in a difference of large sums.
-    error, centered, varies = predictions - targets, targets - targets.mean(), bool(np.ptp(targets))
+    error = predictions - targets
+    # Less their mean, so that the squares around a resample's mean lose no digits in a difference of large sums.
+    centered = targets - targets.mean()
+    varies = bool(np.ptp(targets))
     row_terms = np.stack([np.ones_like(error), error**2, np.abs(error), centered, centered**2, predictions, targets], axis=1)
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
-        # ``squares`` and ``sizes`` are of the errors. ``first`` and ``second`` are of the centered targets and their squares.
-        rows, squares, sizes, first, second, predicted, observed = (counts @ row_terms).T
-        around_mean = second - first**2 / rows if varies else np.full_like(rows, np.nan)
-        errors = {"R2": 1 - squares / around_mean, "MAE": sizes / rows, "RMSE": np.sqrt(squares / rows)}
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
+        rows, squared_errors, absolute_errors, centered_sum, centered_squares, predicted, observed = (counts @ row_terms).T
+        around_mean = centered_squares - centered_sum**2 / rows if varies else np.full_like(rows, np.nan)
+        errors = {"R2": 1 - squared_errors / around_mean, "MAE": absolute_errors / rows, "RMSE": np.sqrt(squared_errors / rows)}
         return {**errors, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: observed / rows}
 
     return Figures(figures)
 
 
 def count_figures(expected: Floats, counts: Floats) -> Figures:
-    """Return a function that computes the figures of predicted counts (``expected`` (n,), above 0) against observed ``counts`` (n,).
+    """Return the :class:`Figures` of predicted counts (``expected`` (n,), above 0) against observed ``counts`` (n,).
 
-    Its argument (B, n) says how often each row is drawn in each of B resamples. The figures are the share of the Poisson deviance around
-    the mean that is explained, the mean absolute error, and both means.
+    The figures are the share of the Poisson deviance around the mean that is explained, the mean absolute error, and both means. The share
+    is NaN if all counts are equal, and NaN or infinite in a resample whose counts are equal.
     """
     count_terms = xlogy(counts, counts)
-    deviance = count_terms - xlogy(counts, expected) - counts + expected
-    row_terms = np.stack([np.ones_like(counts), counts, count_terms, deviance, np.abs(expected - counts), expected], axis=1)
+    deviances = count_terms - xlogy(counts, expected) - counts + expected
+    row_terms = np.stack([np.ones_like(counts), counts, count_terms, deviances, np.abs(expected - counts), expected], axis=1)
     varies = float(np.ptp(counts)) > 0
 
-    def figures(row_counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for ``row_counts`` (B, n): how often each row is drawn."""
-        rows, total, count_terms, deviance, error, predicted = (row_counts @ row_terms).T
-        # Both deviances are halved. Around the mean m = total / rows, the half deviance is the sum of y log(y / m), as y - m adds up to 0.
-        around_mean = count_terms - xlogy(total, total / rows)
-        explained = 1 - deviance / around_mean if varies else np.full(len(row_counts), np.nan)
-        return {DEVIANCE: explained, "MAE": error / rows, MEAN_PREDICTION: predicted / rows, OBSERVED_MEAN: total / rows}
+    def figures(times_drawn: Floats) -> dict[str, Floats]:
+        """Return each figure (B,) by name, for ``times_drawn`` (B, n): how often each row is drawn in each resample."""
+        rows, count_sum, count_terms_sum, deviance, error_sum, expected_sum = (times_drawn @ row_terms).T
+        # Both deviances are halved. Around the mean m, the half deviance is the sum of y log(y / m) over counts y, as y - m adds up to 0.
+        around_mean = count_terms_sum - xlogy(count_sum, count_sum / rows)
+        explained = 1 - deviance / around_mean if varies else np.full(len(times_drawn), np.nan)
+        return {DEVIANCE: explained, "MAE": error_sum / rows, MEAN_PREDICTION: expected_sum / rows, OBSERVED_MEAN: count_sum / rows}
 
     return Figures(figures)
 
 
 def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figures:
-    """Return a function that computes the figures of ``predicted`` ordered classes (n,) against observed ``classes`` (n,).
-
-    Its argument (B, n) says how often each row is drawn in each of B resamples.
+    """Return the :class:`Figures` of ``predicted`` ordered classes (n,) against observed ``classes`` (n,).
 
     Cohen's kappa with quadratic weights is 1 - s / s0. s is the mean squared distance of predicted and observed classes. s0 is that of
     independent draws from both.
@@ -232,15 +235,17 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
     )
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Sums stand for means: kappa is a ratio, from which ``rows`` cancels."""
-        rows, squares, predicted_sum, observed, squares_sum, right, error = (counts @ row_terms).T
-        return {KAPPA: 1 - squares / (squares_sum - 2 * predicted_sum * observed / rows), ACCURACY: right / rows, CLASS_ERROR: error / rows}
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
+        rows, distances_squared, predicted_sum, observed_sum, squares_sum, right, error = (counts @ row_terms).T
+        # Sums stand for the means s and s0: in their ratio, the number of rows cancels.
+        independent = squares_sum - 2 * predicted_sum * observed_sum / rows
+        return {KAPPA: 1 - distances_squared / independent, ACCURACY: right / rows, CLASS_ERROR: error / rows}
 
     return Figures(figures, {ACCURACY: (distance == 0).astype(np.float64)})
 
 
 def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> Figures:
-    """Return a function from row counts to the figures of a model that predicts ``survival`` (n, K).
+    """Return the :class:`Figures` of a model that predicts ``survival`` (n, K).
 
     These are the probabilities that a row's time lies beyond each of ``cuts`` (K,). ``times_and_events`` (n, 2) are the observed times, and
     1 for an event, else 0. Harrell's C is a ratio of sums over pairs. In a resample, a pair of rows drawn a and b times counts as a + b - 1
@@ -252,7 +257,7 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
     all_pairs, all_right = pairs.sum() / 2, right.sum() / 2  # each pair is counted at both of its rows
 
     def figures(counts: Floats) -> dict[str, Floats]:
-        """Return each figure (B,) by name, for row counts (B, n). Each row adds its ``row_terms`` to the sums as often as it counts."""
+        """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
@@ -276,15 +281,17 @@ def confidence_intervals(
     Each resample draws as many of the ``rows`` rows as there are, with replacement. If ``person_of_row`` (rows,) numbers the person of each
     row from 0, persons are drawn instead, each with all its rows, because the rows of one person resemble each other.
     """
-    generator, units = np.random.default_rng(seed), rows if person_of_row is None else int(person_of_row.max()) + 1
+    generator = np.random.default_rng(seed)
+    units = rows if person_of_row is None else int(person_of_row.max()) + 1  # number of rows or persons to draw
     by_name: dict[str, list[Floats]] = {}
     at_once = max(1, _AT_ONCE // rows)
     for first in range(0, resamples, at_once):
         batch = min(at_once, resamples - first)
-        # The units are rows or persons. An offset for each resample lets one call of bincount count the draws of all resamples.
+        # An offset for each resample lets one call of bincount count the draws of all resamples.
         drawn = generator.integers(units, size=(batch, units)) + units * np.arange(batch)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=batch * units).reshape(batch, units).astype(np.float64)
-        counts = counts if person_of_row is None else counts[:, person_of_row]
+        if person_of_row is not None:
+            counts = counts[:, person_of_row]  # each row as often as its person
         with np.errstate(divide="ignore", invalid="ignore"):
             for name, values in figures(counts).items():
                 by_name.setdefault(name, []).append(values)
@@ -335,8 +342,9 @@ def share_interval(hits: NDArray[Any], person_of_row: NDArray[np.int64] | None =
         deviations = np.ones(hits.size) if too_few else hits - share
         effect = (np.bincount(person_of_row, deviations) ** 2).sum() / (deviations**2).sum()
         rows /= max(1.0, effect if too_few else effect * persons / (persons - 1))
-    z_squared = 1.959964**2
-    middle, half = share + z_squared / (2 * rows), sqrt(z_squared * (share * (1 - share) / rows + z_squared / (4 * rows**2)))
+    z_squared = 1.959964**2  # square of the normal quantile 0.975
+    middle = share + z_squared / (2 * rows)
+    half = sqrt(z_squared * (share * (1 - share) / rows + z_squared / (4 * rows**2)))
     return max(0.0, (middle - half) / (1 + z_squared / rows)), min(1.0, (middle + half) / (1 + z_squared / rows))
 
 
@@ -354,8 +362,10 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
     def figures(counts: Floats) -> tuple[Floats, Floats]:
         """Return the AUROC (B,) and the average precision (B,) for row counts (B, n)."""
         ordered_counts = counts[:, order]
-        rows, hits = np.add.reduceat(ordered_counts, starts, axis=1), np.add.reduceat(ordered_counts * ordered_events, starts, axis=1)
-        misses = rows - hits  # rows, events and other rows in each group, (B, groups)
+        # Rows, events and other rows in each group, (B, groups).
+        rows = np.add.reduceat(ordered_counts, starts, axis=1)
+        hits = np.add.reduceat(ordered_counts * ordered_events, starts, axis=1)
+        misses = rows - hits
         events, others = hits.sum(axis=1), misses.sum(axis=1)
         # Other rows with a lower score than each group, and half of those with an equal score.
         below = others[:, None] - misses.cumsum(axis=1) + misses / 2
@@ -367,9 +377,9 @@ def _ranking_figures(scores: Floats, events_by_row: Floats) -> Callable[[Floats]
 
 
 def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], Floats]:
-    """Return a function from row counts (B, n) to the mean AUROC (B,) over the columns that are positive in some rows and 0 in others.
+    """Return a function from row counts (B, n) to the mean AUROC (B,) over the classes that some rows have and others lack.
 
-    ``scores`` (n, K) are ranked for each column, and ``has_class`` (n, K) is 1 for rows of its class, else 0.
+    ``scores`` (n, K) are ranked for each class, and ``has_class`` (n, K) is 1 for rows of the class, else 0.
     """
     both = columns_with_both_values(has_class)
     columns = [_ranking_figures(*scores_and_events) for scores_and_events in zip(scores.T[both], has_class.T[both], strict=True)]
@@ -377,7 +387,7 @@ def _mean_auroc_figure(scores: Floats, has_class: Floats) -> Callable[[Floats], 
 
 
 def _auroc_with_interval(scores: Floats, has_class: Floats) -> Callable[[Floats], dict[str, Floats]]:
-    """Return a function from row counts (B, n) to the mean AUROC (B,) by its name; to an empty dict for many columns, which take long."""
+    """Return a function from row counts (B, n) to the mean AUROC (B,) by its name; to an empty dict for many classes, which take long."""
     if scores.shape[1] > _MOST_RANKED:
         return lambda counts: {}
     figure = _mean_auroc_figure(scores, has_class)
@@ -390,9 +400,10 @@ def mean_auroc(scores: Floats, has_class: Floats) -> float:
 
 
 def macro_f1(predicted: NDArray[Any], observed: NDArray[Any], counted: NDArray[np.bool_]) -> float:
-    """Return the mean F1 of the ``counted`` (K,) columns: 1 in ``predicted`` and ``observed`` (n, K) for a class of a row, else 0."""
-    found, either = (predicted * observed)[:, counted].sum(axis=0), (predicted + observed)[:, counted].sum(axis=0)
-    return float(_mean_over_classes(2 * found / either))
+    """Return the mean F1 of the classes in the mask ``counted`` (K,). ``predicted`` and ``observed`` (n, K) are 1 if a row has a class."""
+    found = (predicted * observed)[:, counted].sum(axis=0)
+    predicted_plus_observed = (predicted + observed)[:, counted].sum(axis=0)
+    return float(_mean_over_classes(2 * found / predicted_plus_observed))
 
 
 def columns_with_both_values(has_class: Floats) -> NDArray[np.bool_]:
@@ -405,7 +416,8 @@ def _mean_over_classes(values: Floats) -> Floats:
 
     If such a class were left out instead, the figure would be a mean over fewer classes in some resamples.
     """
-    return np.asarray(values.sum(axis=0) / (len(values) or np.nan))
+    class_count = len(values) if len(values) else np.nan
+    return np.asarray(values.sum(axis=0) / class_count)
 
 
 def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
@@ -413,7 +425,8 @@ def _slope_figure(logits: Floats, events: Floats) -> Callable[[Floats], Floats]:
 
     Newton's method fits intercept and slope to all rows. Each resample then takes one further step from there.
     """
-    design, fitted = np.stack([np.ones_like(logits), logits], axis=1), np.zeros(2)
+    design = np.stack([np.ones_like(logits), logits], axis=1)
+    fitted = np.zeros(2)  # intercept and slope
     for _ in range(_MAX_STEPS):
         residual, curvature = _gradient_and_curvature(design, fitted, events)
         try:
@@ -431,11 +444,14 @@ def _factor_figure(logits: Floats, one_hot: Floats) -> Callable[[Floats], Floats
 
     NaN if there is no such factor. Newton's method fits the factor to all rows. Each resample then takes one further step from there.
     """
-    observed_logits, factor = (logits * one_hot).sum(axis=1), 0.0
+    factor = 0.0
+    observed_logits = (logits * one_hot).sum(axis=1)
     for _ in range(_MAX_STEPS):
         chances = softmax(factor * logits, axis=1)
+        # Each row's contribution to the gradient of the log-likelihood, and to its curvature: the variance of a row's logits.
         mean = (chances * logits).sum(axis=1)
-        gradient, curvature = observed_logits - mean, (chances * logits**2).sum(axis=1) - mean**2
+        gradient = observed_logits - mean
+        curvature = (chances * logits**2).sum(axis=1) - mean**2
         with np.errstate(divide="ignore", invalid="ignore"):
             step = gradient.sum() / curvature.sum()
         if not np.isfinite(step):
@@ -453,7 +469,8 @@ _MAX_STEPS, _TOLERANCE = 50, 1e-9
 def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> tuple[Floats, Floats]:
     """Return each row's contribution to the gradient (n, 2) and the curvature (n, 4) of the logistic regression's log-likelihood.
 
-    ``design`` (n, 2) has the columns 1 and log odds; ``fitted`` (2,) are the intercept and the slope.
+    The curvature is a 2 x 2 matrix, written row by row. ``design`` (n, 2) has the columns 1 and log odds. ``fitted`` (2,) are the intercept
+    and the slope.
     """
     chance = expit(design @ fitted)
     squares = (design[:, :, None] * design[:, None, :]).reshape(-1, 4)
@@ -463,10 +480,11 @@ def _gradient_and_curvature(design: Floats, fitted: Floats, events: Floats) -> t
 def _slope_after_step(counts: Floats, fitted: Floats, residual: Floats, curvature: Floats) -> Floats:
     """Return the slope (B,) of a logistic regression for each bootstrap resample, after one step of Newton's method.
 
-    ``counts`` (B, n) says how often a resample has each row. The step begins at ``fitted`` (2,), the intercept and slope of all rows, where
-    ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives.
+    ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples. The step begins at ``fitted`` (2,), the intercept and
+    slope of all rows. There, ``residual`` (n, 2) and ``curvature`` (n, 4) are the rows' contributions to the derivatives.
     """
     # Second entry of the solution of two linear equations, by Cramer's rule.
-    (g0, g1), (h00, h01, _, h11) = (counts @ residual).T, (counts @ curvature).T
+    g0, g1 = (counts @ residual).T
+    h00, h01, _, h11 = (counts @ curvature).T  # symmetric, so the third entry equals the second
     slope: Floats = fitted[1] + (h00 * g1 - h01 * g0) / (h00 * h11 - h01**2)
     return slope

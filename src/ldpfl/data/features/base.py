@@ -12,7 +12,6 @@ from ldpfl.errors import ConfigError
 if TYPE_CHECKING:
     from ldpfl.data.dataset import Dataset
 
-
 TAKEN_FOR_PUBLIC = "the data that it was trained on count as public, and no guarantee here covers them"
 """End of the note of features that come from a trained network."""
 
@@ -97,7 +96,7 @@ def group_normalised(maps: Tensor, groups: int) -> Tensor:
     """
     grouped = maps.reshape(len(maps), groups, -1)
     centered = grouped - grouped.mean(dim=2, keepdim=True)
-    return (centered / (grouped.var(dim=2, keepdim=True, unbiased=False) + 1e-5).sqrt()).reshape(maps.shape)
+    return (centered / (grouped.var(dim=2, keepdim=True, unbiased=False) + 1e-5).sqrt()).reshape(maps.shape)  # 1e-5 as in nn.GroupNorm
 
 
 def unit_length(rows: Tensor) -> Tensor:

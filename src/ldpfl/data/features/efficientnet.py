@@ -23,13 +23,10 @@ from ldpfl.errors import ConfigError
 
 CHANNELS = 1280
 """Number of features of an image."""
-
 _STAGES = ((1, 1), (6, 2), (6, 2), (6, 2), (6, 1), (6, 2), (6, 1))
 """Expansion, and stride of the first block, for each stage. Kernels and widths are those of the weights."""
-
 _BLOCKS = {0: (1, 2, 2, 3, 3, 4, 1), 1: (1, 3, 3, 4, 4, 5, 1), 2: (1, 3, 3, 4, 4, 5, 1)}
 """Number of blocks of each stage, for Lite0 to Lite2. Lite1 and Lite2 differ in their widths."""
-
 _NORM_EPSILON = 1e-3
 """Constant that the network's batch norms add to a variance."""
 
@@ -66,9 +63,10 @@ class EfficientNetLite0(FeatureMap):
         return (CHANNELS,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the network's features (N, 1280) of images: their square roots, so that few large ones do not dominate, centered."""
+        """Return the features (N, 1280) of images: the square roots of the network's activations, centered and of length 1."""
         self.shape(tuple(inputs.shape[1:]))  # raises if they do not fit
-        inputs = inputs.expand(-1, 3, -1, -1)  # below, pixels are scaled as when the network was trained
+        inputs = inputs.expand(-1, 3, -1, -1)  # a grey channel is repeated
+        # The network was trained on pixels that were scaled by (pixel - 127) / 128.
         pictures = F.interpolate(inputs.float(), size=(self.size, self.size), mode="bilinear", align_corners=False).sub_(127).div_(128)
         activations = _activations(self.version, pictures)
         if self.mirrored:
@@ -122,7 +120,7 @@ def _assembled(weights: Mapping[str, Tensor], blocks_by_stage: tuple[int, ...]) 
 
 
 class _Block(nn.Module):
-    """Three convolutions that widen, work on each channel by itself, and narrow; with a shortcut if input and output have one shape."""
+    """Convolutions that widen, work on each channel by itself, and narrow. A shortcut is added if input and output have one shape."""
 
     def __init__(self, weights: Mapping[str, Tensor], name: str, expansion: int, stride: int) -> None:
         """Build the block ``name`` from its ``weights``. ``expansion`` is the factor by which it widens; 1 leaves this step out."""
@@ -151,7 +149,8 @@ def _convolution(
     layer.weight.data = kernel * scale[:, None, None, None]
     assert layer.bias is not None  # noqa: S101  # for mypy
     layer.bias.data = weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale
-    return nn.Sequential(_SamePadding(size, stride), layer, *([nn.ReLU6()] if activated else []))
+    steps: list[nn.Module] = [_SamePadding(size, stride), layer]
+    return nn.Sequential(*steps, nn.ReLU6()) if activated else nn.Sequential(*steps)
 
 
 class _SamePadding(nn.Module):

@@ -54,8 +54,8 @@ def extracted(
         name, options: as for :func:`feature_map`.
         warn: called if the cache cannot be written.
         digest: SHA-256 that frozen weights must have; "" allows any.
-        keep: whether the user's cache is read and written.
-        write_cache: whether the cache is also written.
+        keep: whether the user's cache is used. Features by import path never use it.
+        write_cache: whether new features are written to the cache, if it is used. Otherwise it is only read.
 
     Raises:
         ConfigError: the name or an option is unknown, the features do not fit the samples, or the weights have another digest.
@@ -87,7 +87,7 @@ def extracted(
                 part.unlink(missing_ok=True)
     train, test = (Samples(tensors[split].float(), getattr(dataset, split).targets) for split in ("train", "test"))
     notes = [features.note] if features.note else []
-    classes = dataset.classes if dataset.encoder is None else dataset.encoder.classes
+    classes = dataset.classes if dataset.encoder is None else dataset.encoder.classes  # kept, since the encoder is dropped
     with_features = replace(dataset, train=train, test=test, fingerprint=fingerprint, vocabulary=None, encoder=None, classes=classes)
     return with_features.with_notes(*notes)
 
@@ -98,8 +98,8 @@ _NOT_IN_FILE_NAMES = re.compile(r"[^\w.-]+")
 def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> None:
     """Raise if a sample's ``features`` depend on the other samples of a batch. Then one record would change the features of others.
 
-    Of five made-up samples, the first, the middle and the last one are replaced in turn by a far larger one. The features of the other four
-    must not change.
+    The check uses a batch of five made-up samples. The first, the middle and the last one are replaced in turn by a far larger sample. The
+    features of the other four must not change.
 
     Raises:
         PrivacyError: they change, and no mechanism randomises that.
@@ -107,27 +107,29 @@ def _check_independence(name: str, features: FeatureMap, dataset: Dataset) -> No
     inputs, generator = dataset.train.tensor, torch.Generator().manual_seed(0)
     uniform = torch.rand(6, *inputs.shape[1:], generator=generator)
     if tokens := dataset.tokens():
-        uniform *= tokens
+        uniform *= tokens  # cut to whole numbers below, which are tokens of the vocabulary
     else:  # a scale that a whole batch shares, as in quantisation, shows only beside an outlier
         uniform[5] *= _OUTLIER_FACTOR
-        uniform *= 1 if inputs.is_floating_point() else 256 / _OUTLIER_FACTOR
+        if not inputs.is_floating_point():
+            uniform *= 256 / _OUTLIER_FACTOR  # bytes: the outlier's are below 256, the others' below 16
     samples = uniform.to(inputs.dtype)
     batch, replacement = samples[:5], samples[5]
-    before = features(batch).nan_to_num()
+    before = features(batch).nan_to_num()  # NaN would not be equal to itself
     for replaced in (0, 2, 4):
         is_other = torch.arange(5) != replaced
-        after = features(torch.where(is_other.view(-1, *[1] * (batch.dim() - 1)), batch, replacement)).nan_to_num()
+        changed_batch = batch.clone()
+        changed_batch[replaced] = replacement
+        after = features(changed_batch).nan_to_num()
         if not torch.equal(before[is_other], after[is_other]):
             problem = f"features {name!r} of one sample change with the other samples of its batch, so a record would affect others"
             raise PrivacyError(f"{problem}: let forward treat each sample by itself (does it use batch statistics?)")
 
 
 _OUTLIER_FACTOR = 16
-"""Factor by which one made-up sample is larger than others. Bytes leave room for no larger one."""
+"""Factor by which one made-up sample is larger than others. Bytes hold 256 values, so with a larger factor others would nearly be 0."""
 
 _VERSION = 2
 """Version of the features, a part of the cache's key. Raise it if features change, so that old ones are not read from the cache."""
-
 
 _PART_SIZE = 128 * _BATCH_SIZE
 """Number of samples whose features are cached together while the features of others are still being computed."""
@@ -136,10 +138,10 @@ _PART_SIZE = 128 * _BATCH_SIZE
 def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progress, cache_file: Path | None) -> dict[str, Tensor]:
     """Return the computed features (N, ...) float16 by split. Parts are cached beside ``cache_file``, for a run that is stopped.
 
-    One sample does not change the features of another, not even their rounding, which depends on a sample's place and its batch's length:
-    all batches have the same length, and places are those of rows. Samples of persons are computed one at a time, since rows of one person
-    would move those of others. So are features by import path, by a copy of their module, and what classes and functions keep is put back
-    (:class:`OutsideState`, which says what is not found).
+    One sample must not change the features of another, not even their rounding. Rounding depends on a sample's place in its batch and on
+    the batch's length. So all batches are filled up to one length, and a row's place does not depend on other rows. Rows of persons are
+    computed one at a time, since the rows of one person would move those of others. So are features by import path. For each sample, their
+    module is copied afresh, and what classes and functions keep is reset (:class:`OutsideState` says what it cannot reset).
     """
     is_own_code, outside = not is_cacheable(name), OutsideState.of(features)
     batch_size = 1 if is_own_code or dataset.persons is not None else _BATCH_SIZE
@@ -164,8 +166,8 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
                     with outside.restored():
                         batch = copy.deepcopy(features)(samples).half()
                 else:
-                    missing = samples.new_zeros(batch_size - len(samples), *samples.shape[1:])
-                    batch = features(torch.cat([samples, missing])).half()[: len(samples)]
+                    filling = samples.new_zeros(batch_size - len(samples), *samples.shape[1:])
+                    batch = features(torch.cat([samples, filling])).half()[: len(samples)]
                 # A feature that is not finite becomes 0. If it were an error, the error would reveal that such a sample exists.
                 part[start : start + batch_size] = batch.where(torch.isfinite(batch), 0.0)
                 done += len(batch)
@@ -177,7 +179,7 @@ def _computed(dataset: Dataset, name: str, features: FeatureMap, progress: Progr
 
 
 def _ignore_warning(message: str) -> None:
-    """Ignore that a part cannot be cached. The user is warned once, when all features are cached together."""
+    """Ignore the warning that a part cannot be cached. The user is warned once, when all features are cached together."""
 
 
 def _read_cache(path: Path, dataset: Dataset, features: FeatureMap) -> dict[str, Tensor] | None:

@@ -4,9 +4,9 @@ Single layers of patch detectors see nearly as much as deep networks that were n
 here are of drawn leaves, and come from nobody's data. ``benchmarks/drawn_leaves.py`` draws the leaves and learns from them, and
 ``benchmarks/drawn_features.py`` compares the result with the package's file.
 
-Each patch of a picture is normalised, whitened and correlated with the filters of a dictionary. What a filter's correlation exceeds a
-threshold by is its response. Responses are averaged over each quarter of the picture, and over the picture and its mirror image. They are
-then projected on the principal directions of the responses to drawn leaves, and rescaled, so that a learner makes progress in all
+Each patch of a picture is normalised, whitened and correlated with the filters of a dictionary. A filter's response is the amount by which
+its correlation exceeds a threshold. Responses are averaged over each quarter of the picture, and over the picture and its mirror image.
+They are then projected on the principal directions of the responses to drawn leaves, and rescaled, so that a learner makes progress in all
 directions. Few directions are used, because noise grows with the root of the number of weights.
 """
 
@@ -55,15 +55,15 @@ class LeafFeatures(DrawnFeatures):
 def responses(pictures: Tensor, filters: Tensor, thresholds: Tensor) -> Tensor:
     """Return the square root of the response of each of K filters in each quarter of ``pictures`` (N, 3, H, W): (N, 4 K), of length 1."""
     values = pictures.float() / 255
-    upright, mirrored = (
+    original, mirrored = (
         F.adaptive_avg_pool2d((correlations(images, filters) - thresholds[:, None, None]).clamp_min_(0), _CELLS_PER_SIDE)
         for images in (values, values.flip(-1))
     )
-    return unit_length(((upright + mirrored) / 2).sqrt())
+    return unit_length(((original + mirrored) / 2).sqrt())
 
 
 def correlations(values: Tensor, filters: Tensor) -> Tensor:
-    """Return the product of K filters with each patch of ``values`` (N, 3, H, W), scaled to variance 1: (N, K, H - 5, W - 5)."""
+    """Return products of K filters, 6 x 6 with mean 0, with the patches of ``values`` (N, 3, H, W) at variance 1: (N, K, H - 5, W - 5)."""
     averaging = torch.full((1, *filters.shape[1:]), 1 / filters[0].numel())  # a convolution with it gives each patch's mean
     mean, mean_square = F.conv2d(values, averaging), F.conv2d(values**2, averaging)
     return F.conv2d(values, filters).div_(((mean_square - mean**2).clamp_min(0) + VARIANCE_FLOOR).sqrt())

@@ -25,7 +25,7 @@ from ldpfl.util.suggestions import did_you_mean
 from ldpfl.util.user_code import PRETRAINED, TIMM, import_library
 
 _PADDING = -1
-"""Stands for padding in texts as one tensor, which has no mask."""
+"""Number in the place of padding tokens, where tokenised texts are one tensor without a mask."""
 
 _RGB = 3
 """Number of channels of an encoder whose config does not state it."""
@@ -82,7 +82,7 @@ class FrozenEncoder(FeatureMap):
         return f"data.features come from the frozen network {self.name} (SHA-256 {self.digest[:16]}): {TAKEN_FOR_PUBLIC}"
 
     def prepared(self, dataset: Dataset) -> Dataset:
-        """Return ``dataset`` if its samples are images; else raise. A subclass for texts also takes tokens."""
+        """Return ``dataset`` if its samples are images; else raise. A subclass that reads texts handles tokens before it calls this."""
         if self.reads_texts:
             raise ConfigError(
                 f"features {self.name!r} are made from texts, but these samples are not: name the column of texts in data.text"
@@ -96,7 +96,7 @@ class FrozenEncoder(FeatureMap):
         return dataset
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the features of a sample of zeros, since configs of networks do not all state it."""
+        """Return the shape of one sample's features. It is that for a sample of zeros, since configs of networks do not all state it."""
         if self.reads_texts:
             sample = torch.zeros(1, *inputs, dtype=torch.int64)
         elif len(inputs) == 3 and inputs[0] in (self._channels, 1):
@@ -162,6 +162,7 @@ def _timm_network(name: str, weights: str) -> nn.Module:
             )
         source, overlay = f"local-dir:{folder}", {}
     else:
+        # Some configs ask for a loader of their own, for another format. This file is safetensors, which the common loader reads.
         source, overlay = name, {"file": _timm_weights(timm, name, weights), "custom_load": False}
     with raising_config_error(f"features {TIMM}{name} cannot be loaded"):
         loaded = timm.create_model(source, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
@@ -195,7 +196,8 @@ def _timm_weights(timm: Any, name: str, weights: str) -> str:
             raise ConfigError(f"data.feature_options.weights is {weights!r}, expected an existing file of weights, NAME.safetensors")
         return weights
     config = timm.get_pretrained_cfg(name)
-    origin, file = getattr(config, "hf_hub_id", None), getattr(config, "hf_hub_filename", None) or "model.safetensors"
+    origin = getattr(config, "hf_hub_id", None)
+    file = getattr(config, "hf_hub_filename", None) or "model.safetensors"
     cached = import_module("huggingface_hub").try_to_load_from_cache(origin, file) if origin else None
     if not isinstance(cached, str):
         command = f"`hf download {origin} {file}`" if origin else "hand (timm names no source)"
@@ -250,9 +252,10 @@ class TransformersFeatures(FrozenEncoder):
         """Return the mean (N, F) of the last hidden states: of images over all positions, of texts over all tokens but padding."""
         if not self.reads_texts:
             states: Tensor = self._network(pixel_values=_preprocessing(local_folder(self.name))(inputs)).last_hidden_state
+            # Transformers return (N, positions, F), convolutional networks (N, F, height, width).
             return states.mean(dim=1) if states.dim() == 3 else states.flatten(2).mean(dim=2)
         mask = (inputs != _PADDING).long()
-        padding_token = getattr(self._network.config, "pad_token_id", None) or 0
+        padding_token = getattr(self._network.config, "pad_token_id", None) or 0  # any token would do, since the mask hides it
         states = self._network(input_ids=inputs.where(mask.bool(), padding_token), attention_mask=mask).last_hidden_state
         weights = mask[:, :, None].float()
         return (states * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
@@ -306,9 +309,10 @@ def _preprocessing(folder: str) -> Preprocessing:
         processor = import_library("transformers.image_processing_utils").BaseImageProcessor
         config, _ = processor.get_image_processor_dict(folder, local_files_only=True)
         size = config.get("crop_size") if config.get("do_center_crop") else config["size"]
-        height, width = (
-            (size, size) if isinstance(size, int) else (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
-        )
+        if isinstance(size, int):
+            height = width = size
+        else:  # a config with one edge alone means to crop afterwards; here nothing is cropped, and both sides get this length
+            height, width = (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
         mean, std = (config["image_mean"], config["image_std"]) if config.get("do_normalize", True) else ([0.0], [1.0])
         is_bilinear = config.get("resample", _PILLOW_BILINEAR) == _PILLOW_BILINEAR
         return Preprocessing((int(height), int(width)), mean, std, "bilinear" if is_bilinear else "bicubic")

@@ -33,12 +33,11 @@ _REGISTRY: Mapping[str, Callable[..., FeatureMap]] = {
     "efficientnet-lite2": EfficientNetLite2,
 }
 
-
 _ENCODERS_BY_PREFIX: Mapping[str, Callable[..., FeatureMap]] = {TIMM: TimmFeatures, PRETRAINED: TransformersFeatures}
 
 
 def is_cacheable(name: str) -> bool:
-    """Whether the features ``name`` depend only on what the cache's key contains. Code by import path may change without its name."""
+    """Return whether the features ``name`` may be cached. Those by import path may not: the code may change and keep its path."""
     return not is_code(name) or name.startswith(tuple(_ENCODERS_BY_PREFIX))
 
 
@@ -96,6 +95,7 @@ class _FrozenModule(FeatureMap):
         return digest_of({key: value for key, value in state.items() if isinstance(value, Tensor) and not value.is_quantized})
 
     def shape(self, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of one sample's features, computed for two samples of zeros: a module may drop the axis of a batch of one."""
         return tuple(self(torch.zeros(2, *inputs, dtype=torch.uint8 if len(inputs) == 3 else torch.float32)).shape[1:])
 
     def __call__(self, inputs: Tensor) -> Tensor:

@@ -24,13 +24,10 @@ from ldpfl.errors import ConfigError
 
 _DIRECTIONS = 8
 """Number of directions of the wavelets."""
-
 _GROUPS = 27
 """Number of groups in which the maps are normalised."""
-
 _STRIDE = 4
 """Number of pixels each way over which maps are averaged: 2^J for J = 2 scales."""
-
 MAPS = 1 + 2 * _DIRECTIONS + _DIRECTIONS**2
 """Number of maps of each channel: the average, the moduli of both scales, and the moduli of the finer convolved with the coarser."""
 
@@ -90,9 +87,9 @@ class Scattering(FeatureMap):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the maps of images: the images, and moduli of their convolutions with wavelets, all averaged over 4 x 4 pixels."""
-        images, shape = inputs, self.shape(tuple(inputs.shape[1:]))
-        fine, coarse, average = _filters(images.shape[2] + 2 * _STRIDE, images.shape[3] + 2 * _STRIDE)
-        padded = F.pad(images.float() / 255, (_STRIDE,) * 4, mode="reflect")
+        shape = self.shape(tuple(inputs.shape[1:]))
+        fine, coarse, average = _filters(inputs.shape[2] + 2 * _STRIDE, inputs.shape[3] + 2 * _STRIDE)
+        padded = F.pad(inputs.float() / 255, (_STRIDE,) * 4, mode="reflect")
         spectrum = torch.fft.fft2(padded)[:, :, None]  # (N, C, 1, H + 8, W + 8)
 
         def averaged(maps: Tensor) -> Tensor:
@@ -101,7 +98,7 @@ class Scattering(FeatureMap):
             # Keeping every fourth pixel each way means averaging the 4 x 4 blocks of the spectrum.
             blocks = (maps * average).reshape(*maps.shape[:-2], _STRIDE, height // _STRIDE, _STRIDE, width // _STRIDE)
             pixels: Tensor = torch.fft.ifft2(blocks.mean((-4, -2))).real
-            return pixels[..., 1:-1, 1:-1]
+            return pixels[..., 1:-1, 1:-1]  # the padding is one pixel wide now
 
         def modulus(maps: Tensor, wavelets: Tensor) -> Tensor:
             """Return the spectra of the moduli of maps, given their spectra, after convolution with ``wavelets``."""
@@ -117,7 +114,7 @@ class Scattering(FeatureMap):
 
 @lru_cache(maxsize=4)
 def _filters(height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the spectra of the filters: of the finer and the coarser wavelets, (8, height, width) each, and of the average.
+    """Return the spectra of the finer and of the coarser wavelets, (8, height, width) each, and of the filter that averages.
 
     The spectra are real, because each filter's value at -x is the complex conjugate of its value at x.
     """
@@ -146,7 +143,8 @@ def _morlet(height: int, width: int, sigma: float, angle: float, frequency: floa
 def _gabor(height: int, width: int, sigma: float, angle: float, frequency: float, slant: float) -> NDArray[np.complex128]:
     """Return a Gabor function (height, width): a Gaussian times a wave of this ``frequency``, in radians per pixel, along ``angle``.
 
-    The Gaussian's deviation is ``sigma`` pixels along the angle, and ``sigma / slant`` across it. The sum makes the function periodic.
+    The Gaussian's deviation is ``sigma`` pixels along the angle, and ``sigma / slant`` across it. Copies that are shifted by multiples of
+    the height and width are added, so that the function is periodic, as the Fourier transform needs.
     """
     total = np.zeros((height, width), dtype=np.complex128)
     for rows in range(-2, 3):
