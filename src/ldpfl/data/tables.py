@@ -422,7 +422,7 @@ def _table_of_frame(
 
 
 def _rounded_floats(series: Any) -> NDArray[np.bool_]:
-    """Return a mask of the cells of a pandas series that are floats that may be rounded: from 2^53 on, or 2^24 (float32), or 2^11 (float16)."""
+    """Return a mask of the cells of a pandas series that a float may have rounded: from 2^53 on, or 2^24 (float32) or 2^11 (float16)."""
     from pandas.api import types
 
     if types.is_float_dtype(series):
