@@ -32,7 +32,7 @@ from ldpfl.privacy.accountants.adaptive import filter_order, filtered_epsilon, h
 from ldpfl.privacy.accounting import account
 from ldpfl.privacy.authors import released
 from ldpfl.privacy.budget import Budget
-from ldpfl.privacy.budget_file import charge_lost, read_books, read_charges, set_limit
+from ldpfl.privacy.budget_file import charge_lost, most_that_fit, read_books, read_charges, set_limit
 from ldpfl.privacy.policy import Limit, Policy, Request
 
 RANGES = LayerRanges(center=0.0, radius=0.1, sizes=(6, 4))
@@ -177,6 +177,11 @@ def test_a_check_allows_what_would_be_charged_and_writes_nothing(path: Path) -> 
     for _ in range(2):
         declined(lambda: budget.check(request(4)), "all releases would cost epsilon 20")
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 1000, 2**29 - 1, 2**29, 2**29 + 5, 999_999_999, 10**9, 10**12])
+def test_rounds_left_are_found_up_to_a_billion(limit: int) -> None:
+    assert most_that_fit(lambda number: number <= limit) == min(limit, 10**9)
 
 
 def test_rounds_left_of_what_costs_next_to_nothing_are_many(path: Path) -> None:

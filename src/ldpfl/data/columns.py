@@ -314,7 +314,7 @@ def public_bounds(config: DataConfig, name: str) -> tuple[float, float] | None:
         return None
     low, high = config.bounds[name]
     if not 0 < high - low < inf:  # inf: the difference of huge bounds overflows
-        remedy = "fill in its publicly known bounds" if low == high else "exchange them"
+        remedy = "exchange them" if low > high else "fill in its publicly known bounds"
         raise ConfigError(f"data.bounds.{name} is [{low:g}, {high:g}], expected the smallest value first, then the largest: {remedy}")
     return low, high
 

@@ -194,4 +194,5 @@ class Division(Sequence[Places]):
         columns = np.arange(int(sizes.max(initial=0)))
         is_real = columns < sizes
         columns = np.where(is_real, columns, 0)  # 0 repeats the client's first index
-        return self.places[self.starts[clients, None] + columns], is_real
+        indices = np.minimum(self.starts[clients, None] + columns, len(self.places) - 1)  # a last client without samples starts behind them
+        return self.places[indices], is_real

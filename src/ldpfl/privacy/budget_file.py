@@ -194,9 +194,8 @@ def most_that_fit(fits: Callable[[int], bool]) -> int:
     low, high = 1, 2
     while high < MAX_ROUNDS_LEFT and fits(high):  # double until the number does not fit, then bisect between the last two
         low, high = high, 2 * high
-    if high >= MAX_ROUNDS_LEFT:
-        return MAX_ROUNDS_LEFT
-    return bisect_left(range(high), True, lo=low, key=lambda number: not fits(number)) - 1  # the one before the first that does not fit
+    numbers = range(min(high, MAX_ROUNDS_LEFT) + 1)
+    return bisect_left(numbers, True, lo=low, key=lambda number: not fits(number)) - 1  # the one before the first that does not fit
 
 
 def read_books(path: Path, protects: Protected = "client") -> Books:
