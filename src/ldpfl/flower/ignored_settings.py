@@ -63,7 +63,10 @@ def node_requirements(config: RunConfig, *, at_nodes: bool) -> Iterator[str]:
 
     ``at_nodes`` says whether each node trains on its own table.
     """
-    yield "LDPFL_POLICY, LDPFL_BUDGET: the node's policy and lifetime budget, made by ldpfl policy init; nodes share a budget only if they hold data of the same people"
+    yield (
+        "LDPFL_POLICY, LDPFL_BUDGET: the node's policy and lifetime budget, made by ldpfl policy init; nodes share a budget only if they "
+        "hold data of the same people"
+    )
     if at_nodes:
         yield "LDPFL_DATA: the node's table"
     else:
