@@ -454,7 +454,7 @@ def test_bounds_without_a_width_are_refused() -> None:
 @pytest.mark.xdist_group("imports-of-apps")
 def test_the_app_on_the_page_is_one(tmp_path: Path, ldpfl: CommandLine) -> None:
     page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```toml\n(# pyproject.toml of the app.*?)^```", page, re.M | re.S)
+    (code,) = re.findall(r"^```toml\n(# in pyproject.toml of the ready app.*?)^```", page, re.M | re.S)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "pyproject.toml").write_text(f"[tool.flwr.app.components]\nclientapp = 'ldpfl.flower.apps:client_app'\n{code}")
     rows(30, 1).to_csv(tmp_path / "patients.csv", index=False)

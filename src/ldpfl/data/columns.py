@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from math import inf
 
@@ -191,19 +192,19 @@ def check_exact_names(table: Table, name: str, setting: str) -> None:
 def _is_text_of_rounded_float(text: str) -> bool:
     """Return whether ``text`` is a float that a program may have rounded.
 
-    That is a float of 2^53 or more, such as 9007199254740992.0 or 1.1010519491231E17, or one with six digits or fewer of twelve or more,
-    such as 1.23457E+11, as Excel writes long numbers.
+    That is a float of 2^53 or more, such as 9007199254740992.0 or 1.1010519491231E17, or one from 1e11 on that has fewer digits than its
+    whole number, such as 1.23457E+11, as Excel and others write long numbers.
     """
-    parts = re.fullmatch(r"\s*[+-]?(\d+\.\d*|\d+(?=[eE][+-]))([eE][+-]?\d{1,3})?\s*", text)
+    parts = re.fullmatch(r"\s*[+-]?(\d+[.,]\d*|[.,]\d+|\d+(?=[eE][+-]))([eE][+-]?\d{1,3})?\s*", text)
     if parts is None:
         return False
-    few_digits = parts[2] is not None and len(parts[1].replace(".", "").strip("0")) <= _EXCEL_DIGITS
-    return abs(float(text)) >= (_EXCEL_ROUNDS_FROM if few_digits else MAX_EXACT)
+    size = abs(Decimal(text.strip().replace(",", ".")))
+    digits = len(re.sub(r"[.,]", "", parts[1]).lstrip("0"))
+    return size >= MAX_EXACT or (size >= _SHORTENED_FROM and digits <= size.adjusted())
 
 
-_EXCEL_DIGITS = 6
-_EXCEL_ROUNDS_FROM = 1e11
-"""Excel writes numbers from 1e11 on with six digits and an exponent."""
+_SHORTENED_FROM = 10**11
+"""Excel shortens whole numbers from 1e11 on."""
 
 
 def person_names(table: Table, config: DataConfig) -> list[str]:

@@ -63,8 +63,8 @@ def _normalise_name(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else ""
 
 
-_NUMBER = re.compile(r"[+-]?(?:\d+|(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]\d+)")
-"""Matches a number as programs write it. A code such as 12E5, without a point or a sign, is none."""
+_NUMBER = re.compile(r"[+-]?(?:\d+|(?:\d+[.,]\d*|[.,]\d+)(?:[eE][+-]?\d{1,3})?|\d+[eE][+-]\d{1,3})")
+"""Matches a number as programs write it, also with a decimal comma. A code such as 12E5, without a point or a sign, is none."""
 
 _MAX_NUMBER_LENGTH = 60
 """Maximum number of characters, and of digits before or after the point, of a name that is read as a number."""
@@ -76,11 +76,11 @@ def normalise_text(text: str) -> str:
     One file may write 17 as 17.0, +17, 017 or 1.7E1. Two persons whose names become equal are protected as one, and so each of them. One
     person with two names would count as two, and its epsilon would be larger than stated.
     """
-    visible = text if text.isascii() else "".join(sign for sign in normalize("NFKC", text) if category(sign) != "Cf")
-    name = visible.strip()
+    visible = "".join(sign for sign in text if sign.isascii() or category(sign) != "Cf")
+    name = normalize("NFKC", visible).strip()
     if len(name) > _MAX_NUMBER_LENGTH or not _NUMBER.fullmatch(name):
         return name
-    number = Decimal(name)
+    number = Decimal(name.replace(",", "."))
     if abs(number.adjusted()) >= _MAX_NUMBER_LENGTH:
         return name
     digits = f"{number:f}" if number else "0"  # a number 0 may have a sign
