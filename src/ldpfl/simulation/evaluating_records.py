@@ -88,7 +88,7 @@ class RecordScores:
     @property
     def size(self) -> int:
         """Number of entries of a record's vector."""
-        return 1 + self.of_classes * (2 + self.cells + 2 * BINS)
+        return NUMBERS + self.cells + 2 * BINS if self.of_classes else 1
 
     @property
     def ranges(self) -> LayerRanges:
@@ -114,8 +114,9 @@ class RecordScores:
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vectors (R, size) of the task's records at ``rows`` (R,); with ``one_by_one`` each by a copy of the model."""
         vectors = [torch.zeros(0, self.size, dtype=torch.float64)]  # so that there is something to join if ``rows`` is empty
-        for start in range(0, len(rows), 1 if self.one_by_one else max(1, len(rows))):
-            batch = task.data.take(rows[start : start + 1] if self.one_by_one else rows)
+        rows_at_once = 1 if self.one_by_one else max(1, len(rows))
+        for start in range(0, len(rows), rows_at_once):
+            batch = task.data.take(rows[start : start + rows_at_once])
             with task.isolated() if self.one_by_one else nullcontext(task) as own:
                 vectors += [self.vectors(own, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(own, weights, batch)]
         return torch.cat(vectors)
@@ -130,6 +131,7 @@ class RecordScores:
         weights, rows = self.weights, torch.arange(len(targets))
         losses = task.losses(outputs, targets).double().nan_to_num(nan=self.loss_bound, posinf=self.loss_bound)
         vectors = torch.zeros(len(targets), self.size, dtype=torch.float64)
+        # A number in [0, 1] enters less 0.5, which makes the longest vectors shorter and changes no distance between two of them.
         vectors[:, 0] = weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(is_usable, 1.0) - 0.5)
         if self.of_classes:
             actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)
@@ -170,7 +172,7 @@ class ClientEvaluation:
         return is_due(number, self.rounds, self.every)
 
     def before(self, number: int) -> int:
-        """Return the number of evaluations after rounds before ``number``."""
+        """Return how many evaluations take place before round ``number``."""
         return sum(self.is_due(earlier) for earlier in range(1, number))
 
     @property
@@ -226,8 +228,8 @@ class Figure:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval from the deviations by noise and by sample, as if normal, widened for binning, within the metric's bounds."""
-        half = 1.96 * sqrt(self.noise**2 + self.records**2) + self.binning
-        low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
+        half_width = 1.96 * sqrt(self.noise**2 + self.records**2) + self.binning
+        low, high = (min(max(end, self.least), self.most) for end in (self.value - half_width, self.value + half_width))
         return low, high
 
 
@@ -257,14 +259,14 @@ class ClientFigures:
     def all(self) -> dict[str, Figure]:
         """Return each metric by its name. A metric that is lost in the noise is left out."""
         weights, bound, count, noise = self.scores.weights, self.scores.loss_bound, self.records, self.total.noise
-        # A record adds its weight times its value minus 0.5, see :meth:`RecordScores.vectors`.
+        # A record adds weight * (value - 0.5) to a sum, see :meth:`RecordScores.vectors`.
         loss = 0.5 + float(self.total.points[0]) / (weights.loss * count)
         # The variance of the records' losses is not measured. Values in [0, 1] with mean m have a variance of at most m (1 - m).
         figures = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
         if self.scores.of_classes:
             right = 0.5 + float(self.total.points[1]) / (weights.right * count)
             figures[RIGHT] = Figure(right, noise / (weights.right * count), _deviation(right, count))
-            if weights.gap:
+            if weights.gap:  # 0 if clients send bits, which leave the gap out
                 gap = 2 * float(self.total.points[2]) / (weights.gap * count)
                 figures[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
             figures |= self._shown_auroc()
@@ -344,14 +346,17 @@ _CLEAR_DEVIATIONS = 5.0
 It is so large because a number that is chosen for being large is mostly too large.
 """
 _SELECTION_FACTOR = 1.33
-"""Factor on the noise in intervals of figures that are shown only if such a number is large. Without it, they would hold too seldom."""
+"""Factor on the noise in intervals of figures that are shown only if a noisy number of records is that large.
+
+Without it, such intervals would contain the true value too seldom.
+"""
 
 
 def _share_interval(part: float, count: float, noise: float) -> tuple[float, float]:
-    """Return a 95 % interval of the share ``part`` / ``count``, where ``part`` and ``count - part`` each have the deviation ``noise``.
+    """Return a 95 % interval of the share ``part`` / ``count``. ``part`` and ``count - part`` each have noise of deviation ``noise``.
 
-    The interval has each share p for which part - p count, whose mean is 0 if p is true, lies within 1.96 standard deviations. Both the
-    noise (Fieller) and the finite number of records (Wilson) contribute. So the ends solve the quadratic equation
+    If p is the true share, then part - p count has the mean 0. The interval has each p for which it lies within 1.96 standard deviations.
+    Both the noise (Fieller) and the finite number of records (Wilson) contribute to these. So the ends solve the quadratic equation
     (part - p count)^2 = N ((1 - p)^2 + p^2) + R p (1 - p). N is 1.96^2 times the variance of the noise, widened by _SELECTION_FACTOR, and R
     is 1.96^2 count.
     """
@@ -376,11 +381,13 @@ def _auroc_figure(negatives: NDArray[np.float64], positives: NDArray[np.float64]
     """Return the AUROC from the counts in bins of scores, ``negatives`` for the first class and ``positives`` for the second.
 
     It is the probability that a record of the second class has the higher score; ties count half. Deviations are to first order (delta
-    method). Scaling all counts of a class does not change the AUROC, so its totals need not be exact. ``noise`` is a count's deviation.
+    method). Scaling all counts of a class does not change the AUROC, so the noise in a class's total does no harm. ``noise`` is the
+    standard deviation of the noise in each count.
     """
     below = np.cumsum(negatives) - negatives / 2
     above = positives.sum() - np.cumsum(positives) + positives / 2
     value = float((positives * below).sum() / (positives.sum() * negatives.sum()))
+    # The derivative of the AUROC by each count.
     slopes = np.stack([(above / positives.sum() - value) / negatives.sum(), (below / negatives.sum() - value) / positives.sum()])
     variance = (np.maximum([negatives, positives], 0.0) * slopes**2).sum()
     # Ties count half. In truth between none and all tied pairs are in order, so the error is at most half their share.
