@@ -158,13 +158,11 @@ def schedule_of(federation: Federation, state: ServerState, clients: NDArray[np.
 
 
 def _gradient_batch(federation: Federation, round_number: int, clients: NDArray[np.int64], samples: Division) -> BatchSchedule:
-    """Return the schedule of one gradient step: all ``samples``, or a Poisson sample of them if the mechanism relies on one.
-
-    The guarantee holds only if nobody learns which records are sampled, so the sample depends on a secret seed.
-    """
+    """Return the schedule of one gradient step: all ``samples``, or a Poisson sample of them if the mechanism relies on one."""
     whole, rate = full_batch(samples, federation.batch_width), record_rate_of(federation.mechanism)
     if rate == 1:
         return whole
+    # The guarantee holds only if nobody learns which records are sampled, so a secret seed decides.
     return poisson_batch(whole, rate, SeededStreams.of(clients, require_secret(federation.coin_seed), Purpose.RECORDS, round_number))
 
 

@@ -346,10 +346,7 @@ _CLEAR_DEVIATIONS = 5.0
 It is so large because a number that is chosen for being large is mostly too large.
 """
 _SELECTION_FACTOR = 1.33
-"""Factor on the noise in intervals of figures that are shown only if a noisy number of records is that large.
-
-Without it, such intervals would contain the true value too seldom.
-"""
+"""Factor on the noise in intervals of figures that are shown only if a noisy number is large. Without it, they would hold too seldom."""
 
 
 def _share_interval(part: float, count: float, noise: float) -> tuple[float, float]:

@@ -139,10 +139,8 @@ class LeastSquares:
         classes have normal features of one covariance, then the log odds are log(q / (1 - q)) + (f - q - R2 (1/2 - q)) / (q (1 - q)
         (1 - R2)). That follows from the formulas of both for the difference of the classes' means.
 
-        Args:
-            products_with_bias: (p - 1,) means of the features' products with the constant of the bias.
-            crossed: (p, 2) means of the features' products with the targets.
-            least: least distance of q from 0 and 1.
+        ``least`` is the least distance of q from 0 and 1. ``crossed`` (p, 2) and ``products_with_bias`` (p - 1,) are means of the features'
+        products with the targets and with the constant of the bias.
         """
         half = sqrt(1 / 2)  # the length of a centered indicator
         share = min(max(1 / 2 + float(crossed[-1, 1]) * self._longest * half, least), 1 - least)
@@ -199,10 +197,8 @@ class LeastSquares:
 
     @property
     def _length(self) -> float:
-        """Length of the longest vectors: the largest that keeps two vectors at most APART apart, and each coordinate at most 1.
-
-        With coordinates of at most 1, sums over records fit the mechanism's lattice.
-        """
+        """Length of the longest vectors, such that two of them lie at most APART apart, and their sums fit the mechanism's lattice."""
+        # For the lattice, the second bound keeps each coordinate at most 1.
         return min(APART / _distance(self.target_share), 1 / sqrt(1 - self.target_share))
 
 
