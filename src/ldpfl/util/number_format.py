@@ -9,7 +9,7 @@ from math import isfinite
 def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
     """Format a number with about four digits and thousands separators. By default it is rounded up, as an upper bound must be.
 
-    Rounding errors of binary fractions, relative to the number less than 1e-12, are not rounded up. A text is returned as it is.
+    Rounding errors of binary fractions, which are below 1e-12 of the number, are ignored. A text is returned as it is.
     """
     if isinstance(value, str):
         return value

@@ -18,7 +18,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         matches = sorted((option for option in options if last_part[option].startswith(name)), key=len)
     matches = matches or get_close_matches(name, options, n=1, cutoff=0.55)
     # Where several sections have a setting of this name, that of the mechanism is meant, as in arguments of ldpfl.run.
-    return min(matches, key=lambda option: not option.startswith("mechanism."), default=None)
+    of_mechanism = [option for option in matches if option.startswith("mechanism.")]
+    return next(iter(of_mechanism or matches), None)
 
 
 def did_you_mean_file(name: str, files: Iterable[str]) -> str:
