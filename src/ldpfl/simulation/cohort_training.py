@@ -134,7 +134,7 @@ def explained_pytorch_errors(federation: Federation, state: ServerState, schedul
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # its text explains itself
         raise
     except RuntimeError as error:
         first_client = BatchSchedule(schedule.index[:1], schedule.mask[:1])

@@ -60,10 +60,8 @@ class CountedSteps:
         """Return a counter for the bits of ``clients``, or None if their bits cannot be counted in the compiled step.
 
         The result is None if a client makes several steps or is weighted by its size, or if the mechanism does not send one bit for each
-        weight. It is None on a user's own data, too, because there the random words depend on the values.
-
-        Args:
-            ends: lowest and highest value (d,) of each weight's range.
+        weight. It is None on a user's own data, too, because there the random words depend on the values. ``ends`` are the lowest and the
+        highest value (d,) of each weight's range.
         """
         if federation.own_data or federation.work.full_weight is not None:
             return None

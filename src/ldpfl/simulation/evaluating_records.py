@@ -213,14 +213,14 @@ class Figure:
 
     Attributes:
         value: the estimate. It is unbiased, except for the binning of scores.
-        noise, records: standard deviation of the estimate due to noise, and due to the finite number of records.
+        noise, sampling: standard deviation of the estimate due to noise, and due to the finite number of records.
         binning: bound on the error due to binning of scores.
         least, most: bounds of the metric. Noise may move the value beyond them, but not the ends of the interval.
     """
 
     value: float
     noise: float
-    records: float
+    sampling: float
     binning: float = 0.0
     least: float = 0.0
     most: float = 1.0
@@ -228,7 +228,7 @@ class Figure:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval from the deviations by noise and by sample, as if normal, widened for binning, within the metric's bounds."""
-        half_width = 1.96 * sqrt(self.noise**2 + self.records**2) + self.binning
+        half_width = 1.96 * sqrt(self.noise**2 + self.sampling**2) + self.binning
         low, high = (min(max(end, self.least), self.most) for end in (self.value - half_width, self.value + half_width))
         return low, high
 
@@ -277,7 +277,7 @@ class ClientFigures:
         if not self.scores.of_classes:
             return None
         bins, noise = self._bins()
-        return Figure(float(bins.sum()), noise=noise * sqrt(bins.size), records=0.0, most=inf)
+        return Figure(float(bins.sum()), noise=noise * sqrt(bins.size), sampling=0.0, most=inf)
 
     def confusion(self) -> tuple[NDArray[np.float64], float] | None:
         """Return the confusion matrix (true class, predicted class) in records, and the noise of a cell; None if it was not measured."""

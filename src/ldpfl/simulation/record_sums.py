@@ -261,7 +261,7 @@ def released_pool(
 
 def noisy_sum(pool: ReportPool | PartialPool, mechanism: DpSgd, size: int) -> NoisySum:
     """Return the noisy sum of vectors of this ``size``, in lattice points, from the reports of ``mechanism`` in ``pool``."""
-    # The mechanism states a mean over records, in multiples of the clipping norm. So the sum in points is a multiple of it.
+    # The mechanism states a mean over records, in multiples of the clipping norm.
     ranges, points_per_mean = ranges_of(size), mechanism.records * mechanism.sample_rate * pool.clients * mechanism.steps
     points = pool.aggregate(mechanism, ranges).mean.double().numpy() * points_per_mean
     return NoisySum(points, float(mechanism.noise(ranges).largest_std(pool.clients)[0]) * points_per_mean)

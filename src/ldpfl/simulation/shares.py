@@ -134,7 +134,7 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
 def _train_and_encode(
     federation: Federation, start: RoundStart, share: Share, rows: NDArray[np.intp], clipped: ClippedCounter
 ) -> tuple[SentNoise | None, Reports, KeptLayers | None]:
-    """Train the clients at ``rows`` of a ``share`` together. Return the noise in their reports, the reports, and their personal layers."""
+    """Train the clients at ``rows`` of a ``share``. Return noise, reports and personal layers, and add values to the counts ``clipped``."""
     clients, facts = share.clients[rows], share.facts.take(rows)
     mechanism = facts.with_noise_of_clients(start.mechanism)
     trained, personal = train_with_personal_layers(federation, start.state, clients, facts.personal)

@@ -240,10 +240,8 @@ class Automatic:
 
 
 def _add_progress(clients_done: ClientsDone, before: int, total: int, done: int, _: int) -> None:
-    """Tell ``clients_done`` that ``done`` clients of the current shares are trained, besides ``before`` clients of earlier shares.
-
-    The last argument, the number of clients of the current shares, is unused: ``total`` is that of all shares.
-    """
+    """Tell ``clients_done`` that ``done`` clients of the current shares are trained, besides ``before`` clients of earlier shares."""
+    # The last argument, the number of clients of the current shares, is not used: ``total`` counts those of all shares.
     clients_done(before + done, total)
 
 

@@ -274,6 +274,9 @@ def as_source(generator: RandomSource | torch.Generator) -> RandomSource:
     return _TorchSource(generator) if isinstance(generator, torch.Generator) else generator
 
 
+_NO_STREAM = "the random source has no stream for client number {} (from 0): pass a source with a stream for each client. Nothing was sent"
+
+
 def draw(source: RandomSource, row: int, count: int) -> Tensor:
     """Return ``count`` int32 values for ``row``, and check them.
 
@@ -285,7 +288,7 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
     try:
         words = source.int32(row, count)
     except IndexError:
-        raise PrivacyError(f"the random source has no stream for client number {row}: pass one per client. Nothing was sent") from None
+        raise PrivacyError(_NO_STREAM.format(row)) from None
     if words.dtype != torch.int32 or words.shape != (count,):
         raise PrivacyError(f"the random source returned {words.dtype} {tuple(words.shape)}, expected int32 ({count},); nothing was sent")
     return words
@@ -330,7 +333,7 @@ def _checked_words(call: Callable[[], NDArray[np.int32]], shape: tuple[int, ...]
     try:
         words = call()
     except IndexError:
-        raise PrivacyError(f"the random source has no stream for client number {last}: pass one per client. Nothing was sent") from None
+        raise PrivacyError(_NO_STREAM.format(last)) from None
     if words.dtype != np.int32 or words.shape != shape:
         raise PrivacyError(f"the random source returned {words.dtype} {words.shape}, expected int32 {shape}; nothing was sent")
     return words
@@ -361,7 +364,7 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
 
 
 def blocks(clients: int, dimension: int, values: int = 4 * COORDINATE_BLOCK) -> Iterator[tuple[range, slice]]:
-    """Yield blocks (rows, columns) of about ``values`` values of a (``clients``, ``dimension``) matrix. Blocks of equal columns are adjacent."""
+    """Cut a matrix (``clients``, ``dimension``) into blocks (rows, columns) of about ``values`` numbers, all first columns first."""
     for columns in coordinate_blocks(dimension):
         yield from ((rows, columns) for rows in client_blocks(clients, columns.stop - columns.start, values=values))
 

@@ -196,7 +196,7 @@ class OutsideState:
     def restored(self) -> Iterator[None]:
         """After the block, put back all values that the classes and functions keep. A value that cannot be copied stays."""
         of_classes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
-        of_functions = [(function, comparable_copy(_kept_by_function(function)), _way_back(function)) for function in self.functions]
+        of_functions = [(function, comparable_copy(_kept_by_function(function)), _restorer(function)) for function in self.functions]
         try:
             yield
         finally:
@@ -282,7 +282,7 @@ def _copy_of(value: Any) -> Any:
     return value
 
 
-def _way_back(function: FunctionType) -> Callable[[], None]:
+def _restorer(function: FunctionType) -> Callable[[], None]:
     """Return a function that puts back all that ``function`` keeps now."""
     cells = []
     for cell in function.__closure__ or ():
