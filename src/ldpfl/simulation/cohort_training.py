@@ -180,8 +180,8 @@ def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[n
 def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> int:
     """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
 
-    The first step is timed for growing chunks. It ends once two sizes take clearly longer for each client than the best so far, or once a
-    chunk would not fit into memory.
+    The first step is timed for growing chunks. Timing ends once two sizes take clearly longer for each client than the best so far, or once
+    a chunk would not fit into memory.
     """
     probe = schedule.head(1)
     fitting = min(schedule.clients, _fitting_clients(trainer, weights, probe, device))

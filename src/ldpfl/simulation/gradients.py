@@ -99,10 +99,10 @@ class RecordGradientTrainer:
         index, mask = _only_step(schedule)
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
         lanes = self.block(weights)  # a record's lane, its position in a block, decides how its gradient is rounded
-        at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
+        records_at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
         ordered, is_real = _ordered_by_lane(mask, self._lanes(index, lanes), lanes)
-        for start in range(0, len(ordered), at_once):
-            places, real = ordered[start : start + at_once], is_real[start : start + at_once].cpu()
+        for start in range(0, len(ordered), records_at_once):
+            places, real = ordered[start : start + records_at_once], is_real[start : start + records_at_once].cpu()
             records = index[places[:, 0], places[:, 1]]  # a place is (client, position)
             rows, counted = self._rows(records, round_number)
             if self.compiled is not None and self.left_out is None:  # compiled code cannot tell which records it leaves out

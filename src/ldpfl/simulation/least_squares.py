@@ -181,7 +181,7 @@ class LeastSquares:
 
     @cached_property
     def _weights(self) -> Tensor:
-        """Weight of each entry of the triangle, (p (p + 1) / 2,)."""
+        """Weight of each entry of the triangle, (p (p + 1) / 2,). An entry off the diagonal stands for two of the matrix, hence sqrt(2)."""
         first, second = self._triangle
         return self._feature_weight * torch.where(first == second, 1.0, sqrt(2)).double()
 

@@ -70,7 +70,7 @@ def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, 
     """
     table, is_real = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
     clients, most_samples = table.shape
-    steps = -(-is_real.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch
+    steps = -(-is_real.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch, rounded up
     # The width must not depend on the other clients: another width uses other kernels, which round differently.
     index = np.repeat(table[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
     mask = np.zeros(index.shape, dtype=np.float32)
