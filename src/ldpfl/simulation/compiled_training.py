@@ -65,6 +65,7 @@ class CompiledTrainer:
 
     def takes_one_step(self, schedule: BatchSchedule) -> bool:
         """Return whether each client takes a single plain gradient step, so that all gradients are taken at the broadcast weights."""
+        # Momentum does not matter, since it is 0 before the first step.
         optimiser = self.task.optimiser
         return schedule.steps == 1 and optimiser.kind == "sgd" and not optimiser.adds_to_gradient and self.task.clip_norm is None
 

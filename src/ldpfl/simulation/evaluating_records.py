@@ -134,7 +134,7 @@ class RecordScores:
         # A number in [0, 1] enters less 0.5, which makes the longest vectors shorter and changes no distance between two of them.
         vectors[:, 0] = weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(is_usable, 1.0) - 0.5)
         if self.of_classes:
-            actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)
+            actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)  # an absent target is no class: see the end
             is_right = (predicted == actual) & is_usable
             vectors[:, 1] = weights.right * (is_right.double() - 0.5)
             probabilities = outputs.double().softmax(dim=1).nan_to_num()

@@ -63,7 +63,7 @@ class RecordVectors(Protocol):
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vector of each sample at ``rows`` (R,), as (R, size) float64 on the CPU. Zeros stand for a sample without an answer.
 
-        Any two vectors, and zeros and any vector, lie no farther apart than :data:`APART`.
+        Any two vectors lie no farther apart than :data:`APART`, and neither do a vector and zeros.
         """
 
 

@@ -64,7 +64,8 @@ def refuse_state_changes(
 def refuse_tensor_writes(module: nn.Module, trained: Mapping[str, Tensor], *, by_value: bool) -> Iterator[None]:
     """Raise an error if the block, a forward or backward pass of ``module``, writes to the ``trained`` tensors, given by name.
 
-    Inside ``vmap`` PyTorch's version counters of tensors show every write. Elsewhere ``by_value`` is needed: it compares copies.
+    Inside ``vmap``, PyTorch counts every write to a tensor. Elsewhere it does not count those by ``.data`` or NumPy, so that ``by_value``
+    is needed, which compares the tensors with copies.
 
     Raises:
         PrivacyError: a tensor was written to; the message names it.

@@ -90,7 +90,7 @@ def main() -> int:
         supervised = Supervised(command)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
+        return 127  # as a shell does
     while True:
         supervised.reap()
         if supervised.code is not None or stopped:
