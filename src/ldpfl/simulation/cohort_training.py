@@ -76,7 +76,7 @@ def chunks_of_cohort(
     A compiled step processes a block of a fixed number of clients, so its chunks are whole blocks with up to ``most`` clients in all. Other
     chunks have up to ``chunk_size`` clients.
     """
-    # Clients of similar size are together, so that fewer steps are padding. Streams belong to clients, so the order changes no result.
+    # Clients of similar size are together, so that fewer steps are padding. A client's random words do not depend on this order.
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
     block = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else 0
     # A client's place in its block affects rounding, so the borders of blocks must not depend on ``chunk_size``.

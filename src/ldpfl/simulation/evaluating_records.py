@@ -310,7 +310,8 @@ class ClientFigures:
         bins, _ = self._bins()
         squared_gaps = np.stack([_MIDDLES, _MIDDLES - 1]) ** 2  # of a record that is not observed, and of one that is
         squares = float((squared_gaps * np.maximum(bins, 0.0)).sum()) / self.records
-        return sqrt(max(squares - gap**2, 1 / self.records) / self.records)
+        variance = max(squares - gap**2, 1 / self.records)  # noise may make the difference too small, or negative
+        return sqrt(variance / self.records)
 
     def too_many_ties(self) -> float | None:
         """Return the bound on the AUROC's error due to binning, if it is so large that the AUROC is not shown; else None."""

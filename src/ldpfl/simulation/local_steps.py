@@ -93,7 +93,7 @@ def _random_orders(source: BlockSource, is_real: NDArray[np.bool_]) -> NDArray[n
 def full_batch(samples: Sequence[Places], width: int) -> BatchSchedule:
     """Return a schedule of one step over all samples of each client, in order. ``width`` is B of :class:`BatchSchedule`."""
     table, is_real = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
-    index = np.repeat(table[:, None, :1], width, axis=2)
+    index = np.repeat(table[:, None, :1], width, axis=2)  # padding repeats each client's first sample
     index[:, 0, : table.shape[1]] = table
     mask = np.zeros(index.shape, dtype=np.float32)
     mask[:, 0, : table.shape[1]] = is_real

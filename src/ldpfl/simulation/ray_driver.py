@@ -247,7 +247,7 @@ def versions_finder() -> Callable[[], dict[str, str]]:
 
 
 def share_task() -> Callable[[Any, Any, bytes], tuple[str, Any]]:
-    """Return the task by which a node trains a share (a group of clients): a nested function, for the reason in :func:`versions_finder`."""
+    """Return the task by which a node trains a share (a group of clients): a nested function, whose code is sent to nodes without ldpfl."""
     versions = versions_finder()
     driver_versions = versions()
 

@@ -28,11 +28,10 @@ class CannotShareError(LdpflError):
 
     @classmethod
     def because(cls, error: Exception) -> CannotShareError:
-        """Return the error for the user. Its text names a module that is missing, and repeats nothing else that ``error`` says."""
+        """Return the error for the user. Its text names a missing module. It repeats no text of ``error``, which may hold private values."""
         missing = error.name if isinstance(error, ImportError) else None
-        return cls(
-            f"worker processes cannot load the model or the task ({f'no module {missing}' if missing else error_without_data(error)})"
-        )
+        reason = f"no module {missing}" if missing else error_without_data(error)
+        return cls(f"worker processes cannot load the model or the task ({reason})")
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types

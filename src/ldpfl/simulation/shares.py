@@ -113,7 +113,8 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     if isinstance(federation.trainer, CompiledTrainer):
         ends = clipped_values.low, clipped_values.high
         counter = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
-    for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE):
+    most = MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE  # counted clients leave no vectors in memory
+    for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, most):
         uncounted = rows if counter is None else rows[counter.add(share.clients[rows])]
         if uncounted.size:
             chunk_noise, chunk_reports, layers = _train_and_encode(federation, start, share, uncounted, clipped_values)

@@ -259,7 +259,7 @@ def from_toml(text: str) -> dict[str, Any]:
     """Read TOML.
 
     Raises:
-        ValueError: the text is not TOML, is nested too deeply, or has a number of thousands of digits or a key of many parts.
+        ValueError: the text is not TOML or is nested too deeply, or one of its numbers or keys is far too long.
     """
     # Reading a key takes time that grows with the square of its parts. Dots in strings and comments do not count.
     if _LONG_KEY.search(_NOT_KEYS.sub("0", text)):

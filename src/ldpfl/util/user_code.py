@@ -47,7 +47,7 @@ def named_model(name: str) -> str:
 
 
 def public_name(name: str) -> str:
-    """Return the setting ``name`` for pages that others see: without the folder of a file, of code or of a pretrained model."""
+    """Return the setting ``name`` for pages that others see. Only the last part of a path, to code or to a pretrained model, is kept."""
     file, colon, attribute = name.partition(":")
     if colon and lies_in_file(name):
         return f"{Path(file).name}{colon}{attribute}"
