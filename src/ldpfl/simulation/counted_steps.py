@@ -74,7 +74,7 @@ class CountedSteps:
         """Count the bits of ``clients``, and return a mask (k,) of the clients whose block could not be counted.
 
         A block is not counted in four cases: it has too few clients; a client takes several steps; a value is not finite; or two clients'
-        bits of one coordinate are still open after the first bits of their random words. The last happens in one block of a hundred, for a
+        bits of one coordinate are still open after the first bits of their random words. The last occurs in one block of a hundred, for a
         model with 7,840 weights. After an error of the compiler no block is counted.
         """
         uncounted, block = np.ones(len(clients), dtype=np.bool_), self._trainer.block

@@ -359,7 +359,7 @@ def _share_interval(part: float, count: float, noise: float) -> tuple[float, flo
     is 1.96^2 count.
     """
     n, r = (1.96 * _SELECTION_FACTOR * noise) ** 2, 1.96**2 * count
-    # The coefficients of p^2, -p and 1.
+    # The coefficients of p^2 and of -p, and the constant.
     square, linear, constant = count**2 + r - 2 * n, 2 * part * count + r - 2 * n, part**2 - n
     root = sqrt(max(linear**2 - 4 * square * constant, 0.0))
     low, high = (min(max((linear + sign * root) / (2 * square), 0.0), 1.0) for sign in (-1, 1))

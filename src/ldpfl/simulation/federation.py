@@ -159,7 +159,7 @@ class Federation:
         participation = self.participation
         if participation.once_over is not None:  # each client takes part in one of so many rounds
             return once_cohort(require_secret(self.coin_seed), round_number, len(self.samples), participation.once_over)
-        seed = self.seed if participation.self_sampling is None else require_secret(self.coin_seed)
+        seed = self.seed if participation.self_sampling is None else require_secret(self.coin_seed)  # check-in is secret
         return round_cohort(seed, round_number, len(self.samples), participation.fraction, participation.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:

@@ -110,7 +110,7 @@ def count_offset(point: int, mechanism: DpSgd) -> int:
 
     A row adds the integer ``point`` to a count. Each coordinate of a sum has room for ``steps`` for each record. With a single column,
     ``point`` exceeds ``steps``, so that a count of nearly all records would not fit. So half of the largest count is subtracted.
-    It follows from the number of records that the mechanism assumes, which is public and does not depend on the data.
+    This offset follows from the number of records that the mechanism assumes, which is public and does not depend on the data.
     """
     return floor(point * mechanism.records / 2) if point > mechanism.steps else 0
 

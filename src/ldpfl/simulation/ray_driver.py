@@ -170,7 +170,7 @@ def _train_round_on_cluster(pipe: Connection, request: RoundRequest, references:
         num_cpus=1,
         num_gpus=1 if request.on_gpu else 0,
         max_retries=_RETRIES,
-        retry_exceptions=False,
+        retry_exceptions=False,  # only lost shares are trained again: an error of the training itself would recur
         runtime_env={"env_vars": _ONE_THREAD},
     )(share_task())
     waiting = {}  # the index of each share that is not done, by Ray's reference to its result

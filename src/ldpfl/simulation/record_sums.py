@@ -137,12 +137,12 @@ def mean_vectors(
     is_sharing = (sizes <= _MAX_SHARED_ROWS) & (not vectors.one_by_one)
     sums = torch.zeros(len(units), vectors.size, dtype=torch.float64)
     for members in _batches(np.flatnonzero(is_sharing), places, length):
-        for number in range(_MAX_SHARED_ROWS):
-            is_left = (members >= 0) & (sizes[members] > number)
+        for row_number in range(_MAX_SHARED_ROWS):
+            is_left = (members >= 0) & (sizes[members] > row_number)
             if not is_left.any():
                 break
             rows = np.zeros(length, dtype=np.int64)
-            rows[is_left] = [units[unit][number] for unit in members[is_left]]
+            rows[is_left] = [units[unit][row_number] for unit in members[is_left]]
             sums[members[is_left]] += _row_vectors(vectors, task, weights, rows)[is_left]
     for unit in np.flatnonzero(~is_sharing).tolist():
         for start in range(0, int(sizes[unit]), most_rows):

@@ -28,7 +28,7 @@ class CannotShareError(LdpflError):
 
     @classmethod
     def because(cls, error: Exception) -> CannotShareError:
-        """Return the error for the user. Its text names a missing module. It repeats no text of ``error``, which may hold private values."""
+        """Return the error for the user. Its text names a missing module. That of ``error`` is not repeated: it may hold private values."""
         missing = error.name if isinstance(error, ImportError) else None
         reason = f"no module {missing}" if missing else error_without_data(error)
         return cls(f"worker processes cannot load the model or the task ({reason})")

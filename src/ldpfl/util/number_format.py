@@ -19,7 +19,7 @@ def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
     if 100 <= exact < 10**9:
         rounded = exact.quantize(Decimal("0.1") if exact < Decimal("9999.9") else Decimal(1), rounding)
         return f"{rounded:,}"
-    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 3), rounding)
+    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 3), rounding)  # to four significant digits
     return f"{float(rounded):.4g}"
 
 

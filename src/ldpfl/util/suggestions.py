@@ -33,7 +33,8 @@ def did_you_mean_file(name: str, files: Iterable[str]) -> str:
     if similar:
         return f": did you mean {by_stem[similar[0]]!r}?"
     more = len(options) - _MAX_FILES
-    return f": known: {', '.join(options[:_MAX_FILES])}{f' and {more:,} more' if more > 0 else ''}" if options else ""
+    listed = ", ".join(options[:_MAX_FILES]) + (f" and {more:,} more" if more > 0 else "")
+    return f": known: {listed}" if options else ""
 
 
 _MAX_FILES = 8

@@ -49,7 +49,7 @@ class Supervised:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
+            except ChildProcessError:  # there is no child any more
                 self.code = _CODE_UNKNOWN if self.code is None else self.code
                 return
             if pid == 0:  # no other child has ended
