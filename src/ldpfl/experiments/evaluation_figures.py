@@ -50,7 +50,7 @@ def client_evaluation_entry(scores: RecordScores, number: int, measured: dict[st
     for name, figure in client_figures.all().items():
         low, high = figure.interval
         # ``noise`` and ``sampling`` are the standard deviations by the added noise, and by the choice of records.
-        entries[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.records, "low": low, "high": high}
+        entries[name] = {"value": figure.value, "noise": figure.noise, "sampling": figure.sampling, "low": low, "high": high}
     result = {"round": number, "records": client_figures.records, "figures": entries, "calibration": client_figures.calibration()}
     # Two reasons why the AUROC is not shown: scores were binned too coarsely, or one of two classes is rare.
     if (ties := client_figures.too_many_ties()) is not None:

@@ -52,8 +52,8 @@ def train_cohort(
 ) -> Tensor:
     """Return the values (K, d) that the clients of ``cohort`` would randomise in the round after ``state``. Row i is ``cohort[i]``'s.
 
-    They are private values without noise, for audits of a simulation. No code that plays the server may see them. ``chunk_size`` clients
-    are trained at once; by default the free memory and the measured speed decide.
+    They are private values without noise, for audits of a simulation. No code that plays the server may see them. At most ``chunk_size``
+    clients are trained at once. By default the free memory and the measured speed decide.
     """
     if chunk_size is None:
         chunk_size = federation.chunk_size or chunk_size_for(federation, state, cohort)
@@ -76,10 +76,10 @@ def chunks_of_cohort(
     A compiled step processes a block of a fixed number of clients, so its chunks are whole blocks with up to ``most`` clients in all. Other
     chunks have up to ``chunk_size`` clients.
     """
-    # Clients of similar size are together, so that fewer steps are padding. Streams belong to clients, so the order changes no result.
+    # Clients of similar size are together, so that fewer steps are padding. A client's random words do not depend on this order.
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
     block = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else 0
-    # The borders of blocks must not depend on the number of clients that are trained at once.
+    # A client's place in its block affects rounding, so the borders of blocks must not depend on ``chunk_size``.
     pieces = _whole_blocks(len(cohort), block, most) if block else split_evenly(len(cohort), chunk_size)
     return (order[piece] for piece in pieces)
 
@@ -94,7 +94,7 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
     """Return the weights (k, d) that ``clients`` have after local training in the round after ``state``: private values, on the CPU.
 
     Raises:
-        ConfigError: the model has personal layers, which only the rounds of a simulation keep.
+        ConfigError: the model has personal layers. Only the rounds of a simulation store them.
         PrivacyError: the model changes its own state while it runs, or PyTorch refuses to run it although the trial before the run passed.
     """
     return train_with_personal_layers(federation, state, clients, personal=None)[0]
@@ -107,19 +107,22 @@ def train_with_personal_layers(
 
     Args:
         personal: (k, p) the clients' personal layers before the round; None if the model has none.
+
+    Raises:
+        ConfigError, PrivacyError: as for :func:`train_clients`.
     """
     schedule, trainer = schedule_of(federation, state, clients), federation.trainer
     if isinstance(trainer, RecordGradientTrainer):
-        trainer = trainer.in_round(state.ranges)  # which may change the clipping norm
+        trainer = trainer.in_round(state.ranges)  # with adaptive clipping, each round has its own clipping norm
     if isinstance(trainer, PersonalTrainer) and personal is None:
         raise ConfigError("model.personal works only in simulations, which store each client's layers between rounds: remove this setting")
     with explained_pytorch_errors(federation, state, schedule):
         if isinstance(trainer, PersonalTrainer) and personal is not None:
-            trained, after = trainer.train_both(state.weights, personal.to(federation.device), schedule, round_number=state.round + 1)
-            after = after.cpu()
+            trained, personal = trainer.train_both(state.weights, personal.to(federation.device), schedule, round_number=state.round + 1)
+            personal = personal.cpu()
         else:
-            trained, after = trainer.train(state.weights, schedule, state.round + 1), None
-    return federation.scaled_by_size(state.weights, trained.cpu(), clients), after
+            trained, personal = trainer.train(state.weights, schedule, state.round + 1), None
+    return federation.scaled_by_size(state.weights, trained.cpu(), clients), personal
 
 
 @contextmanager
@@ -131,7 +134,7 @@ def explained_pytorch_errors(federation: Federation, state: ServerState, schedul
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # its text explains itself
         raise
     except RuntimeError as error:
         first_client = BatchSchedule(schedule.index[:1], schedule.mask[:1])
@@ -159,14 +162,15 @@ def _gradient_batch(federation: Federation, round_number: int, clients: NDArray[
     whole, rate = full_batch(samples, federation.batch_width), record_rate_of(federation.mechanism)
     if rate == 1:
         return whole
+    # The guarantee holds only if nobody learns which records are sampled, so a secret seed decides.
     return poisson_batch(whole, rate, SeededStreams.of(clients, require_secret(federation.coin_seed), Purpose.RECORDS, round_number))
 
 
 def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[np.int64]) -> int:
-    """Return the number of clients of ``cohort`` to train at once. A trainer whose speed depends on it is timed on the largest clients."""
-    if isinstance(federation.trainer, CompiledTrainer):
+    """Return the number of clients of ``cohort`` to train at once. If this number affects the speed, the largest clients are timed."""
+    if isinstance(federation.trainer, CompiledTrainer):  # it trains whole blocks, see :func:`chunks_of_cohort`
         return MOST_CLIENTS
-    if isinstance(federation.trainer, RecordGradientTrainer):  # its speed does not depend on it, so memory decides
+    if isinstance(federation.trainer, RecordGradientTrainer):  # its speed does not depend on this number, so memory decides
         return min(len(cohort), MOST_CLIENTS, max_clients_in_memory(state.weights, federation.device))
     largest_first = cohort[np.argsort(-federation.samples.sizes[cohort], kind="stable")]
     schedule = schedule_of(federation, state, largest_first[:MOST_CLIENTS])
@@ -176,22 +180,22 @@ def chunk_size_for(federation: Federation, state: ServerState, cohort: NDArray[n
 def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> int:
     """Return the number of clients, at most ``schedule.clients``, to train at once on ``device``.
 
-    The first step is timed for growing chunks, until two sizes are clearly slower for each client than the best so far, or until a chunk
-    would not fit into memory.
+    The first step is timed for growing chunks. Timing ends once two sizes take clearly longer for each client than the best so far, or once
+    a chunk would not fit into memory.
     """
     probe = schedule.head(1)
     fitting = min(schedule.clients, _fitting_clients(trainer, weights, probe, device))
     if fitting <= _PROBED_SIZES[0]:
         return fitting
-    best, best_seconds, slower = _PROBED_SIZES[0], float("inf"), 0
-    for size in (*(size for size in _PROBED_SIZES if size < fitting), fitting):
+    best, best_seconds, slower_sizes = _PROBED_SIZES[0], float("inf"), 0
+    for size in [*(size for size in _PROBED_SIZES if size < fitting), fitting]:
         chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
         seconds = _min_seconds(trainer, weights, chunk, device) / size
         if seconds < best_seconds:
-            best, best_seconds, slower = size, seconds, 0
-        else:
-            slower += seconds > _SLOWER * best_seconds
-        if slower == 2:  # a single slow size may be due to other work on the machine
+            best, best_seconds, slower_sizes = size, seconds, 0
+        elif seconds > _SLOWER * best_seconds:
+            slower_sizes += 1
+        if slower_sizes == 2:  # a single slow size may be due to other work on the machine
             break
     return best
 
@@ -226,10 +230,12 @@ def _fitting_clients(trainer: Trainer, weights: Tensor, probe: BatchSchedule, de
     backward_bytes = 0
 
     def add_bytes(tensor: Tensor) -> Tensor:
+        """Add the size of a ``tensor`` that is kept for the backward pass, and return it unchanged."""
         nonlocal backward_bytes
         backward_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
+    # If there is only one client, the pair consists of two copies of it, since a single client is computed in another way.
     pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1))
     with torch.autograd.graph.saved_tensors_hooks(add_bytes, lambda tensor: tensor):
         trainer.train(weights, pair)

@@ -48,19 +48,20 @@ class CompiledSums:
     compiled_before: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # The copy in another process lacks the compiled code. Should compiling fail there, it runs uncompiled instead of raising.
+        # A copy for another process lacks the compiled code. If compiling fails there, ``compiled_before`` lets it run uncompiled.
         return {"task": self.task, "clip": self.clip, "compiled_before": True}
 
     def block_sum(self, weights: Tensor, rows: Tensor, mask: Tensor, real: Tensor) -> BlockSum:
-        """Return the sum of the clipped gradients of R records, as integers (lattice points).
+        """Return the sum of the clipped negative gradients of R records, as integers (lattice points).
 
         Rounding may make a record's clipped points longer than the clipping norm. Such a record is left out, as by
         :meth:`RecordClip.points`, and the others are summed again without it.
 
         Args:
             weights: (d,) weights at which gradients are taken.
-            rows, mask: (R, B) rows of each record, which are several if it stands for a person; and 0 for rows that do not count.
-            real: (R,) bool, whether a record is real; the others pad the block.
+            rows: (R, B) rows of each record. B is 1, unless records stand for persons.
+            mask: (R, B) float32, 1 for a row that counts, else 0.
+            real: (R,) bool, whether a record is real. The others pad the block.
         """
         batch = self.task.data.at(rows)
         with refuse_tensor_writes(self.task.module, {"the weights": weights}, by_value=False):
@@ -68,7 +69,7 @@ class CompiledSums:
             fits = block_sum.squares <= self.clip.steps**2  # False for NaN
             if not bool(fits.all()):
                 others = BlockSum(*self._summed(weights, batch.inputs, batch.targets, mask, real & fits))
-                return others._replace(norms=block_sum.norms)
+                return others._replace(norms=block_sum.norms)  # the norms of all records, also of those left out
         return block_sum
 
     def work(self, weights: Tensor, block: int, width: int) -> Work:
@@ -91,7 +92,7 @@ class CompiledSums:
             return task.loss(dict(zip(layout.names, values, strict=True)), inputs, targets, mask)
 
         def summed(weights: Tensor, inputs: Inputs, targets: Tensor, mask: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Return minus the sum (d,) of R records' clipped gradients, their norms (R,), and their squared lengths when clipped (R,)."""
+            """Return the fields of :class:`BlockSum`. A record adds its clipped negative gradient, as lattice points."""
             values = list(layout.unflatten(weights).values())
             layers = vmap(grad(loss), in_dims=(None, 0, 0, 0))(values, task.normalised(inputs), targets, mask)
             gradients = [layer.flatten(1) for layer in layers]

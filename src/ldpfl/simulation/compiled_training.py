@@ -65,6 +65,7 @@ class CompiledTrainer:
 
     def takes_one_step(self, schedule: BatchSchedule) -> bool:
         """Return whether each client takes a single plain gradient step, so that all gradients are taken at the broadcast weights."""
+        # Momentum does not matter, since it is 0 before the first step.
         optimiser = self.task.optimiser
         return schedule.steps == 1 and optimiser.kind == "sgd" and not optimiser.adds_to_gradient and self.task.clip_norm is None
 
@@ -90,11 +91,11 @@ class CompiledTrainer:
         trained.copy_(task.layout.flatten(dict(zip(start, parameters, strict=True))))
 
     def __getstate__(self) -> dict[str, Any]:
-        # The copy in another process lacks the compiled code. Should compiling fail there, it runs uncompiled instead of raising.
+        # A copy for another process lacks the compiled code. If compiling fails there, ``compiled_before`` lets it run uncompiled.
         return {"task": self.task, "width": self.width, "compiled_before": True}
 
     def work(self, weights: Tensor, *, sent: bool = False) -> Work:
-        """Return the number of operations (a :class:`Work`) of a step of a block; ``sent``: whether clients send this step's result."""
+        """Return the number of operations (a :class:`Work`) of a step of a block. ``sent`` says whether clients send the step's result."""
         index = torch.zeros(self.block, self.width, dtype=torch.int64)
         batch = self.task.data.at(index)
         parameters = [value.expand(self.block, *value.shape).clone() for value in self.task.layout.unflatten(weights).values()]
@@ -151,7 +152,8 @@ class CompiledTrainer:
             "compiled code that counts bits failed (%s): from now on clients are trained and then encoded, which gives the same bits",
             type(error).__name__,
         )
-        self._counting.update(dict.fromkeys(self._counting))
+        for arguments in self._counting:
+            self._counting[arguments] = None
 
     @cached_property
     def _counting(self) -> dict[tuple[Callable[..., Tensor], bool], Counter | None]:
@@ -231,11 +233,12 @@ def _bit_sums(values: Tensor, threshold: Tensor, first_bits: Tensor, positions: 
         positions: (k, 1) positions of the clients in their block.
         low, high: (n,) ends of the ranges.
     """
-    words = (first_bits.float().view(torch.int32) >> 16).float()
+    words = (first_bits.float().view(torch.int32) >> 16).float()  # the 16 bits as a whole number
     is_open = words == threshold  # a bit is 1 if its word is below the threshold, and open if only the first bits are equal
     outside = (values < low) | (values > high)
     terms = ((words < threshold).float(), outside.float(), is_open.float(), is_open * positions, torch.where(is_open, values, 0.0))
-    return BitSums(*(term.sum(dim=0) for term in (*terms, values - values)))  # the difference is NaN for NaN and infinity, else 0
+    spoiled = values - values  # NaN for NaN and infinity, else 0
+    return BitSums(*(term.sum(dim=0) for term in (*terms, spoiled)))
 
 
 def _padded(schedule: BatchSchedule, clients: int) -> BatchSchedule:

@@ -56,6 +56,7 @@ class Work:
 
 
 _START_S, _COMPILE_OPERATION_S = 5.0, 0.09
+"""Number of seconds that the compiler takes to start, and for each operation."""
 _SAVED_PER_OPERATION_S, _SAVED_PER_FLOP_S, _SAVED_PER_VALUE_S, _SAVED_PER_SENT_S = 0.4e-6, 1.3e-12, 0.13e-9, 3e-9
 """Two thirds of the seconds that ``benchmarks/compiling.py`` and ``benchmarks/clients.py`` measured on one core: nearly all runs gain."""
 
@@ -92,8 +93,8 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run an operation of PyTorch and add its work. A view writes no values."""
         result = func(*args, **(kwargs or {}))
-        written = () if func.is_view else result if isinstance(result, tuple | list) else (result,)
-        values = sum(part.numel() for part in written if isinstance(part, Tensor))
+        outputs = result if isinstance(result, tuple | list) else (result,)
+        values = 0 if func.is_view else sum(output.numel() for output in outputs if isinstance(output, Tensor))
         formula = flop_registry.get(func.overloadpacket)
         flops = int(formula(*args, **(kwargs or {}), out_val=result)) if formula else 0
         self.work = Work(self.work.operations + 1, self.work.flops + flops, self.work.values + values)
@@ -114,7 +115,7 @@ class Compiled:
     PyTorch compiles a piece of code for few shapes only, so each instance compiles a copy of the function's code.
 
     Args:
-        function: takes and returns tensors, or writes to some that it is given.
+        function: takes tensors, and returns tensors or writes to those that it takes.
         compiled_before: whether the function was compiled successfully before, such as in the process that started the run. If compiling it
             fails now, for example because the disk is full, the function runs uncompiled, with a warning. A function that was never
             compiled raises PyTorch's error instead, since the cause may be the function.
@@ -146,5 +147,6 @@ class Compiled:
 
 def compiled(function: Any) -> Callable[..., Any]:
     """Return a copy of ``function`` that is compiled in its first call. If that fails, the call raises PyTorch's error."""
+    # PyTorch compiles one code object for few shapes only, so each result has a code object of its own.
     copy = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
     return torch.compile(copy, dynamic=False, fullgraph=True)

@@ -59,9 +59,9 @@ class CountedSteps:
     ) -> CountedSteps | None:
         """Return a counter for the bits of ``clients``, or None if their bits cannot be counted in the compiled step.
 
-        They cannot if a client makes several steps or is weighted by its size, or if the mechanism does not send one bit for each weight.
-        On a user's own data they cannot either, because the random words depend on the values. ``ends`` are the lowest and the highest
-        value (d,) of each weight's range.
+        The result is None if a client makes several steps or is weighted by its size, or if the mechanism does not send one bit for each
+        weight. It is None on a user's own data, too, because there the random words depend on the values. ``ends`` are the lowest and the
+        highest value (d,) of each weight's range.
         """
         if federation.own_data or federation.work.full_weight is not None:
             return None
@@ -74,7 +74,7 @@ class CountedSteps:
         """Count the bits of ``clients``, and return a mask (k,) of the clients whose block could not be counted.
 
         A block is not counted in four cases: it has too few clients; a client takes several steps; a value is not finite; or two clients'
-        bits of one coordinate are still open after the first bits of their random words. The last happens in one block of a hundred, for a
+        bits of one coordinate are still open after the first bits of their random words. The last occurs in one block of a hundred, for a
         model with 7,840 weights. After an error of the compiler no block is counted.
         """
         uncounted, block = np.ones(len(clients), dtype=np.bool_), self._trainer.block
@@ -93,7 +93,7 @@ class CountedSteps:
                     sums = self._sums_of(step, block_schedule, torch.from_numpy(first_bits))
                 except LdpflError:
                     raise
-                except Exception as error:  # of PyTorch's compiler. If the model is the cause, training stops the round
+                except Exception as error:  # of PyTorch's compiler, or of the model, which then also stops the uncompiled training
                     self._trainer.stop_counting(error)
                     break
                 uncounted[block_slice] = not self._count(sums, first_bits, source, rows)

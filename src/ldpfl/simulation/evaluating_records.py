@@ -88,7 +88,7 @@ class RecordScores:
     @property
     def size(self) -> int:
         """Number of entries of a record's vector."""
-        return 1 + self.of_classes * (2 + self.cells + 2 * BINS)
+        return NUMBERS + self.cells + 2 * BINS if self.of_classes else 1
 
     @property
     def ranges(self) -> LayerRanges:
@@ -114,8 +114,9 @@ class RecordScores:
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vectors (R, size) of the task's records at ``rows`` (R,); with ``one_by_one`` each by a copy of the model."""
         vectors = [torch.zeros(0, self.size, dtype=torch.float64)]  # so that there is something to join if ``rows`` is empty
-        for start in range(0, len(rows), 1 if self.one_by_one else max(1, len(rows))):
-            batch = task.data.take(rows[start : start + 1] if self.one_by_one else rows)
+        rows_at_once = 1 if self.one_by_one else max(1, len(rows))
+        for start in range(0, len(rows), rows_at_once):
+            batch = task.data.take(rows[start : start + rows_at_once])
             with task.isolated() if self.one_by_one else nullcontext(task) as own:
                 vectors += [self.vectors(own, outputs.cpu(), targets.cpu()) for outputs, targets in evaluated(own, weights, batch)]
         return torch.cat(vectors)
@@ -130,9 +131,10 @@ class RecordScores:
         weights, rows = self.weights, torch.arange(len(targets))
         losses = task.losses(outputs, targets).double().nan_to_num(nan=self.loss_bound, posinf=self.loss_bound)
         vectors = torch.zeros(len(targets), self.size, dtype=torch.float64)
+        # A number in [0, 1] enters less 0.5, which makes the longest vectors shorter and changes no distance between two of them.
         vectors[:, 0] = weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(is_usable, 1.0) - 0.5)
         if self.of_classes:
-            actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)
+            actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)  # an absent target is no class: see the end
             is_right = (predicted == actual) & is_usable
             vectors[:, 1] = weights.right * (is_right.double() - 0.5)
             probabilities = outputs.double().softmax(dim=1).nan_to_num()
@@ -170,7 +172,7 @@ class ClientEvaluation:
         return is_due(number, self.rounds, self.every)
 
     def before(self, number: int) -> int:
-        """Return the number of evaluations after rounds before ``number``."""
+        """Return how many evaluations take place before round ``number``."""
         return sum(self.is_due(earlier) for earlier in range(1, number))
 
     @property
@@ -211,14 +213,14 @@ class Figure:
 
     Attributes:
         value: the estimate. It is unbiased, except for the binning of scores.
-        noise, records: standard deviation of the estimate due to noise, and due to the finite number of records.
+        noise, sampling: standard deviation of the estimate due to noise, and due to the finite number of records.
         binning: bound on the error due to binning of scores.
         least, most: bounds of the metric. Noise may move the value beyond them, but not the ends of the interval.
     """
 
     value: float
     noise: float
-    records: float
+    sampling: float
     binning: float = 0.0
     least: float = 0.0
     most: float = 1.0
@@ -226,8 +228,8 @@ class Figure:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval from the deviations by noise and by sample, as if normal, widened for binning, within the metric's bounds."""
-        half = 1.96 * sqrt(self.noise**2 + self.records**2) + self.binning
-        low, high = (min(max(end, self.least), self.most) for end in (self.value - half, self.value + half))
+        half_width = 1.96 * sqrt(self.noise**2 + self.sampling**2) + self.binning
+        low, high = (min(max(end, self.least), self.most) for end in (self.value - half_width, self.value + half_width))
         return low, high
 
 
@@ -257,14 +259,14 @@ class ClientFigures:
     def all(self) -> dict[str, Figure]:
         """Return each metric by its name. A metric that is lost in the noise is left out."""
         weights, bound, count, noise = self.scores.weights, self.scores.loss_bound, self.records, self.total.noise
-        # A record adds its weight times its value minus 0.5, see :meth:`RecordScores.vectors`.
+        # A record adds weight * (value - 0.5) to a sum, see :meth:`RecordScores.vectors`.
         loss = 0.5 + float(self.total.points[0]) / (weights.loss * count)
         # The variance of the records' losses is not measured. Values in [0, 1] with mean m have a variance of at most m (1 - m).
         figures = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
         if self.scores.of_classes:
             right = 0.5 + float(self.total.points[1]) / (weights.right * count)
             figures[RIGHT] = Figure(right, noise / (weights.right * count), _deviation(right, count))
-            if weights.gap:
+            if weights.gap:  # 0 if clients send bits, which leave the gap out
                 gap = 2 * float(self.total.points[2]) / (weights.gap * count)
                 figures[GAP] = Figure(gap, 2 * noise / (weights.gap * count), self._deviation_of_gap(gap), least=-1.0)
             figures |= self._shown_auroc()
@@ -275,7 +277,7 @@ class ClientFigures:
         if not self.scores.of_classes:
             return None
         bins, noise = self._bins()
-        return Figure(float(bins.sum()), noise=noise * sqrt(bins.size), records=0.0, most=inf)
+        return Figure(float(bins.sum()), noise=noise * sqrt(bins.size), sampling=0.0, most=inf)
 
     def confusion(self) -> tuple[NDArray[np.float64], float] | None:
         """Return the confusion matrix (true class, predicted class) in records, and the noise of a cell; None if it was not measured."""
@@ -308,7 +310,8 @@ class ClientFigures:
         bins, _ = self._bins()
         squared_gaps = np.stack([_MIDDLES, _MIDDLES - 1]) ** 2  # of a record that is not observed, and of one that is
         squares = float((squared_gaps * np.maximum(bins, 0.0)).sum()) / self.records
-        return sqrt(max(squares - gap**2, 1 / self.records) / self.records)
+        variance = max(squares - gap**2, 1 / self.records)  # noise may make the difference too small, or negative
+        return sqrt(variance / self.records)
 
     def too_many_ties(self) -> float | None:
         """Return the bound on the AUROC's error due to binning, if it is so large that the AUROC is not shown; else None."""
@@ -344,19 +347,19 @@ _CLEAR_DEVIATIONS = 5.0
 It is so large because a number that is chosen for being large is mostly too large.
 """
 _SELECTION_FACTOR = 1.33
-"""Factor on the noise in intervals of figures that are shown only if such a number is large. Without it, they would hold too seldom."""
+"""Factor on the noise in intervals of figures that are shown only if a noisy number is large. Without it, they would hold too seldom."""
 
 
 def _share_interval(part: float, count: float, noise: float) -> tuple[float, float]:
-    """Return a 95 % interval of the share ``part`` / ``count``, where ``part`` and ``count - part`` each have the deviation ``noise``.
+    """Return a 95 % interval of the share ``part`` / ``count``. ``part`` and ``count - part`` each have noise of deviation ``noise``.
 
-    The interval has each share p for which part - p count, whose mean is 0 if p is true, lies within 1.96 standard deviations. Both the
-    noise (Fieller) and the finite number of records (Wilson) contribute. So the ends solve the quadratic equation
+    If p is the true share, then part - p count has the mean 0. The interval has each p for which it lies within 1.96 standard deviations.
+    Both the noise (Fieller) and the finite number of records (Wilson) contribute to these. So the ends solve the quadratic equation
     (part - p count)^2 = N ((1 - p)^2 + p^2) + R p (1 - p). N is 1.96^2 times the variance of the noise, widened by _SELECTION_FACTOR, and R
     is 1.96^2 count.
     """
     n, r = (1.96 * _SELECTION_FACTOR * noise) ** 2, 1.96**2 * count
-    # The coefficients of p^2, -p and 1.
+    # The coefficients of p^2 and of -p, and the constant.
     square, linear, constant = count**2 + r - 2 * n, 2 * part * count + r - 2 * n, part**2 - n
     root = sqrt(max(linear**2 - 4 * square * constant, 0.0))
     low, high = (min(max((linear + sign * root) / (2 * square), 0.0), 1.0) for sign in (-1, 1))
@@ -376,11 +379,13 @@ def _auroc_figure(negatives: NDArray[np.float64], positives: NDArray[np.float64]
     """Return the AUROC from the counts in bins of scores, ``negatives`` for the first class and ``positives`` for the second.
 
     It is the probability that a record of the second class has the higher score; ties count half. Deviations are to first order (delta
-    method). Scaling all counts of a class does not change the AUROC, so its totals need not be exact. ``noise`` is a count's deviation.
+    method). Scaling all counts of a class does not change the AUROC, so the noise in a class's total does no harm. ``noise`` is the
+    standard deviation of the noise in each count.
     """
     below = np.cumsum(negatives) - negatives / 2
     above = positives.sum() - np.cumsum(positives) + positives / 2
     value = float((positives * below).sum() / (positives.sum() * negatives.sum()))
+    # The derivative of the AUROC by each count.
     slopes = np.stack([(above / positives.sum() - value) / negatives.sum(), (below / negatives.sum() - value) / positives.sum()])
     variance = (np.maximum([negatives, positives], 0.0) * slopes**2).sum()
     # Ties count half. In truth between none and all tied pairs are in order, so the error is at most half their share.

@@ -46,6 +46,7 @@ _ROUNDING_FACTOR = 1 + 2.0**-20
 
 def _weight(copies: int) -> float:
     """Return the length of the range of a number in v that has so many ``copies`` in u, each in the range [-1, 1]."""
+    # A copy is SCALE / sqrt(copies) times the number, whose range is centered at 0.
     return 2 * sqrt(copies) / SCALE
 
 
@@ -59,15 +60,15 @@ class ClientScores(RecordScores):
         A client without held-back records has zeros, and so sends only noise or uniform bits.
 
         Args:
-            confined: compute the records one by one, so that a record at which the task raises an error counts as zeros, and others do not
-                change; as in :func:`~ldpfl.simulation.record_sums.client_sums`.
+            confined: whether records are computed one by one, as in :func:`~ldpfl.simulation.record_sums.client_sums`. Then a record at
+                which the task raises an error counts as zeros and changes no other record's vector.
         """
         vectors: RecordVectors = OneByOne(self) if confined else self
         return self.sent_values(mean_vectors(vectors, task, weights, list(units)))
 
     @abstractmethod
     def sent_values(self, means: Tensor) -> Tensor:
-        """Return the values (K, d) float32 that clients randomise whose mean vectors v are ``means`` (K, size)."""
+        """Return the values (K, d) float32 that clients with the mean vectors v ``means`` (K, size) randomise."""
 
     @abstractmethod
     def estimated_sum(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:
@@ -134,7 +135,8 @@ class BitScores(ClientScores):
         clients, ranges = pool.clients, self.ranges
         mean = pool.aggregate(mechanism, ranges).mean.double()
         largest = float(mechanism.noise(ranges).largest_std(clients)[0])
-        deviation = sqrt(max(largest**2 - single / clients, 0.0))
+        less_variance = 1 / clients if single else 0.0  # of a mean over the clients
+        deviation = sqrt(max(largest**2 - less_variance, 0.0))
         return NoisySum((clients / SCALE * self.rotation @ mean).numpy(), clients * deviation / SCALE)
 
 
@@ -144,12 +146,12 @@ class MeanScores(ClientScores):
 
     @property
     def longest(self) -> float:
-        """Maximum length of v: each number is at most half its weight, and each one-hot part has a single entry."""
+        """Maximum length of v. The absolute value of each number is at most half its weight, and each one-hot part has a single entry."""
         weights = self.weights
         return sqrt((weights.loss**2 + weights.right**2 + weights.gap**2) / 4 + weights.cell**2 + weights.bin**2) * _ROUNDING_FACTOR
 
     def sent_values(self, means: Tensor) -> Tensor:
-        """Return the clients' mean vectors v, ``means`` (K, size), as float32, scaled so that their length is at most 1."""
+        """Return ``means`` (K, size), the clients' mean vectors v, as float32, divided by the maximum length of v."""
         return (means / self.longest).float()
 
     def estimated_sum(self, pool: ReportPool | PartialPool, mechanism: Mechanism, *, single: bool = False) -> NoisySum:

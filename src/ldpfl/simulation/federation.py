@@ -159,7 +159,7 @@ class Federation:
         participation = self.participation
         if participation.once_over is not None:  # each client takes part in one of so many rounds
             return once_cohort(require_secret(self.coin_seed), round_number, len(self.samples), participation.once_over)
-        seed = self.seed if participation.self_sampling is None else require_secret(self.coin_seed)
+        seed = self.seed if participation.self_sampling is None else require_secret(self.coin_seed)  # check-in is secret
         return round_cohort(seed, round_number, len(self.samples), participation.fraction, participation.self_sampling)
 
     def streams(self, state: ServerState, clients: NDArray[np.int64], values: Tensor, mechanism: Mechanism) -> SeededStreams:
@@ -198,7 +198,7 @@ class Federation:
         )
 
     def charged(self, release: Release) -> Release:
-        """Return ``release`` with the author that the ledger states.
+        """Return ``release``, marked as resting on a user's code if such code takes part.
 
         A simulation runs all clients in one process, so a user's code could pass one client's data to others. Nothing is then proved.
         """
@@ -225,7 +225,7 @@ class Federation:
         if personal is None or clients is None or not isinstance(trainer, PersonalTrainer):
             yield from evaluated(self.task, weights, samples)
             return
-        owners, starts = np.unique(clients, return_index=True)  # the samples are sorted by client
+        owners, starts = np.unique(clients, return_index=True)  # samples are sorted by client, so each client has one slice
         for client, start, stop in zip(owners, starts, [*starts[1:], len(samples)], strict=True):
             model = trainer.whole_models(weights, personal[client : client + 1])[0]
             yield from evaluated(trainer.whole.task, model, samples.take(slice(int(start), int(stop))))
@@ -244,7 +244,10 @@ class Federation:
         return self.measured + round_number + (0 if self.judged is None else self.judged.before(round_number))
 
     def scaled_by_size(self, broadcast: Tensor, trained: Tensor, clients: NDArray[np.int64]) -> Tensor:
-        """Return ``trained`` (k, d) with its change from ``broadcast`` scaled down for those of ``clients`` (k,) that have few records."""
+        """Return ``trained`` (k, d), scaled down for those of ``clients`` (k,) that have few records. ``trained`` may be overwritten.
+
+        A gradient is scaled itself. Weights are moved towards ``broadcast`` (d,), so that their change is scaled.
+        """
         if self.work.full_weight is None:
             return trained
         sizes = torch.from_numpy(self.samples.sizes[clients]).float()

@@ -99,22 +99,23 @@ class RecordGradientTrainer:
         index, mask = _only_step(schedule)
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
         lanes = self.block(weights)  # a record's lane, its position in a block, decides how its gradient is rounded
-        at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
+        records_at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
         ordered, is_real = _ordered_by_lane(mask, self._lanes(index, lanes), lanes)
-        for start in range(0, len(ordered), at_once):
-            block, real = ordered[start : start + at_once], is_real[start : start + at_once].cpu()  # (client, position) of each record
-            rows, counted = self._rows(index[block[:, 0], block[:, 1]], round_number)
+        for start in range(0, len(ordered), records_at_once):
+            places, real = ordered[start : start + records_at_once], is_real[start : start + records_at_once].cpu()
+            records = index[places[:, 0], places[:, 1]]  # a place is (client, position)
+            rows, counted = self._rows(records, round_number)
             if self.compiled is not None and self.left_out is None:  # compiled code cannot tell which records it leaves out
                 block_sum = self.compiled.block_sum(weights, rows, counted, real)
-                sums[block[0, 0]] += block_sum.points  # all records of a block belong to one client
+                sums[places[0, 0]] += block_sum.points  # all records of a block belong to one client
                 self._report_clipped_records(block_sum.norms[real])
                 continue
             descents, usable = self._negative_gradients_and_usable(weights, rows, counted)
             if self.left_out is not None:
                 is_left_out = real & ~(usable & torch.linalg.vector_norm(descents.double(), dim=1).isfinite())
-                self.left_out(index[block[:, 0], block[:, 1]].cpu()[is_left_out])
-            real = real & usable
-            sums.index_add_(0, block[:, 0].cpu()[real], self.clip.points(descents[real], self.watch))
+                self.left_out(records.cpu()[is_left_out])
+            added = real & usable
+            sums.index_add_(0, places[:, 0].cpu()[added], self.clip.points(descents[added], self.watch))
         return sums.to(torch.int64)
 
     def _max_records(self, weights: Tensor) -> int:
@@ -155,14 +156,14 @@ class RecordGradientTrainer:
         usable = torch.ones(len(rows), dtype=torch.bool)
         try:
             return self._negative_gradients_of(weights, rows, mask), usable
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # a user's model may also exit
             if not self.confined:  # the user of a simulation should see the error
                 raise
             kind = type(error).__name__
             usable = torch.tensor([self._runs_without_error(weights, rows[i : i + 1], mask[i : i + 1]) for i in range(len(rows))])
             if bool(usable.all()):  # no single record causes the error
                 raise
-        if self.left_out is None:
+        if self.left_out is None:  # else the operator is told which records they are
             _LOG.warning(
                 "some records add nothing to training, because the model or its loss raises %s for them: make both accept every record",
                 kind,
@@ -202,17 +203,17 @@ def _ordered_by_lane(mask: Tensor, lane_of: Tensor, lanes: int) -> tuple[Tensor,
     A record's position modulo ``lanes`` is its lane, ``lane_of`` (K, B). Each client starts at a multiple of ``lanes``. Gaps are filled
     with copies of some record, which the returned mask leaves out.
 
-    A product's rounding depends on the position modulo ``lanes``, because of memory alignment. So a record's rounding does not depend on
-    which or how many other records take part.
+    A product's rounding depends on the position modulo ``lanes``, because of memory alignment. With fixed lanes, a record's rounding does
+    not depend on which or how many other records take part.
     """
     places = mask.nonzero()  # (client, position) of each record
     clients, record_lanes = places[:, 0], lane_of[places[:, 0], places[:, 1]]
     group = clients * lanes + record_lanes  # records of one client and lane
-    sizes = torch.bincount(group, minlength=len(mask) * lanes)
+    group_sizes = torch.bincount(group, minlength=len(mask) * lanes)
     order = group.argsort(stable=True)
     before = torch.empty_like(order)  # number of earlier records of the same client and lane
-    before[order] = torch.arange(len(order), device=mask.device) - (sizes.cumsum(0) - sizes)[group[order]]
-    lengths = sizes.view(len(mask), lanes).amax(dim=1) * lanes  # positions of each client, padding included
+    before[order] = torch.arange(len(order), device=mask.device) - (group_sizes.cumsum(0) - group_sizes)[group[order]]
+    lengths = group_sizes.view(len(mask), lanes).amax(dim=1) * lanes  # positions of each client, padding included
     ordered = places[:1].expand(int(lengths.sum()), 2).clone()
     is_real = torch.zeros(len(ordered), dtype=torch.bool, device=mask.device)
     positions = (lengths.cumsum(0) - lengths)[clients] + before * lanes + record_lanes
@@ -249,7 +250,8 @@ def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tenso
     losses = for_many_clients_at_once(lambda values, *batch: task.loss(dict(zip(names, values, strict=True)), *batch))
     with refuse_tensor_writes(task.module, shared, by_value=False), ManyAtOnce():
         total = losses(parameters, *task.batch(index), mask).sum()
-        gradients = torch.autograd.grad(total, parameters, materialize_grads=True)  # measured weights have no gradient
+        # Weights without a gradient, such as a measured center, get zeros.
+        gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
     flat = task.layout.flatten(dict(zip(names, gradients, strict=True))).neg_()
     return flat[:1] if doubled else flat
 

@@ -86,7 +86,7 @@ class LeastSquares:
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return a vector of products (inputs by inputs, inputs by target) for each of the task's records at ``rows`` (R,): (R, size).
 
-        ``weights`` is unused: only gradients, the other thing that a record can send, depend on the model's weights.
+        ``weights`` is unused, since the products do not depend on the model. All rules for a record's vector take it.
         """
         inputs, targets = task.batch(rows)
         if not isinstance(inputs, Tensor):
@@ -116,10 +116,11 @@ class LeastSquares:
         curvature = np.zeros((self.width, self.width))
         curvature[first, second] = curvature[second, first] = mean[:size] / self._weights.numpy()
         crossed = mean[size:].reshape(self.width, self.outputs) / self._target_weight
-        eigenvalues, vectors = np.linalg.eigh(curvature)
+        eigenvalues, eigenvectors = np.linalg.eigh(curvature)
         largest_noise = sqrt(2 * self.width) * noise / self._feature_weight  # largest eigenvalue of the noise
         least = max(self.floor * largest_noise, _MIN_EIGENVALUE_SHARE * float(np.abs(eigenvalues).sum()), float(np.finfo(np.float64).tiny))
-        solution = vectors @ ((vectors.T @ crossed) / (np.maximum(eigenvalues, least) + self.ridge * largest_noise)[:, None])
+        raised = np.maximum(eigenvalues, least) + self.ridge * largest_noise
+        solution = eigenvectors @ ((eigenvectors.T @ crossed) / raised[:, None])
         # The solution is for scaled features and targets, so it is scaled back here and below.
         if self.classes and self.outputs == 2 and self.bias:
             solution = self._as_log_odds(
@@ -136,7 +137,10 @@ class LeastSquares:
 
         Let f be the linear fit of the indicator of class 1, q its share, and R2 the explained share of the variance q (1 - q). If both
         classes have normal features of one covariance, then the log odds are log(q / (1 - q)) + (f - q - R2 (1/2 - q)) / (q (1 - q)
-        (1 - R2)). That follows from the formulas of both for the difference of the classes' means. ``least`` bounds q from 0 and 1.
+        (1 - R2)). That follows from the formulas of both for the difference of the classes' means.
+
+        ``least`` is the least distance of q from 0 and 1. ``crossed`` (p, 2) and ``products_with_bias`` (p - 1,) are means of the features'
+        products with the targets and with the constant of the bias.
         """
         half = sqrt(1 / 2)  # the length of a centered indicator
         share = min(max(1 / 2 + float(crossed[-1, 1]) * self._longest * half, least), 1 - least)
@@ -177,7 +181,7 @@ class LeastSquares:
 
     @cached_property
     def _weights(self) -> Tensor:
-        """Weight of each entry of the triangle, (p (p + 1) / 2,)."""
+        """Weight of each entry of the triangle, (p (p + 1) / 2,). An entry off the diagonal stands for two of the matrix, hence sqrt(2)."""
         first, second = self._triangle
         return self._feature_weight * torch.where(first == second, 1.0, sqrt(2)).double()
 
@@ -193,7 +197,8 @@ class LeastSquares:
 
     @property
     def _length(self) -> float:
-        """Length of the longest vectors. A coordinate stays below 1, so that sums over records fit the mechanism's lattice."""
+        """Length of the longest vectors, such that two of them lie at most APART apart, and their sums fit the mechanism's lattice."""
+        # For the lattice, the second bound keeps each coordinate at most 1.
         return min(APART / _distance(self.target_share), 1 / sqrt(1 - self.target_share))
 
 

@@ -70,7 +70,7 @@ def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, 
     """
     table, is_real = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
     clients, most_samples = table.shape
-    steps = -(-is_real.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch
+    steps = -(-is_real.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch, rounded up
     # The width must not depend on the other clients: another width uses other kernels, which round differently.
     index = np.repeat(table[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
     mask = np.zeros(index.shape, dtype=np.float32)
@@ -93,7 +93,7 @@ def _random_orders(source: BlockSource, is_real: NDArray[np.bool_]) -> NDArray[n
 def full_batch(samples: Sequence[Places], width: int) -> BatchSchedule:
     """Return a schedule of one step over all samples of each client, in order. ``width`` is B of :class:`BatchSchedule`."""
     table, is_real = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
-    index = np.repeat(table[:, None, :1], width, axis=2)
+    index = np.repeat(table[:, None, :1], width, axis=2)  # padding repeats each client's first sample
     index[:, 0, : table.shape[1]] = table
     mask = np.zeros(index.shape, dtype=np.float32)
     mask[:, 0, : table.shape[1]] = is_real
@@ -155,7 +155,7 @@ class Descent:
 
     def __init__(self, optimiser: LocalOptimiser, parameters: Sequence[Tensor], round_number: int) -> None:
         self._optimiser, self._parameters, self._rate = optimiser, parameters, optimiser.rate(round_number)
-        moments = 2 if optimiser.kind == "adam" else 1 if optimiser.momentum else 0
+        moments = 2 if optimiser.kind == "adam" else int(optimiser.momentum != 0)  # tensors that are kept for each parameter
         self._moments = [tuple(torch.zeros_like(parameter) for _ in range(moments)) for parameter in parameters]
         self._start = [parameter.detach().clone() for parameter in parameters] if optimiser.proximal else []
         self._steps = 0
@@ -167,7 +167,8 @@ class Descent:
         for number, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
             if self._optimiser.adds_to_gradient:
                 gradient = self._with_decay_and_proximal_term(number, gradient)
-            if not self._moments[number]:  # a finished client has a gradient of 0, unless decay or the proximal term adds to it
+            if not self._moments[number]:
+                # A finished client has a gradient of 0, unless decay or the proximal term adds to it.
                 direction = gradient * factor_per_client(active, gradient) if self._optimiser.adds_to_gradient else gradient
                 parameter.sub_(direction, alpha=self._rate)
             else:
@@ -192,22 +193,23 @@ class Descent:
         return first / (1 - ADAM_BETA_1**self._steps) / (root + ADAM_EPSILON)
 
 
-def factor_per_client(clients: Tensor, values: Tensor) -> Tensor:
-    """Return one number for each client, ``clients`` (K,), as (K, 1, ...), to multiply ``values`` (K, *shape) client by client."""
-    return clients.view(-1, *[1] * (values.dim() - 1))
+def factor_per_client(factors: Tensor, values: Tensor) -> Tensor:
+    """Return ``factors`` (K,), a number for each client, in the shape (K, 1, ...) that multiplies ``values`` (K, *shape) by client."""
+    return factors.view(-1, *[1] * (values.dim() - 1))
 
 
 def split_evenly(count: int, largest: int, unit: int = ALIGNED) -> Iterator[slice]:
-    """Cut ``count`` clients into pieces of nearly equal length, at most ``largest``. Lengths are multiples of ``unit``, if that fits.
+    """Cut ``count`` clients into pieces of nearly equal length, at most ``largest``.
 
-    The rounding of products depends on the alignment of a client's rows in memory, which repeats after 16 clients. So a client's weights do
-    not depend on the number of clients that are trained together, if that number is at least 16.
+    Lengths are multiples of ``unit``, except the last, and except if ``largest`` is smaller than ``unit``. The rounding of products depends
+    on the alignment of a client's rows in memory, which repeats after 16 clients. So a client's weights do not depend on the number of
+    clients that are trained together, if that number is at least 16.
     """
     unit = unit if largest >= unit else 1
-    units = -(-count // unit)
-    pieces = -(-units // (largest // unit))
-    bounds = [min(count, unit * (units * piece // pieces)) for piece in range(pieces + 1)]
-    return (slice(a, b) for a, b in pairwise(bounds))
+    unit_count = -(-count // unit)  # rounded up, as the next number is
+    piece_count = -(-unit_count // (largest // unit))
+    bounds = [min(count, unit * (unit_count * piece // piece_count)) for piece in range(piece_count + 1)]
+    return (slice(start, stop) for start, stop in pairwise(bounds))
 
 
 _ONE_AFTER_ANOTHER = "There is a performance drop because we have not yet implemented the batching rule"

@@ -76,6 +76,7 @@ class LocalTask:
 
     def outputs(self, parameters: dict[str, Tensor], inputs: Inputs) -> Tensor:
         """Return the outputs of the model with ``parameters`` for ``inputs`` as :meth:`batch` returns them."""
+        # A model takes a single tensor by position, and several tensors by their names.
         arguments, named = ((inputs,), {}) if isinstance(inputs, Tensor) else ((), dict(inputs))
         outputs: Tensor = called_with(self.module, parameters, arguments, named)
         return outputs
@@ -119,8 +120,8 @@ class LocalTask:
         """Yield the same task with copies of the model and of the loss, for one record or client alone.
 
         A model or loss that changes itself could change the vectors of other records, and a later record could undo the change before
-        anybody compares. So such a change is an error, and what classes and functions keep is put back (:class:`OutsideState`, which says
-        what is not found).
+        anybody compares. So such a change is an error. Values that classes and functions keep are put back after the block, except those
+        that :class:`OutsideState` does not find.
 
         Raises:
             PrivacyError: the block changes the model or the loss.
@@ -333,7 +334,7 @@ class ManyAtOnce(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call PyTorch's ``func``, or raise if it could mix the samples of several clients. Patches compute some convolutions."""
+        """Call PyTorch's ``func``, or raise if it could mix the samples of several clients. Compute some convolutions by patches."""
         if name := _named_batching_rule(func, args):
             raise RuntimeError(f"{name} has its own rule for vmap or its own backward pass, which could mix samples")
         if func in _WAYS_TO_HOOKS:
@@ -346,7 +347,7 @@ class ManyAtOnce(TorchFunctionMode):
 def _named_batching_rule(func: Callable[..., Any], args: Sequence[Any]) -> str:
     """Return the name of the operator that ``func`` calls, if its author may have written its batching rule or its backward pass; else "".
 
-    PyTorch leaves this context before a backward pass, so that an operator which is called there would not be seen.
+    A function with its own backward pass is named, too, because operators in that pass are not seen: PyTorch leaves the context before it.
     """
     if isinstance(func, _OPERATOR_TYPES):
         return "" if str(func).startswith(_OPERATORS_OF_TORCH) else str(func)
@@ -358,6 +359,7 @@ def _named_batching_rule(func: Callable[..., Any], args: Sequence[Any]) -> str:
 
 _OPERATOR_TYPES = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 _WAYS_TO_HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.grad_fn.__get__})  # type: ignore[union-attr]
+"""Functions through which a model could set hooks on gradients. ``grad_fn`` gives the node of a tensor, which takes hooks, too."""
 _NO_PACKING = "the model packs tensors for its backward pass, which could mix samples"
 _OPERATORS_OF_TORCH = ("aten.", "prim.", "prims.")
 _MODULES_WITH_CHECKED_RULES = ("torch.", "ldpfl.")
@@ -378,6 +380,7 @@ def _patch_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
     """Return the convolution as a product of the weights and all patches of the input. Arguments are those of ``torch.conv2d``."""
+    # ``dilation`` and ``groups`` are not used: :func:`_has_few_channels` makes sure that they are 1.
     vertical, horizontal = _pair(padding)
     down, right = _pair(stride)
     if vertical or horizontal:

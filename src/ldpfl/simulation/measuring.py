@@ -101,15 +101,16 @@ def points_per_row(steps: int, columns: int) -> int:
     gradients may move by 2 C, so the largest p has c p^2 <= 2 C^2.
     """
     point = floor(steps * sqrt(2 / columns))
-    return point - (columns * point**2 > 2 * steps**2)  # one less if the root was rounded up
+    is_too_large = columns * point**2 > 2 * steps**2  # if the root was rounded up
+    return point - 1 if is_too_large else point
 
 
 def count_offset(point: int, mechanism: DpSgd) -> int:
     """Return the number that each client subtracts from every count before sending. The server adds it again, for each client.
 
-    A row adds the integer ``point`` to a count. A sum has room for ``steps`` for each record in a coordinate. With a single column,
-    ``point`` exceeds ``steps``, so that a count of nearly all records would not fit. So half of the largest count is subtracted. It follows
-    from the number of records that the mechanism assumes, which is public, and not from the data.
+    A row adds the integer ``point`` to a count. Each coordinate of a sum has room for ``steps`` for each record. With a single column,
+    ``point`` exceeds ``steps``, so that a count of nearly all records would not fit. So half of the largest count is subtracted.
+    This offset follows from the number of records that the mechanism assumes, which is public and does not depend on the data.
     """
     return floor(point * mechanism.records / 2) if point > mechanism.steps else 0
 
@@ -201,14 +202,14 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], remedy: str) -> Dataset:
-    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that noise hid. ``remedy`` ends an error."""
+    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on hidden columns. ``remedy`` is appended to errors."""
     knots: list[Knots | None] = []
     shares: list[float] = []
     hidden: list[str] = []  # names of columns, here and below
     by_bounds: list[str] = []
     rough: list[str] = []
     kind, target = scaling.target_kind(dataset), None
-    ended: list[float] = []
+    ended: list[float] = []  # share of the times to an event that end in each interval
     for number, column in enumerate(dataset.unscaled):
         column_stages = [stage[number] for stage in stages]
         last, released_stages = column_stages[-1], [histogram for histogram in column_stages if histogram is not None]
@@ -228,14 +229,18 @@ def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], reme
                     dataset = dataset.with_notes(_note_on_one_value(column.name, *ends))
                 elif last is not None and (line := scaling.quantile_knots(last)) and scaling.is_scale_unreliable(released_stages, line):
                     rough.append(column.name)
-                shares += [mean] * (kind == "count")  # of a count, the mean stands where classes have their shares
+                if kind == "count":
+                    shares.append(mean)  # the mean of a count stands in the place of the shares of classes
         else:
             column_knots = None if last is None else scaling.quantile_knots(last)  # the points between which values are interpolated
             if column_knots is not None and scaling.is_scale_unreliable(released_stages, column_knots):
                 rough.append(column.name)
             if column_knots is None:
-                (hidden if column.bounds is None else by_bounds).append(column.name)
-                column_knots = None if column.bounds is None else scaling.bounds_knots(column.bounds)
+                if column.bounds is None:
+                    hidden.append(column.name)
+                else:
+                    by_bounds.append(column.name)
+                    column_knots = scaling.bounds_knots(column.bounds)
             knots.append(column_knots)
     if hidden:
         dataset = dataset.with_notes(

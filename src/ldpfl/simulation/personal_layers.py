@@ -61,7 +61,11 @@ class KeptLayers:
 
     @classmethod
     def of(cls, clients: NDArray[np.int64], values: Tensor) -> KeptLayers:
-        """Return the layers that ``clients`` keep; a PrivacyError if a value is not finite, since its client could never train again."""
+        """Return the layers that ``clients`` keep.
+
+        Raises:
+            PrivacyError: a value is not finite. Its client could never train again.
+        """
         if not bool(values.isfinite().all()):
             raise PrivacyError(
                 "a client's personal layers became NaN or infinite, so nothing was sent: set a smaller training.learning_rate"

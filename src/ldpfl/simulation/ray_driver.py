@@ -89,7 +89,7 @@ def run_ray_driver(where: str, folder: Path, pipe: Connection) -> None:
         except LdpflError as error:
             pipe.send(error)
         except Exception as error:  # an error of Ray, whose text may be pages long
-            if not isinstance(error, EOFError | BrokenPipeError):
+            if not isinstance(error, EOFError | BrokenPipeError):  # else the other end is closed, so nobody reads a message
                 pipe.send(LdpflError(LOST.format(type(error).__name__)))
 
 
@@ -145,7 +145,7 @@ def _own_process_listens(port: int) -> bool:
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer the messages from ``pipe``: store values, and have rounds done, until the other end is closed (EOFError)."""
+    """Answer the messages from ``pipe``: store values, and let the cluster train rounds, until the other end is closed (EOFError)."""
     import ray
 
     references: dict[str, Any] = {}
@@ -170,10 +170,10 @@ def _train_round_on_cluster(pipe: Connection, request: RoundRequest, references:
         num_cpus=1,
         num_gpus=1 if request.on_gpu else 0,
         max_retries=_RETRIES,
-        retry_exceptions=False,
+        retry_exceptions=False,  # only lost shares are trained again: an error of the training itself would recur
         runtime_env={"env_vars": _ONE_THREAD},
     )(share_task())
-    waiting = {}
+    waiting = {}  # the index of each share that is not done, by Ray's reference to its result
     for index, share in enumerate(request.shares):
         waiting[train_on_node.remote(references[request.federation], references[request.start], share)] = index
     while waiting:
@@ -247,12 +247,12 @@ def versions_finder() -> Callable[[], dict[str, str]]:
 
 
 def share_task() -> Callable[[Any, Any, bytes], tuple[str, Any]]:
-    """Return the task by which a node trains a share (a group of clients): it returns the node's name, and a pickle or its own versions."""
+    """Return the task by which a node trains a share (a group of clients): a nested function, whose code is sent to nodes without ldpfl."""
     versions = versions_finder()
     driver_versions = versions()
 
     def train(federation: Any, start: Any, share: bytes) -> tuple[str, Any]:
-        """Train a share on this node, unless its versions differ. Arguments are those of :func:`train_and_pickle`."""
+        """Return the node's name, and the result of :func:`train_and_pickle`, or the node's versions if they differ from the driver's."""
         import platform
 
         node_versions = versions()

@@ -89,7 +89,7 @@ class RayTasks:
                 if answer is None:
                     continue
                 done[answer.index] = answer.result
-                self._warn_of_other(answer.processor)
+                self._warn_of_other_processor(answer.processor)
                 clients_done(sum(part.clients for part in done.values()), total)
         except BaseException:
             self.close(kill=True)
@@ -130,7 +130,7 @@ class RayTasks:
             raise message
         return message if isinstance(message, Answer) else None
 
-    def _warn_of_other(self, processor: str) -> None:
+    def _warn_of_other_processor(self, processor: str) -> None:
         """Warn once for each kind of ``processor`` that a node has and this machine has not."""
         if processor not in self._known_processors:
             self._warn(

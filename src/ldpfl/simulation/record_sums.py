@@ -63,7 +63,7 @@ class RecordVectors(Protocol):
     def of(self, task: LocalTask, weights: Tensor, rows: Tensor) -> Tensor:
         """Return the vector of each sample at ``rows`` (R,), as (R, size) float64 on the CPU. Zeros stand for a sample without an answer.
 
-        Any two vectors, and zeros and any vector, lie no farther apart than :data:`APART`.
+        Any two vectors lie no farther apart than :data:`APART`, and neither do a vector and zeros.
         """
 
 
@@ -102,7 +102,8 @@ def client_sums(
     """
     vectors = OneByOne(vectors) if confined else vectors
     sums = torch.zeros(len(units), vectors.size, dtype=torch.int64)
-    owners, indices = np.repeat(np.arange(len(units)), units.sizes), np.concatenate([np.empty(0, dtype=np.int64), *units])
+    owners = np.repeat(np.arange(len(units)), units.sizes)
+    indices = np.concatenate([np.empty(0, dtype=np.int64), *units])  # NumPy refuses to join nothing
     at_once = max(1, _VALUES_AT_ONCE // vectors.size)
     for start in range(0, len(indices), at_once):
         batch = indices[start : start + at_once]
@@ -121,31 +122,31 @@ def mean_vectors(
 ) -> Tensor:
     """Return the mean (U, size) of the vectors of each unit's rows: of a person's rows, or of a client's records. Zeros if it has none.
 
-    The rounding of a vector may depend on its place in a batch and on the batch's length. So a unit's mean depends on nothing of the other
-    units, not even on their numbers of rows: units with few rows share batches of a fixed length in which each unit has a fixed place,
-    filled with another row where no unit is left, and a unit with many rows has batches of its own.
+    The rounding of a vector may depend on its place in a batch and on the batch's length. A unit's mean must depend on nothing of the other
+    units, not even on their numbers of rows. So units with few rows share batches of a fixed length, in which each unit has a fixed place.
+    Any row fills the place of a unit that has no row left. A unit with many rows has batches of its own.
 
     Args:
         lanes: (U,) place of each unit in its batches, as a share in [0, 1). By default it follows from the order of the units, which must
             then be public. The order of persons is not: it changes if a person is replaced by one with another name.
     """
     sizes = np.array([len(rows) for rows in units], dtype=np.int64)
-    largest = max(1, _VALUES_AT_ONCE // vectors.size)
-    length = max(1, min(AT_ONCE, largest, len(units))) if lanes is None else min(ALIGNED, largest)
+    most_rows = max(1, _VALUES_AT_ONCE // vectors.size)
+    length = max(1, min(AT_ONCE, most_rows, len(units))) if lanes is None else min(ALIGNED, most_rows)
     places = np.arange(len(units)) % length if lanes is None else (lanes * length).astype(np.int64)
-    shares = (sizes <= _MAX_SHARED_ROWS) & (not vectors.one_by_one)
+    is_sharing = (sizes <= _MAX_SHARED_ROWS) & (not vectors.one_by_one)
     sums = torch.zeros(len(units), vectors.size, dtype=torch.float64)
-    for members in _batches(np.flatnonzero(shares), places, length):
-        for number in range(_MAX_SHARED_ROWS):
-            is_left = (members >= 0) & (sizes[members] > number)
+    for members in _batches(np.flatnonzero(is_sharing), places, length):
+        for row_number in range(_MAX_SHARED_ROWS):
+            is_left = (members >= 0) & (sizes[members] > row_number)
             if not is_left.any():
                 break
             rows = np.zeros(length, dtype=np.int64)
-            rows[is_left] = [units[unit][number] for unit in members[is_left]]
+            rows[is_left] = [units[unit][row_number] for unit in members[is_left]]
             sums[members[is_left]] += _row_vectors(vectors, task, weights, rows)[is_left]
-    for unit in np.flatnonzero(~shares).tolist():
-        for start in range(0, int(sizes[unit]), largest):
-            sums[unit] += _row_vectors(vectors, task, weights, units[unit][start : start + largest]).sum(dim=0)
+    for unit in np.flatnonzero(~is_sharing).tolist():
+        for start in range(0, int(sizes[unit]), most_rows):
+            sums[unit] += _row_vectors(vectors, task, weights, units[unit][start : start + most_rows]).sum(dim=0)
     return sums / torch.from_numpy(np.maximum(sizes, 1))[:, None]
 
 
@@ -178,7 +179,7 @@ class OneByOne:
         for index in range(len(rows)):
             try:
                 values[index] = self.vectors.of(task, weights, rows[index : index + 1])[0]
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # a user's model may also exit
                 error_kinds.add(type(error).__name__)
         if error_kinds:
             kinds = ", ".join(sorted(error_kinds))
@@ -246,7 +247,7 @@ def released_pool(
     number: int,
     context: bytes = b"",
 ) -> ReportPool:
-    """Return the mixed reports of ``clients`` clients, whose values (k, size) ``values_of`` returns. The arguments by name decide noise."""
+    """Return the mixed reports of ``clients`` clients, whose values (k, size) ``values_of`` returns; more in :func:`released_sum`."""
     reports, at_once = [], max(1, _SUMS_AT_ONCE // ranges.dimension)
     summed = isinstance(mechanism, LatticeMechanism) and mechanism.summed
     for first in range(0, clients, at_once):
@@ -254,6 +255,7 @@ def released_pool(
         values = values_of(batch)
         keys = [] if summed else [(number, client) for client in batch]  # all noise of a sum is drawn where it is mixed
         reports.append(mechanism.encode(values, ranges, SeededStreams.bound(seed, purpose, keys, values, context)))
+    # A round's mixing has the key (round,), so no round shares the random bits of the key (0, number).
     return mix(reports, bound_stream(seed, Purpose.MIXING, (0, number), SummedReports.total_without_noise(reports), context))
 
 

@@ -83,7 +83,7 @@ def _score_with_personal(federation: Federation, personal: Tensor | None, weight
 def _event(
     federation: Federation, number: int, release: Release, clients: int, cohort: NDArray[np.int64], joined: NDArray[np.int64]
 ) -> RoundEvent:
-    """Return the privacy event of a round in which ``clients`` clients reported. ``joined`` (N,) counts each client's earlier rounds."""
+    """Return the privacy event of a round in which ``clients`` of ``cohort`` reported. ``joined`` (N,) counts clients' earlier releases."""
     participation = federation.participation
     return round_event(
         federation.ledger_number(number),
@@ -107,7 +107,7 @@ def _trained_round(
     clients_done: ClientsDone,
     workers: Workers,
 ) -> Checkpoint:
-    """Return the checkpoint that follows ``before`` once ``cohort`` has trained. ``joined`` (N,) counts all clients' earlier rounds."""
+    """Return the checkpoint that follows ``before`` once ``cohort`` has trained; for ``joined`` see :func:`_event`."""
     began = time.perf_counter()
     number, ranges = before.state.round + 1, before.state.ranges
     mechanism = in_round(federation.mechanism, before.state.public())
@@ -176,11 +176,11 @@ def _solved_round(
 
 
 def _evaluate_at_clients(federation: Federation, evaluation: ClientEvaluation, before: Checkpoint, joined: NDArray[np.int64]) -> Checkpoint:
-    """Return ``before`` with the evaluation of its model on the records that all clients hold back, and with the evaluation's charge."""
+    """Return ``before`` with its model evaluated at all clients, and charged. ``joined`` (N,) counts clients' releases, with this one."""
     number = before.state.round
     with one_thread(federation.device):
         result = evaluation.measured(federation.task, before.state.model, require_secret(federation.secret_seed), number)
-    event_number = federation.ledger_number(number) + 1
+    event_number = federation.ledger_number(number) + 1  # the evaluation follows its round in the ledger
     release, participation = federation.charged(evaluation.release), federation.participation
     event = evaluation_event(event_number, release, joined, participation.channel, participation.colluding)
     history = (*before.history[:-1], replace(before.history[-1], at_clients=result))

@@ -28,11 +28,10 @@ class CannotShareError(LdpflError):
 
     @classmethod
     def because(cls, error: Exception) -> CannotShareError:
-        """Return the error for the user. Its text names a module that is missing, and repeats nothing else that ``error`` says."""
+        """Return the error for the user. Its text names a missing module. That of ``error`` is not repeated: it may hold private values."""
         missing = error.name if isinstance(error, ImportError) else None
-        return cls(
-            f"worker processes cannot load the model or the task ({f'no module {missing}' if missing else error_without_data(error)})"
-        )
+        reason = f"no module {missing}" if missing else error_without_data(error)
+        return cls(f"worker processes cannot load the model or the task ({reason})")
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # has no types
@@ -91,6 +90,8 @@ def pickle_and_arrays(value: object) -> tuple[memoryview, list[memoryview]]:
 def write_shared(value: object, path: Path) -> None:
     """Write ``value`` to ``path``, for :func:`read_shared` to read.
 
+    The file has a header, the size of each array, the pickle without the bytes of the arrays, and these arrays.
+
     Raises:
         CannotShareError: ``value`` cannot be pickled.
     """
@@ -99,27 +100,28 @@ def write_shared(value: object, path: Path) -> None:
     with path.open("wb") as file:
         file.write(_HEADER.pack(len(arrays), pickled.nbytes) + sizes + pickled)
         for array in arrays:
-            file.write(bytes(-file.tell() % _ALIGNMENT))
+            file.write(bytes(-file.tell() % _ALIGNMENT))  # zeros up to the next multiple, so that readers can map the array in place
             file.write(array)
 
 
 def read_shared(path: Path) -> Any:
-    """Return the object that :func:`write_shared` wrote to ``path``.
+    """Return the object that :func:`write_shared`, which describes the file, wrote to ``path``.
 
-    Its arrays are mapped: a page of memory is copied only if this process writes to it.
+    Its arrays are mapped from the file: a page of memory is copied only if this process writes to it.
 
     Raises:
         CannotShareError: this process cannot load the object, for example because a module is missing here.
     """
     with path.open("rb") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    count, length = _HEADER.unpack_from(mapped)  # of arrays, and of the pickle's bytes; the arrays' sizes, pickle and arrays follow
-    sizes = struct.unpack_from(f"<{count}Q", mapped, _HEADER.size)
-    start = _HEADER.size + 8 * count
-    pickled, end = mapped[start : start + length], start + length
+    array_count, pickle_bytes = _HEADER.unpack_from(mapped)
+    sizes = struct.unpack_from(f"<{array_count}Q", mapped, _HEADER.size)
+    start = _HEADER.size + 8 * array_count
+    end = start + pickle_bytes
+    pickled = mapped[start:end]
     arrays = []
     for size in sizes:
-        start = end + -end % _ALIGNMENT
+        start = end + -end % _ALIGNMENT  # the next multiple
         end = start + size
         arrays.append(mapped[start:end])
     try:

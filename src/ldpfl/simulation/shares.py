@@ -113,25 +113,29 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     if isinstance(federation.trainer, CompiledTrainer):
         ends = clipped_values.low, clipped_values.high
         counter = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
-    for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE):
+    most = MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE  # counted clients leave no vectors in memory
+    for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, most):
         uncounted = rows if counter is None else rows[counter.add(share.clients[rows])]
         if uncounted.size:
             chunk_noise, chunk_reports, layers = _train_and_encode(federation, start, share, uncounted, clipped_values)
-            noise += [] if chunk_noise is None else [chunk_noise]
-            kept += [] if layers is None else [layers]
+            if chunk_noise is not None:
+                noise.append(chunk_noise)
+            if layers is not None:
+                kept.append(layers)
             _add_reports(reports, chunk_reports)
         chunk_done(len(rows))
     if counter is not None and counter.clients:
         reports.append(counter.reports())
         clipped_values.add_counts(counter.outside)
-    outside, records = None if federation.perturbed == "gradient" else clipped_values.outside, clipped_records
-    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, records.clipped, records.all, kept=tuple(kept))
+    outside = None if federation.perturbed == "gradient" else clipped_values.outside  # no range bounds a gradient
+    clipped, records = clipped_records.clipped, clipped_records.all
+    return Collected(len(share.clients), tuple(reports), tuple(noise), outside, clipped, records, kept=tuple(kept))
 
 
 def _train_and_encode(
     federation: Federation, start: RoundStart, share: Share, rows: NDArray[np.intp], clipped: ClippedCounter
 ) -> tuple[SentNoise | None, Reports, KeptLayers | None]:
-    """Train the clients at ``rows`` of a ``share`` together. Return the noise in their reports, the reports, and their personal layers."""
+    """Train the clients at ``rows`` of a ``share``. Return noise, reports and personal layers, and add values to the counts ``clipped``."""
     clients, facts = share.clients[rows], share.facts.take(rows)
     mechanism = facts.with_noise_of_clients(start.mechanism)
     trained, personal = train_with_personal_layers(federation, start.state, clients, facts.personal)
@@ -184,7 +188,7 @@ class OneProcess:
     """Trains all shares in this process, with one thread, since more threads would round differently."""
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
-        """Train the clients of ``shares`` here, and return each share's result. ``clients_done`` is told how many of all are done."""
+        """Train the clients of ``shares`` here, and return each share's result. Call ``clients_done`` after each chunk of clients."""
         total = sum(len(share.clients) for share in shares)
         done = 0
 
@@ -224,7 +228,7 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ClientFacts:
-    """What k clients know about themselves before a round: number of samples, number of rounds joined, memory, and personal layers."""
+    """What k clients know about themselves before a round: numbers of samples and of earlier releases, memory, and personal layers."""
 
     samples: Tensor
     joined: Tensor

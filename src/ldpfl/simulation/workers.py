@@ -146,7 +146,7 @@ class Processes:
             weights_path.unlink(missing_ok=True)
 
     def _restart_pool(self, deaths: int) -> None:
-        """Replace the worker processes after one died, or raise if that happened ``deaths`` times in a row and this is too often."""
+        """Replace the worker processes after one died for the ``deaths``-th time in a row, or raise a LdpflError if that is too often."""
         if deaths == _MAX_DEATHS:
             raise LdpflError(
                 f"worker processes ended unexpectedly {deaths} times in a row, perhaps because memory ran out: resume the run with a "
@@ -171,11 +171,11 @@ class Processes:
             try:
                 self._federations[id(federation)] = federation, self._write(without_parts_for_this_process(federation))
             except CannotShareError as error:
-                self._train_in_this_process(federation, error)
+                self._train_in_this_process(federation, error)  # stores None as the path
         return self._federations[id(federation)][1]
 
     def _train_in_this_process(self, federation: Federation, error: CannotShareError) -> None:
-        """Train the ``federation`` in this process from now on, and tell the user the reason, which is the ``error``."""
+        """Let later calls train the ``federation`` in this process, and tell the user the reason, which is the ``error``."""
         self._federations[id(federation)] = federation, None
         self._warn(f"{error}: this process trains alone, with the same results")
 
@@ -240,7 +240,8 @@ class Automatic:
 
 
 def _add_progress(clients_done: ClientsDone, before: int, total: int, done: int, _: int) -> None:
-    """Report to ``clients_done`` that ``done`` clients of the current shares are trained, besides ``before`` clients of earlier shares."""
+    """Tell ``clients_done`` that ``done`` clients of the current shares are trained, besides ``before`` clients of earlier shares."""
+    # The last argument, the number of clients of the current shares, is not used: ``total`` counts those of all shares.
     clients_done(before + done, total)
 
 

@@ -25,12 +25,14 @@ class Shown:
         return look(self)
 
     def __str__(self) -> str:
-        """Return a terminal's display as plain text; the repr for a type without a display of its own or registered with ``look``."""
+        """Return a terminal's display as plain text, or the repr if neither the type itself nor ``look.register`` gives a display."""
         if type(self).__rich__ is Shown.__rich__ and look.dispatch(type(self)) is look.dispatch(object):
             return object.__repr__(self)
         from rich.console import Console
 
-        console = Console(markup=False, emoji=False, width=110, file=(text := StringIO()), force_jupyter=False, color_system=None)
+        text = StringIO()
+        # In a notebook, ``rich`` would by default display the result there instead of writing it to ``file``.
+        console = Console(markup=False, emoji=False, width=110, file=text, force_jupyter=False, color_system=None)
         console.print(self)
         return text.getvalue().rstrip()
 

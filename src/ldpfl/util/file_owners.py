@@ -43,8 +43,8 @@ def require_own(path: Path, what: str, error: type[LdpflError], *, secret: bool,
         raise error(f"{what} {path} can be {'read' if secret else 'changed'} by other users: run chmod {'600' if secret else '644'} {path}")
     for place, status in status_of.items():
         # In a sticky folder, such as /tmp, others can create files, but cannot move files that belong to somebody else.
-        sticky = status.st_mode & stat.S_ISVTX and not (alone and place == resolved.parent)
-        if stat.S_ISDIR(status.st_mode) and place != resolved and status.st_mode & _OTHERS_MAY_WRITE and not sticky:
+        may_be_shared = status.st_mode & stat.S_ISVTX and not (alone and place == resolved.parent)
+        if stat.S_ISDIR(status.st_mode) and place != resolved and status.st_mode & _OTHERS_MAY_WRITE and not may_be_shared:
             raise error(f"{what} {path} lies in a folder that other users can write to: run chmod go-w {place}, or move the file")
     return resolved
 
@@ -55,5 +55,6 @@ def _passed_on_the_way(path: Path) -> Iterator[Path]:
     for passed in (*reversed(absolute.parents), absolute):
         yield passed
         if passed.is_symlink():
+            # From here on the way leads through the link's target.
             yield from _passed_on_the_way(passed.parent / passed.readlink() / absolute.relative_to(passed))
             return

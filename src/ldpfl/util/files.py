@@ -223,7 +223,7 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
         OSError: the file cannot be read, is no regular file, has more than ``most`` bytes, or fewer than ``size``.
         UnicodeDecodeError: the file is no UTF-8 text.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # else it would wait for somebody to write to a pipe
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -239,6 +239,7 @@ _MAX_KEY_PARTS = 8
 """Maximum number of parts of a dotted key in TOML. Configs and policies have three at most."""
 
 _LONG_KEY = re.compile(r"(?:\.[ \t]*+[\w-]*+[ \t]*+){" + str(_MAX_KEY_PARTS) + "}")
+"""Matches the end of a dotted key that has more than ``_MAX_KEY_PARTS`` parts."""
 
 _NOT_KEYS = re.compile(
     r'"""(?:[^"\\]++|\\.?|"(?!""))*+(?:"{3,5}|\Z)'  # one or two quotes may stand before the three that end it
@@ -258,9 +259,10 @@ def from_toml(text: str) -> dict[str, Any]:
     """Read TOML.
 
     Raises:
-        ValueError: the text is not TOML, is nested too deeply, or has a number of thousands of digits or a key of many parts.
+        ValueError: the text is not TOML or is nested too deeply, or one of its numbers or keys is far too long.
     """
-    if _LONG_KEY.search(_NOT_KEYS.sub("0", text)):  # reading a key takes time that grows with the square of its parts
+    # Reading a key takes time that grows with the square of its parts. Dots in strings and comments do not count.
+    if _LONG_KEY.search(_NOT_KEYS.sub("0", text)):
         raise ValueError(f"a key has more than {_MAX_KEY_PARTS} parts")
     try:
         return tomllib.loads(text)

@@ -9,7 +9,7 @@ from math import isfinite
 def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
     """Format a number with about four digits and thousands separators. By default it is rounded up, as an upper bound must be.
 
-    Rounding errors of binary fractions, relative to the number less than 1e-12, are not rounded up. A text is returned as it is.
+    Rounding errors of binary fractions, which are below 1e-12 of the number, are ignored. A text is returned as it is.
     """
     if isinstance(value, str):
         return value
@@ -19,7 +19,7 @@ def number(value: float | str, rounding: str = ROUND_CEILING) -> str:
     if 100 <= exact < 10**9:
         rounded = exact.quantize(Decimal("0.1") if exact < Decimal("9999.9") else Decimal(1), rounding)
         return f"{rounded:,}"
-    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 3), rounding)
+    rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 3), rounding)  # to four significant digits
     return f"{float(rounded):.4g}"
 
 

@@ -95,7 +95,7 @@ def stream_key(seed: int, purpose: Purpose, *key: int) -> bytes:
 
 
 def bound_key(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> bytes:
-    """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU): other values, or another ``key``, get other noise."""
+    """Return the AES-256 key for the noise on the values ``hidden`` (on the CPU). If any argument differs, the noise differs."""
     name = f"{index(seed)} {int(purpose)} {_python_integers(key)} {hidden.dtype} {tuple(hidden.shape)} "
     digest = hashlib.sha256(name.encode() + context)
     digest.update(hidden.contiguous().numpy().data)
@@ -108,7 +108,7 @@ def _python_integers(key: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def bound_stream(seed: int, purpose: Purpose, key: tuple[int, ...], hidden: Tensor, context: bytes) -> np.random.Generator:
-    """Return the random generator for the noise on the values ``hidden``: other values, or another ``key``, get other noise."""
+    """Return the random generator for the noise on the values ``hidden`` (on the CPU). If any argument differs, the noise differs."""
     return stream(int.from_bytes(bound_key(seed, purpose, key, hidden, context)), purpose, *key)
 
 
@@ -163,7 +163,9 @@ class SeededStreams:
             repeat(b"") if variance is None else (hashlib.sha256(row.contiguous().numpy().tobytes()).digest() for row in variance)
         )
         contexts = (context_digest + variance_digest for variance_digest in variance_digests)
+        # Without a variance ``contexts`` has no end, and where a sum draws all noise ``keys`` is empty, so lengths may differ.
         named_values = zip(keys, values, contexts, strict=False)
+        # Each row has a key of its own, so all rows can have the client number 0.
         return cls([bound_key(seed, purpose, key, row, row_context) for key, row, row_context in named_values], [0] * len(keys))
 
     def int32(self, row: int, count: int) -> Tensor:
@@ -268,8 +270,11 @@ class _TorchSource:
 
 
 def as_source(generator: RandomSource | torch.Generator) -> RandomSource:
-    """Accept a CPU ``torch.Generator`` wherever a :class:`RandomSource` is wanted."""
+    """Return ``generator`` as a :class:`RandomSource`: a ``torch.Generator``, which must be on the CPU, is wrapped."""
     return _TorchSource(generator) if isinstance(generator, torch.Generator) else generator
+
+
+_NO_STREAM = "the random source has no stream for client number {} (from 0): pass a source with a stream for each client. Nothing was sent"
 
 
 def draw(source: RandomSource, row: int, count: int) -> Tensor:
@@ -283,7 +288,7 @@ def draw(source: RandomSource, row: int, count: int) -> Tensor:
     try:
         words = source.int32(row, count)
     except IndexError:
-        raise PrivacyError(f"the random source has no stream for client number {row}: pass one per client. Nothing was sent") from None
+        raise PrivacyError(_NO_STREAM.format(row)) from None
     if words.dtype != torch.int32 or words.shape != (count,):
         raise PrivacyError(f"the random source returned {words.dtype} {tuple(words.shape)}, expected int32 ({count},); nothing was sent")
     return words
@@ -328,7 +333,7 @@ def _checked_words(call: Callable[[], NDArray[np.int32]], shape: tuple[int, ...]
     try:
         words = call()
     except IndexError:
-        raise PrivacyError(f"the random source has no stream for client number {last}: pass one per client. Nothing was sent") from None
+        raise PrivacyError(_NO_STREAM.format(last)) from None
     if words.dtype != np.int32 or words.shape != shape:
         raise PrivacyError(f"the random source returned {words.dtype} {words.shape}, expected int32 {shape}; nothing was sent")
     return words
@@ -359,7 +364,7 @@ def coordinate_blocks(dimension: int) -> Iterator[slice]:
 
 
 def blocks(clients: int, dimension: int, values: int = 4 * COORDINATE_BLOCK) -> Iterator[tuple[range, slice]]:
-    """Cut ``clients`` rows of ``dimension`` coordinates into blocks (rows, columns) of about ``values`` values; rows vary faster."""
+    """Cut a matrix (``clients``, ``dimension``) into blocks (rows, columns) of about ``values`` numbers, all first columns first."""
     for columns in coordinate_blocks(dimension):
         yield from ((rows, columns) for rows in client_blocks(clients, columns.stop - columns.start, values=values))
 

@@ -25,7 +25,7 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: nothing is compiled within this context. PyTorch would take a second to import its compiler for True."""
+        """Return False, since nothing is compiled in this context. PyTorch's default would import the compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -34,7 +34,7 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded not in func.tags or options.get("generator") is not None:
             return func(*args, **options)
         device = torch.device(options.get("device") or next((value.device for value in args if isinstance(value, Tensor)), "cpu"))
-        if device.type == "meta":
+        if device.type == "meta":  # such tensors have no values, so nothing is drawn
             return func(*args, **options)
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
@@ -42,7 +42,7 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _with_generator(func: Any) -> Any:
-    """Return the form of PyTorch's random ``func`` that takes a generator.
+    """Return the form of PyTorch's random ``func`` that takes a generator, such as ``randint.low_generator`` for ``randint.low``.
 
     Raises:
         ConfigError: the function has no such form.

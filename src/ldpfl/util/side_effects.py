@@ -6,7 +6,7 @@ Outside of ``vmap`` such writes are possible, so values are compared there, bit 
 The state of a user's model or loss that ``copy.deepcopy`` does not copy is compared, too: values that classes keep, and values that
 functions keep. A function keeps its default arguments, its attributes and the variables of the functions around it. One record could
 change such a value, and so the vectors of the records after it, even if each record has a copy of the model to itself. Not found are
-global variables, files, caches, thread-local variables and what objects that cannot be copied keep.
+global variables, files, caches, thread-local variables, and values in objects that cannot be copied.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def refuse_state_changes(
     """Raise an error if the block changes ``module`` or ``losses``.
 
     Parameters, their gradients, buffers and other attributes of the module are compared, and the attributes of the loss. So is the state
-    that a copy of the model would share, such as attributes of classes: ``outside``, which by default is looked for.
+    ``outside`` that copies of the model share, such as attributes of classes. By default it is found from ``module`` and ``losses``.
 
     Raises:
         PrivacyError: something has changed; the message names it.
@@ -64,7 +64,8 @@ def refuse_state_changes(
 def refuse_tensor_writes(module: nn.Module, trained: Mapping[str, Tensor], *, by_value: bool) -> Iterator[None]:
     """Raise an error if the block, a forward or backward pass of ``module``, writes to the ``trained`` tensors, given by name.
 
-    Inside ``vmap`` PyTorch's version counters of tensors show every write. Elsewhere ``by_value`` is needed: it compares copies.
+    Inside ``vmap``, PyTorch counts every write to a tensor. Elsewhere it does not count those by ``.data`` or NumPy, so that ``by_value``
+    is needed, which compares the tensors with copies.
 
     Raises:
         PrivacyError: a tensor was written to; the message names it.
@@ -84,8 +85,8 @@ def refuse_tensor_writes(module: nn.Module, trained: Mapping[str, Tensor], *, by
 def _refuse_changes(module: nn.Module, changed_names: Callable[[], list[str]]) -> Iterator[None]:
     """Raise a :class:`PrivacyError` after the block if ``changed_names`` returns any name.
 
-    It replaces an error that the block raised, since the change may have caused that error. An error of ldpfl passes unchanged: it
-    says what is wrong.
+    The PrivacyError replaces another error of the block, since the change may have caused that error. An error of ldpfl passes unchanged,
+    because it says what is wrong.
     """
     try:
         yield
@@ -127,7 +128,7 @@ def _snapshot(module: nn.Module) -> dict[str, object]:
 
 def _snapshot_of_losses(losses: Callable[..., object] | None) -> dict[str, object]:
     """Return the state of a loss, by name, in a form that can be compared."""
-    if losses is None or isinstance(losses, FunctionType):  # a function's state is outside of copies
+    if losses is None or isinstance(losses, FunctionType):  # :class:`OutsideState` has the state of functions
         return {}
     if isinstance(losses, nn.Module):
         return {f"losses.{name}": value for name, value in _snapshot(losses).items()}
@@ -170,7 +171,7 @@ class OutsideState:
     @classmethod
     def of(cls, *roots: object) -> OutsideState:
         """Return the users' classes and functions that ``roots`` refer to by attributes, elements of containers, classes and functions."""
-        classes, functions = dict[type, None](), dict[FunctionType, None]()
+        classes, functions = dict[type, None](), dict[FunctionType, None]()  # sets that keep the order
         seen, waiting = set[int](), list(roots)
         while waiting:
             value = waiting.pop()
@@ -196,10 +197,11 @@ class OutsideState:
     def restored(self) -> Iterator[None]:
         """After the block, put back all values that the classes and functions keep. A value that cannot be copied stays."""
         of_classes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
-        of_functions = [(function, comparable_copy(_kept_by_function(function)), _way_back(function)) for function in self.functions]
+        of_functions = [(function, comparable_copy(_kept_by_function(function)), _restorer(function)) for function in self.functions]
         try:
             yield
         finally:
+            # Class attributes that the block added.
             for owner, key in {(owner, key) for owner, key, _ in self._class_values()} - of_classes.keys():
                 delattr(owner, key)
             for (owner, key), (before, saved) in of_classes.items():
@@ -244,10 +246,11 @@ def _parts(value: object) -> Iterable[object]:
         return [value.fget, value.fset, value.fdel]
     if isinstance(value, Tensor):
         return [type(value), *vars(value).values()]
-    if type(value).__module__ == "functools":  # such as a cache
+    if type(value).__module__ == "functools":  # such as a function with a cache
         return [getattr(value, "__wrapped__", None)]
     if isinstance(value, nn.Module) or _may_keep(type(value)):
         attributes = getattr(value, "__dict__", {}).values()
+        # Empty containers, such as PyTorch's many lists of hooks, refer to nothing.
         return [type(value), *(part for part in attributes if not (type(part) in _CAN_BE_EMPTY and not part))]
     return []
 
@@ -260,6 +263,7 @@ def _may_keep(owner: type) -> bool:
 def _kept_by_class(owner: type) -> dict[str, object]:
     """Return the values, by name, that a class keeps for all its objects: all but methods, properties and what Python itself adds."""
     kept = ((key, value) for key, value in vars(owner).items() if not key.startswith(_ADDED_BY_PYTHON))
+    # Python's methods and properties have ``__get__``. An object of a user's class that has it may still keep values.
     return {key: value for key, value in kept if not hasattr(type(value), "__get__") or not _is_of_library(type(value))}
 
 
@@ -279,7 +283,7 @@ def _copy_of(value: Any) -> Any:
     return value
 
 
-def _way_back(function: FunctionType) -> Callable[[], None]:
+def _restorer(function: FunctionType) -> Callable[[], None]:
     """Return a function that puts back all that ``function`` keeps now."""
     cells = []
     for cell in function.__closure__ or ():
@@ -342,6 +346,7 @@ class _Contents(pickle.Pickler):
             pickle.dumps(value)
             return NotImplemented  # pickle it as usual
         if isinstance(value, FunctionType):
+            # The third entry, which pickle treats as a state, brings the function's parts into the bytes. Nobody unpickles them.
             return (str, (_type_and_identity(value),), (_closure_values(value), value.__defaults__, value.__kwdefaults__, value.__dict__))
         with suppress(Exception):
             return value.__reduce_ex__(4)

@@ -18,7 +18,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         matches = sorted((option for option in options if last_part[option].startswith(name)), key=len)
     matches = matches or get_close_matches(name, options, n=1, cutoff=0.55)
     # Where several sections have a setting of this name, that of the mechanism is meant, as in arguments of ldpfl.run.
-    return min(matches, key=lambda option: not option.startswith("mechanism."), default=None)
+    of_mechanism = [option for option in matches if option.startswith("mechanism.")]
+    return next(iter(of_mechanism or matches), None)
 
 
 def did_you_mean_file(name: str, files: Iterable[str]) -> str:
@@ -32,7 +33,8 @@ def did_you_mean_file(name: str, files: Iterable[str]) -> str:
     if similar:
         return f": did you mean {by_stem[similar[0]]!r}?"
     more = len(options) - _MAX_FILES
-    return f": known: {', '.join(options[:_MAX_FILES])}{f' and {more:,} more' if more > 0 else ''}" if options else ""
+    listed = ", ".join(options[:_MAX_FILES]) + (f" and {more:,} more" if more > 0 else "")
+    return f": known: {listed}" if options else ""
 
 
 _MAX_FILES = 8

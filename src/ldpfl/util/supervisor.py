@@ -49,7 +49,7 @@ class Supervised:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
+            except ChildProcessError:  # there is no child any more
                 self.code = _CODE_UNKNOWN if self.code is None else self.code
                 return
             if pid == 0:  # no other child has ended
@@ -90,7 +90,7 @@ def main() -> int:
         supervised = Supervised(command)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
+        return 127  # as a shell does
     while True:
         supervised.reap()
         if supervised.code is not None or stopped:

@@ -37,7 +37,7 @@ def is_pretrained(name: str) -> bool:
 def named_model(name: str) -> str:
     """Return a model's name for a config: ``hf:FOLDER`` if ``name`` is the folder of a pretrained model, else ``name`` itself.
 
-    A folder in the current one does not count if it holds no pretrained model: it may happen to have the name of a built-in model.
+    A folder inside the current folder counts only if it holds a pretrained model: it may happen to have the name of a built-in model.
     """
     reference = name.removeprefix(PRETRAINED)
     is_path = reference.startswith((".", "/", "~")) and not is_code(reference)
@@ -47,7 +47,7 @@ def named_model(name: str) -> str:
 
 
 def public_name(name: str) -> str:
-    """Return the setting ``name`` for pages that others see: without the folder of a file, of code or of a pretrained model."""
+    """Return the setting ``name`` for pages that others see. Only the last part of a path, to code or to a pretrained model, is kept."""
     file, colon, attribute = name.partition(":")
     if colon and lies_in_file(name):
         return f"{Path(file).name}{colon}{attribute}"
@@ -69,7 +69,7 @@ def import_library(name: str) -> Any:
 
 
 def is_code(name: str) -> bool:
-    """Whether ``name`` is an import path, whose code would run."""
+    """Whether ``name`` counts as an import path, whose code would run. Names such as ``hf:gpt2`` count, too."""
     return ":" in name
 
 
@@ -194,7 +194,8 @@ class ModuleSource:
         top = name.partition(".")[0]
         if top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):  # every process finds it
             return None
-        return cls(name, path, path.parents[name.count(".") + hasattr(module, "__path__")])  # the folder of its top-level package
+        is_package = hasattr(module, "__path__")  # its file is the __init__.py in a folder of its name
+        return cls(name, path, path.parents[name.count(".") + int(is_package)])  # the folder that has its top-level package
 
     def module(self) -> ModuleType:
         """Return the module. It is imported if this process has not imported it.
