@@ -59,7 +59,7 @@ class Gate(socket.socket):
         """Return the next connection that is within the bounds.
 
         Raises:
-            BlockingIOError: no such connection is waiting.
+            BlockingIOError: no such connection is waiting, or :data:`_BACKLOG` others were closed in this call.
         """
         for _ in range(_BACKLOG):
             accepted, address = super().accept()
@@ -100,11 +100,11 @@ class Accepted(socket.socket):
     """
 
     def __init__(self, accepted: socket.socket, gate: Gate, network: str) -> None:
-        super().__init__(fileno=accepted.detach())
+        super().__init__(fileno=accepted.detach())  # takes the open connection over from the plain socket
         self.http_bytes = self._tls_bytes = 0
         self.handshake_done = False
         self._uncount = weakref.finalize(self, gate.count_closed, network)
-        self._uncount.atexit = False
+        self._uncount.atexit = False  # when the process ends, nothing is counted any more
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Read encrypted bytes into ``buffer``. Event loops call this method only for connections with TLS.
@@ -119,9 +119,9 @@ class Accepted(socket.socket):
         else:
             max_tls_bytes = _SPARE_TLS_BYTES + 2 * self.http_bytes
         if self._tls_bytes > max_tls_bytes:
-            raise ConnectionAbortedError("TLS without content")
+            raise ConnectionAbortedError(f"the connection brought {self._tls_bytes} bytes of TLS with too little HTTP in them")
         turn_bytes = _NEW_TURN_BYTES  # bytes to read before other connections have their turn
-        if 2 * self.http_bytes > self._tls_bytes:
+        if 2 * self.http_bytes > self._tls_bytes:  # more than half of what the connection brought is HTTP
             turn_bytes = _UPLOAD_TURN_BYTES if self.http_bytes > _UPLOAD_BYTES else _TURN_BYTES
         count = super().recv_into(buffer, min(nbytes or turn_bytes, turn_bytes, len(buffer)), flags)
         self._tls_bytes += count
@@ -138,7 +138,7 @@ def _caller_network(host: str) -> str:
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
-    if address.ipv4_mapped is not None:
+    if address.ipv4_mapped is not None:  # how a socket for both kinds of addresses shows an IPv4 caller
         return str(address.ipv4_mapped)
     return str(ipaddress.IPv6Network((int(address), _IPV6_NETWORK), strict=False))
 
@@ -172,16 +172,20 @@ class _PlainHttp(h11.Connection):
     headers."""
 
     def next_event(self) -> Any:
-        """Return the next event of the request; raise if the request uses a feature that the relay does without."""
+        """Return the next event of the request.
+
+        Raises:
+            RemoteProtocolError: the request is malformed, or uses a feature that the relay does without.
+        """
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names:
-                raise h11.RemoteProtocolError("a body has a Content-Length here")
+                raise h11.RemoteProtocolError("Transfer-Encoding is not supported: send the body with a Content-Length")
             if b"upgrade" in names or event.method == b"CONNECT":
-                raise h11.RemoteProtocolError("no other protocol is spoken here")
+                raise h11.RemoteProtocolError("Upgrade and CONNECT are not supported: the relay speaks HTTP/1.1 only")
             if len(event.headers) > _MAX_HEADERS:
-                raise h11.RemoteProtocolError("too many headers")
+                raise h11.RemoteProtocolError(f"the request has {len(event.headers)} headers, expected at most {_MAX_HEADERS}")
         return event
 
 
@@ -239,7 +243,7 @@ class _TimedProtocol(H11Protocol):
                 break
             self._last_bytes = piece[-_MAX_BLANKS:]
             super().data_received(piece)
-            if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
+            if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:  # bytes after a complete request
                 self._cut_off()
         self._time_head()
 
@@ -256,6 +260,7 @@ class _TimedProtocol(H11Protocol):
             self._answer_timer = None
 
     def on_response_complete(self) -> None:
+        """Limit the time for reading the answer if uvicorn closes the connection after it."""
         super().on_response_complete()
         self._time_closing()
 
@@ -268,6 +273,7 @@ class _TimedProtocol(H11Protocol):
         self._time_closing()
 
     def shutdown(self) -> None:
+        """Close the connection as uvicorn does when the server ends, in a limited time."""
         super().shutdown()
         self._time_closing()
 

@@ -68,7 +68,7 @@ def require_owner(row: Row[Any], owner: str) -> Row[Any]:
         Forbidden: the round belongs to another aggregator.
     """
     if row.owner != owner:
-        raise Forbidden("this round was opened by another aggregator")
+        raise Forbidden(f"round {row.round} of {row.run} was opened by another aggregator: use the token of that one")
     return row
 
 
@@ -103,7 +103,7 @@ def try_lock(connection: Connection, lock_name: str) -> bool:
 
 
 def _lock(connection: Connection, function: str, lock_name: str) -> object:
-    """Call PostgreSQL's ``function`` for advisory locks with a hash of the lock's name; return its result."""
+    """Call PostgreSQL's ``function`` for advisory locks, and return its result. These locks have numbers, so the name is hashed to one."""
     key = "pg_catalog.hashtextextended(CAST(:name AS text), CAST(0 AS bigint))"
     return connection.scalar(text(f"SELECT pg_catalog.{function}({key})"), {"name": lock_name})
 

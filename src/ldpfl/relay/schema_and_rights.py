@@ -348,7 +348,8 @@ def _expected_column(column: Column[object]) -> tuple[object, ...]:
     kind = column.type.compile(_DIALECT).lower()
     default = f"nextval('{SCHEMA}.{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
     kind = _TYPES.get(kind) or kind.replace("varchar", "character varying")
-    return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, column in set(INCOMPRESSIBLE))
+    is_incompressible = column in set(INCOMPRESSIBLE)  # in a set, because == of two columns makes SQL and compares nothing
+    return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, is_incompressible)
 
 
 def _expected_constraints(table: Table) -> Iterator[tuple[object, ...]]:
@@ -358,13 +359,14 @@ def _expected_constraints(table: Table) -> Iterator[tuple[object, ...]]:
         if isinstance(constraint, ForeignKeyConstraint):
             other_keys = (element.column.name for element in constraint.elements)
             yield (table.name, "f", *keys, f"{SCHEMA}.{constraint.referred_table.name}", *other_keys, True)
-        elif keys and isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
+        elif keys and isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):  # no keys: the table has no primary key
             yield (table.name, "p" if isinstance(constraint, PrimaryKeyConstraint) else "u", *keys, "", True)
 
 
 def _expected_indexes(table: Table) -> Iterator[tuple[object, ...]]:
     """Yield the table's indexes as :data:`_INDEXES` should read them, in one flat tuple each."""
     for constraint in table.constraints:
+        # PostgreSQL makes a unique index for each of these constraints. A table without a primary key has one without columns here.
         if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint) and constraint.columns:
             yield (table.name, *(column.name for column in constraint.columns), True)
     for index in table.indexes:

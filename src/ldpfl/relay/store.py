@@ -123,7 +123,7 @@ class Store:
         return status
 
     def status(self, owner: str, run: str, number: int) -> RoundStatus:
-        """Return the state of a round; if ``owner``, who asks, is the aggregator that opened it, also how many uploads are complete.
+        """Return the state of a round. ``owner`` is who asks: only the round's aggregator learns how many uploads are complete.
 
         Raises:
             Unknown: there is no such round.

@@ -135,6 +135,9 @@ def _insert_token(connection: Connection, token: str, owner: Owner) -> bool:
 
     No statement may violate a constraint, because PostgreSQL would log the client's name with the error. Two clients may not share a
     signing key: in a sum with both, the aggregator would reject one as a forgery.
+
+    Raises:
+        ConfigError: the signing key is another client's, or an aggregator's.
     """
     key = owner.signing_key
     if key is not None:

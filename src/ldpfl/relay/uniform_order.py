@@ -82,7 +82,8 @@ def scatter(stream: Iterable[bytes], record_bytes: int, parts: int, words: Words
     counts = []  # for each batch, the number of records in each part
     for records in _batches(stream, record_bytes):
         part_of_record = (words(len(records)) & (parts - 1)).astype(np.uint16)  # uniform, since parts is a power of two
-        spool.write(records[np.argsort(part_of_record, kind="stable")].data)
+        order = np.argsort(part_of_record, kind="stable")  # for 16 bits a radix sort, the fastest one
+        spool.write(records[order].data)
         counts.append(np.bincount(part_of_record, minlength=parts).astype(np.int32))
     spool.flush()
     counts_by_batch = np.array(counts, dtype=np.int32).reshape(len(counts), parts)
