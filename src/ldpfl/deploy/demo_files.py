@@ -113,7 +113,8 @@ def write_all_parties_files(site: Site, policy: Policy) -> None:
     key = generate_key()
     save_key(key, site.aggregator_key)
     node_policy = policy.model_copy(update={"aggregator_keys": (public_text(key),)})
-    engine, signers = open_engine(str(site.relay_store)), list[str]()
+    signers: list[str] = []  # a line for each node: its public signing key and its name
+    engine = open_engine(str(site.relay_store))
     try:
         tokens = Tokens(engine)
         write_private(site.aggregator_token, tokens.add("aggregator", Role.AGGREGATOR).encode())

@@ -37,8 +37,10 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
     """Check that the node's own data and its folder of data sets exist and fit the app, and yield the findings."""
     if node.data_dir:
         problem = _problem_of_folder(node.data_dir)
-        text = f"{node.data_dir} {f'{problem}: set LDPFL_DATA_DIR to the folder of data sets' if problem else 'is there'}"
-        yield Finding("data", Standing.WRONG if problem else Standing.FINE, text)
+        if problem:
+            yield Finding("data", Standing.WRONG, f"{node.data_dir} {problem}: set LDPFL_DATA_DIR to the folder of data sets")
+        else:
+            yield Finding("data", Standing.FINE, f"{node.data_dir} is there")
     trains_on_table = offer is not None and offer.config.data.at_nodes
     if not node.data:
         if trains_on_table:
@@ -62,7 +64,9 @@ def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
     rows, unusable, misfit = check_table_fits(offer.config, table)  # misfit: the first problem, as text
     text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on"
-    standing = Standing.WRONG if unusable == rows else Standing.LOOK if misfit else Standing.FINE
+    standing = Standing.LOOK if misfit else Standing.FINE
+    if unusable == rows:
+        standing = Standing.WRONG
     yield Finding("data", standing, printable(f"{text}{'. The first that does not fit: ' + misfit if misfit else ''}"))
     yield from _check_record_count(offer.config, rows - unusable, table)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
