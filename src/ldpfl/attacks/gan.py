@@ -278,7 +278,7 @@ def shifted(images: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _new_generator(target: Target, shape: tuple[int, ...], config: GanConfig, random: torch.Generator) -> Generator:
-    """Return an untrained generator of images of this ``shape`` (C, H, W)."""
+    """Return an untrained generator of images of this ``shape`` (C, H, W). Its initial weights follow from ``random``."""
     channels, height, width = shape
     with SeededDraws(int(torch.randint(2**62, (), generator=random))):
         return Generator((channels, height, width), target.classes, latent=config.latent, width=config.width)

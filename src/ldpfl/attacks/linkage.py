@@ -253,7 +253,8 @@ def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int,
     for number, (channel, delay) in enumerate(lines):
         successes = []
         for trial in range(plan.trials):
-            successes.append(_simulate_and_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
+            generator = np.random.default_rng((plan.seed, trial))  # the same for all lines, which so differ by the channel alone
+            successes.append(_simulate_and_attack(setting, channel, delay or 0.0, generator))
             progress(number * plan.trials + trial + 1, len(lines) * plan.trials)
         linked = Figure.of([float(success.linked) for success in successes]).mean
         epsilon = epsilon_of_linked(ceil(linked), setting.epsilon, setting.clients, setting.delta)
@@ -303,7 +304,7 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
         ConfigError: a channel without windows.
     """
     finished = generator.uniform(0, setting.spread, setting.clients)
-    errors = generator.standard_normal(setting.clients)
+    errors = generator.standard_normal(setting.clients)  # drawn even if unused, so that later draws do not depend on the channel
     if channel in ("direct", "unaligned"):
         return finished
     if channel != "delayed":
@@ -354,7 +355,7 @@ def _observe(
     *,
     calibrated: bool,
 ) -> Success:
-    """Return the observer's success with ``arrivals`` (d, n), where [j, i] is the time of client i's report for parameter j.
+    """Return the observer's success with ``arrivals`` (parameters, clients), the time of each client's report for each parameter.
 
     Args:
         owner_probabilities: see :func:`_owner_probabilities`, one for each number of watched rounds.
@@ -365,7 +366,7 @@ def _observe(
     # Arrays of probabilities have the axes parameter, report (by its true client), and window or client. ``correct`` counts the reports
     # that are attributed to the right client, for each number of watched rounds.
     correct = np.zeros(len(owner_probabilities))
-    scores, hits, sure, alike, unlike = [], [], [], [], []
+    scores, hits, sure, alike, unlike = [], [], [], [], []  # each gets one array for each block of parameters
     blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))  # of two parameters at least, which pairs of reports need
     for block in np.array_split(arrivals, blocks):
         lag = (block[:, :, None] - starts).astype(np.float32)
@@ -393,14 +394,15 @@ def _owner_probabilities_by_watched(starts: Array, setting: LinkageSetting, gene
 
 
 def _owner_probabilities(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return the probability (n, n) that the time span of one unnamed client's uploads (row) is that of a known client (column).
+    """Return the probability (clients, clients) that an unnamed client's window (row) is that of a known client (column).
 
-    From earlier rounds the observer has estimated when each client starts to upload, with normal errors of the standard deviation
-    ``uncertainty``, in seconds. None if that is 0: then the observer knows all start times.
+    A window is the time span of one client's uploads. From earlier rounds the observer has estimated when each client starts to upload,
+    with normal errors of the standard deviation ``uncertainty``, in seconds. None if that is 0: then the observer knows all start times.
     """
     # Drawn even if unused, so that later draws do not depend on the uncertainty.
     expected = starts + uncertainty * generator.standard_normal(len(starts))
     if uncertainty == 0:
         return None
     log_densities = -(((starts[:, None] - expected) / uncertainty) ** 2) / 2
-    return matching_probabilities(np.exp(log_densities - log_densities.max(axis=1, keepdims=True)), 10 * PASSES).astype(np.float32)
+    densities = np.exp(log_densities - log_densities.max(axis=1, keepdims=True))  # each row's largest is 1: no row underflows to zeros
+    return matching_probabilities(densities, 10 * PASSES).astype(np.float32)

@@ -99,6 +99,7 @@ class RunAttack:
 
     Attributes:
         mechanism, epsilon: the run's mechanism, and its epsilon in the config; None if nothing is protected.
+        budget: what the epsilon is for, each "unit" of a report or the whole "client".
         own_images: number of images that the attacking client holds; ``own_of_label`` of them are of the attacked class.
         extractor: name of the extractor behind all distances.
         classifier_accuracy: accuracy of the independent classifier on the test split.
@@ -162,7 +163,8 @@ class Attacker:
         Images that an earlier attack with the same run and settings stored in ``out`` are not made again.
 
         Raises:
-            ConfigError: there is no run, it is unfinished or was made on other data, or the data do not have the label.
+            ConfigError: there is no run, it is unfinished, or was made on other data, on a user's own data or on data other than images;
+                or the data do not have the label.
             DataError: the data cannot be read, or the splits hold too few images of the class.
             WriteError: ``out`` cannot be created or written.
         """
@@ -238,7 +240,8 @@ class Attacker:
 
     def _unprotected_model(self, config: RunConfig) -> tuple[Tensor, float]:
         """Return the last global model of the same run without noise, and its accuracy."""
-        _, weights, accuracy = finished_run(Runner(self.data_dir, self.device, self.observer, lambda path, result: None).baseline(config))
+        runner = Runner(self.data_dir, self.device, self.observer, lambda path, result: None)  # the result is read from the run's folder
+        _, weights, accuracy = finished_run(runner.baseline(config))
         return weights, accuracy
 
     def _images_by_seed(
