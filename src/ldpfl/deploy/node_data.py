@@ -67,7 +67,9 @@ def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     standing = Standing.LOOK if misfit else Standing.FINE
     if unusable == rows:
         standing = Standing.WRONG
-    yield Finding("data", standing, printable(f"{text}{'. The first that does not fit: ' + misfit if misfit else ''}"))
+    if misfit:
+        text += f". The first that does not fit: {misfit}"
+    yield Finding("data", standing, printable(text))
     yield from _check_record_count(offer.config, rows - unusable, table)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
         text = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
@@ -142,7 +144,9 @@ def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -
     class_folders = [name for name in classes if name in images_in]
     content = counted(len(images), "image")
     if images_in:
-        content += f" in {counted(len(images_in), 'folder')}{f', among them {_first_names(class_folders)}' if class_folders else ''}"
+        content += f" in {counted(len(images_in), 'folder')}"
+    if class_folders:
+        content += f", among them {_first_names(class_folders)}"
     yield Finding("data", Standing.FINE, printable(f"{folder} has {content}"))
     if loose := len(images) - images_in.total():
         lie = "lies" if loose == 1 else "lie"

@@ -358,7 +358,8 @@ class _Guard:
         if scope["type"] != "http":
             raise RuntimeError(f"the relay speaks HTTP only, not {scope['type']}")
         scope[TASK] = asyncio.current_task()  # the connection cancels this task if the caller disconnects
-        unread, answered = _has_body(scope), False
+        unread = _has_body(scope)  # whether some of the request's body has not been received yet
+        answered = False
 
         async def read() -> Message:
             """Receive the next message with a piece of the body, and note when the body has been read to its end."""

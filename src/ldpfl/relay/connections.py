@@ -50,9 +50,9 @@ class Gate(socket.socket):
     """A listening socket that closes new connections when there are too many, before TLS and before any byte is read."""
 
     def __init__(self, listening: socket.socket, bounds: ConnectionLimits) -> None:
-        super().__init__(fileno=listening.detach())
+        super().__init__(fileno=listening.detach())  # takes the listening socket over from the plain one
         self._bounds = bounds
-        self._open: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()  # connections by the caller's network
         self._accepted_since_collection = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -200,7 +200,7 @@ class _TimedProtocol(H11Protocol):
     _closing_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Prepare a new connection: bound its buffers, and start the time for the first request's head."""
+        """Prepare a new connection: bound its buffers, and start the timer of the first request's head."""
         self.conn = _PlainHttp(h11.SERVER, HEAD_BYTES)
         super().connection_made(transport)
         wrapped = transport.get_extra_info("socket")
@@ -248,12 +248,12 @@ class _TimedProtocol(H11Protocol):
         self._time_head()
 
     def pause_writing(self) -> None:
-        """Start the time for the caller to read an answer: some of it is waiting to be read."""
+        """Start the timer of an answer, unless it runs already: some of the answer is waiting for the caller to read it."""
         super().pause_writing()
         self._answer_timer = self._answer_timer or self.loop.call_later(self._bounds.answer_s, self._cut_off)
 
     def resume_writing(self) -> None:
-        """Stop the time for reading an answer: the caller has read all of it."""
+        """Stop the timer of an answer: the caller has read all of it."""
         super().resume_writing()
         if self._answer_timer is not None:
             self._answer_timer.cancel()
@@ -291,7 +291,7 @@ class _TimedProtocol(H11Protocol):
             self._cut_off()
 
     def _time_head(self) -> None:
-        """Start the time for a request's head if one is awaited and untimed; stop it once the head is complete."""
+        """Start the timer of a request's head if a head is awaited and no timer runs. Stop the timer once the head is complete."""
         if self.conn.their_state is not h11.IDLE:  # the head is complete
             if self._head_timer is not None:
                 self._head_timer.cancel()
@@ -300,7 +300,7 @@ class _TimedProtocol(H11Protocol):
             self._head_timer = self.loop.call_later(self._bounds.head_s, self._cut_off)
 
     def _time_closing(self) -> None:
-        """Start the time for the caller to read the last answer if the connection is being closed."""
+        """If the connection is being closed, start the timer in which the caller must read the last answer."""
         if self.transport.is_closing() and self._closing_timer is None:
             self._closing_timer = self.loop.call_later(self._bounds.closing_s, self._cut_off)
 

@@ -159,7 +159,7 @@ class GoneRounds:
     def _scrub(self) -> None:
         """Rewrite the remaining data now, whatever time it takes."""
         if is_sqlite(self._engine):
-            folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")
+            folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")  # as SQL writes a quote in a text
             with closing(self._engine.raw_connection()) as connection:
                 # VACUUM's temporary file goes beside the store, not to a disk that the operator did not choose for its data.
                 connection.cursor().execute(f"PRAGMA temp_store_directory = '{folder}'")

@@ -64,7 +64,7 @@ def list_rounds(store: Store) -> list[ListedRound]:
             aggregator=row.owner,
             state=status.state,
             uploads=status.uploads or 0,
-            # Uploads may have begun and ended between the count of all and the later count of complete ones: never below 0.
+            # Never below 0: after a round's release, its uploads are still counted, but not stored any more.
             incomplete=max(0, row.upload_count - (status.uploads or 0)),
             min_clients=row.min_clients,
             max_uploads=row.max_uploads,

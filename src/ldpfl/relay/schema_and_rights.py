@@ -343,7 +343,7 @@ _TYPES = {"integer": "integer", "bigint": "bigint", "float(53)": "double precisi
 
 
 def _expected_column(column: Column[object]) -> tuple[object, ...]:
-    """Return ``column`` as :data:`_COLUMNS` should read it."""
+    """Return ``column`` as :data:`_COLUMNS` should read it. True: its values are stored, not computed, and have the usual collation."""
     table = column.table
     kind = column.type.compile(_DIALECT).lower()
     default = f"nextval('{SCHEMA}.{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
@@ -353,7 +353,10 @@ def _expected_column(column: Column[object]) -> tuple[object, ...]:
 
 
 def _expected_constraints(table: Table) -> Iterator[tuple[object, ...]]:
-    """Yield the table's constraints as :data:`_CONSTRAINTS` should read them, in one flat tuple each."""
+    """Yield the table's constraints as :data:`_CONSTRAINTS` should read them, in one flat tuple each.
+
+    The letters are PostgreSQL's, for a foreign key, a primary key or a unique constraint. True says that its options are the usual ones.
+    """
     for constraint in table.constraints:
         keys = tuple(column.name for column in constraint.columns)  # type: ignore[attr-defined]
         if isinstance(constraint, ForeignKeyConstraint):
@@ -378,4 +381,5 @@ def _expected_sequences(table: Table) -> Iterator[tuple[object, ...]]:
     column = table.autoincrement_column
     if column is not None:
         name = f"{table.name}_{column.name}"
+        # The numbers are the start, increment, minimum, maximum and cache; False says that it does not begin anew after the maximum.
         yield (f"{name}_seq", f"{SCHEMA}.{table.name}.{column.name}", "bigint", 1, 1, 1, 2**63 - 1, 1, False)

@@ -194,7 +194,7 @@ def _forbid_memory_dumps() -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on ``host``, an IPv4 or IPv6 address or a name."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET  # only IPv6 addresses have colons
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:

@@ -219,7 +219,7 @@ class Store:
             if index >= row.parts:  # compared here, because an index may be too large for the database's column
                 raise _no_such_part(row, row.parts)
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
-        if data is None:
+        if data is None:  # the round has been deleted since its row was read
             raise _no_such_part(row, row.parts)
         return RecordsPart(data, row.parts)
 

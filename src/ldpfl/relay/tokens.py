@@ -110,7 +110,9 @@ class Tokens:
             ConfigError: ``name`` has no such token.
             StoreUnavailable, StoreFull: the store cannot be changed.
         """
-        conditions = [tokens.c.name == name, *([tokens.c.older.is_(True)] if older else [])]
+        conditions = [tokens.c.name == name]
+        if older:
+            conditions.append(tokens.c.older.is_(True))
         with store_errors(), self._engine.begin() as connection:
             if connection.execute(delete(tokens).where(*conditions)).rowcount == 0:
                 raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token_error(name)

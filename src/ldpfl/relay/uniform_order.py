@@ -54,7 +54,8 @@ class Scattered:
 
     def part(self, number: int) -> bytes:
         """Return the records of one part in uniformly random order. Each call draws another order, so call it once for each part."""
-        batch_starts = np.concatenate(([0], self.counts.sum(axis=1).cumsum()[:-1]))  # as numbers of records in the spool file
+        # Where each batch starts in the spool file: the number of records in all batches before it.
+        batch_starts = np.concatenate(([0], self.counts.sum(axis=1).cumsum()[:-1]))
         starts = batch_starts + self.counts[:, :number].sum(axis=1)  # within a batch, records of lower part numbers come first
         part_counts = self.counts[:, number]
         records = np.empty((int(part_counts.sum()), self.record_bytes), dtype=np.uint8)
