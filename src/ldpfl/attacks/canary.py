@@ -113,8 +113,8 @@ def audit_run(
     The round that would come next is trained once, and its first client replaced by the canary, which holds
     ``center + radius * s`` or ``center - radius * s`` with a random sign s for each weight. In every trial all clients
     randomise anew, the reports are shuffled, and the auditor gets the pool. It knows s and, as an auditor may assume,
-    the others' values; its statistic is the sum over the first w weights, in an order fixed beforehand, of
-    ``s * (mean - expected mean) / radius``. If the run protects records and not clients, the canary is a client with one record,
+    the others' values. Its statistic is the sum of ``s * (mean - expected mean) / radius`` over the first weights, in an order fixed
+    beforehand. If the run protects records and not clients, the canary is a client with one record,
     whose gradient is as long as the clipping allows, in the direction ``s`` or ``-s``. If the ``trials`` would take too long, fewer are
     made, but at least ``FEWEST_TRIALS``.
 
@@ -126,8 +126,8 @@ def audit_run(
         progress: called with (trials done, trials).
 
     Raises:
-        ConfigError: the folder holds no run with a finished round, or one on other data; too few trials are asked for;
-            or the run is so large that ``FEWEST_TRIALS`` would take too long.
+        ConfigError: the folder holds no run with a finished round, or one on other data; the run samples records or changes its clipping
+            norm; too few trials are asked for; or the run is so large that ``FEWEST_TRIALS`` would take too long.
         DataError: the data cannot be read.
     """
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < FEWEST_TRIALS:

@@ -197,7 +197,7 @@ def _train_classifier(classifier: Classifier, task: Dataset, config: ClassifierC
 
 
 def _load_classifier(path: Path, classifier: Classifier) -> float | None:
-    """Load the parameters into ``classifier`` and return its accuracy. None if the file is missing or damaged: then some may be loaded."""
+    """Load the parameters into ``classifier`` and return its accuracy. None if the file is missing, or damaged and maybe partly loaded."""
     try:
         with safe_open(path, framework="pt") as handle:
             accuracy = float(handle.metadata()["accuracy"])

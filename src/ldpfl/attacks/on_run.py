@@ -185,9 +185,11 @@ class Attacker:
         real, floor = _public_images(task, label, plan.images)
         make_folder(out)
         is_protected = config.mechanism.protects
-        models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if is_protected else {}
-        # A run without protection is its own baseline.
-        models["unprotected"] = self._unprotected_model(config) if is_protected else (weights, accuracy)
+        models: dict[Kind, tuple[Tensor, float]]
+        if is_protected:
+            models = {"protected": (weights, accuracy), "unprotected": self._unprotected_model(config)}
+        else:
+            models = {"unprotected": (weights, accuracy)}
         sets: dict[Kind, _ImageSet] = {}
         for kind, (model, score) in models.items():
             target = _target_of_attack(federation, task, model)
@@ -326,10 +328,10 @@ def rebuilt_federation(folder: RunFolder, config: RunConfig, task: Dataset, devi
     last = folder.checkpoint()
     recorded = last.origin if last else ""
     # An origin is "DATA on DEVICE". The device may differ.
-    data, loaded = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))
-    if data != loaded:
+    recorded_data, loaded_data = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))
+    if recorded_data != loaded_data:
         raise ConfigError(
-            f"{folder.path} was run on {data}, but the data loaded now are {loaded}: give the --data-dir that it was run with"
+            f"{folder.path} was run on {recorded_data}, but the data loaded now are {loaded_data}: give the --data-dir that it was run with"
         )
     return federation
 

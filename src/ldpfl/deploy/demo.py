@@ -92,11 +92,7 @@ class RunEnd:
             raise DeploymentError(f"the output of flwr ls in {listing} cannot be read: expected one run in JSON") from None
 
     def check_completed(self, log: Path) -> None:
-        """Raise unless the run was completed.
-
-        Raises:
-            DeploymentError: the run was not completed; the message has Flower's details, and the end of the aggregator's ``log``.
-        """
+        """Raise a :class:`DeploymentError`, with Flower's details and the end of the aggregator's ``log``, unless the run was completed."""
         if self.status != COMPLETED:
             problem = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_MAX_DETAILS]}"
             raise DeploymentError(f"{problem}; the aggregator's log: {log}", last_lines(log))
@@ -339,9 +335,10 @@ class Watch:
                 self._replacements_told[node.name] += 1
                 self.observer.step(f"{node.name}: {reason}")
                 if (late := _LATE_REASON.match(reason)) is not None:
-                    self._late_nodes[int(late[1])] += 1
-                    if self._is_lost(int(late[1])):
-                        self.observer.step(f"round {late[1]}: no node has trained in time: {_TOO_SLOW}")
+                    round_number = int(late[1])
+                    self._late_nodes[round_number] += 1
+                    if self._is_lost(round_number):
+                        self.observer.step(f"round {round_number}: no node has trained in time: {_TOO_SLOW}")
         participation = self._read_participation()  # read first, so that finished rounds are told before the next one
         for metrics in finished_rounds(self.site)[self._rounds_told :]:
             self._rounds_told += 1

@@ -264,12 +264,13 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
 def _check_clock(asked_at_s: float, answered_at_s: float, answer_date: str) -> Iterator[Finding]:
     """Compare this machine's clock with ``answer_date``, the relay's time in whole seconds between question and answer.
 
-    The difference is known within a second and the time for the answer. The smallest one that is possible is compared with the limits.
+    So the exact difference is not known. The smallest one that is possible is compared with the limits.
     """
     try:
         relay_s = parsedate_to_datetime(answer_date).timestamp()
     except ValueError:  # no date, or none that can be read
         return
+    # When the relay read its clock, it showed relay_s to relay_s + 1, and this machine's clock showed asked_at_s to answered_at_s.
     ahead_s, behind_s = asked_at_s - (relay_s + 1), relay_s - answered_at_s
     if ahead_s > _MAX_AHEAD_S or behind_s > _MAX_BEHIND_S:
         difference = f"{ahead_s:.0f} s ahead of" if ahead_s > 0 else f"{behind_s:.0f} s behind"
@@ -310,7 +311,9 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         reason = getattr(error, "strerror", None) or type(error).__name__
         text = f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
         return Finding(server, Standing.WRONG, text)
-    expiries = [(end, "its certificate"), *([(expiry_of(authority), f"the authority {authority}")] if authority else [])]
+    expiries = [(end, "its certificate")]
+    if authority:
+        expiries.append((expiry_of(authority), f"the authority {authority}"))
     for expiry, certificate in expiries:
         if expiry - datetime.now(UTC) < _EXPIRY_WARNING:
             text = f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
@@ -343,7 +346,9 @@ def _check_node_key(path: Path) -> Finding:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         return Finding(
-            "node key", Standing.WRONG, f"{path} is not a P-384 key in OpenSSH's format: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
+            "node key",
+            Standing.WRONG,
+            f"{path} is not a P-384 key in OpenSSH's format: make one with ssh-keygen -t ecdsa -b 384 -N '' -f node.key",
         )
     text = f"{path} can be read by this user only. Ask the SuperLink's operator whether {path}.pub is registered"
     return Finding("node key", Standing.FINE, text)

@@ -70,11 +70,7 @@ class Running:
         return self._supervisor.poll()
 
     def check_alive(self) -> None:
-        """Raise if the program has ended.
-
-        Raises:
-            DeploymentError: the program has ended by itself.
-        """
+        """Raise a :class:`DeploymentError` if the program has ended."""
         if self.code is not None:
             raise self.failure(f"ended with exit code {self.code}")
 
@@ -148,7 +144,7 @@ class Processes:
             self._pause(_POLL_S)
 
     def check_alive(self) -> None:
-        """Raise DeploymentError if a background program has ended."""
+        """Raise a :class:`DeploymentError` if a background program has ended."""
         for running in self._running:
             running.check_alive()
 

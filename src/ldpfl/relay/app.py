@@ -189,7 +189,7 @@ class _Relay:
             )
         with ExitStack() as stack:
             self._parts_being_sent[owner] += 1
-            stack.callback(self._parts_being_sent.subtract, [owner])
+            stack.callback(self._parts_being_sent.subtract, [owner])  # when the stack is closed, one part less
             part = await self._call(owner, self._store.part, owner, run, number, int(index))
             self.metrics.count_handed_out(len(part.data))
             return _PiecewiseResponse(part, stack.pop_all())  # the part stops counting once it is sent
@@ -417,10 +417,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_disconnect(request: Request, error: Exception) -> Response:
-    """Answer a caller that disconnected while it sent a body. Stored bytes stay, and the client can go on from there.
-
-    Only the counters of requests see this answer. The signature is that of Starlette's handlers.
-    """
+    """Answer a caller that disconnected while it sent a body, for the counters alone. A client can go on from the stored bytes."""
     return _error_response(400, "the body broke off")
 
 

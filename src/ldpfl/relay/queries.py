@@ -109,11 +109,7 @@ def _lock(connection: Connection, function: str, lock_name: str) -> object:
 
 
 def check_round_limit(connection: Connection, owner: str) -> None:
-    """Raise if an aggregator already has :data:`MAX_ROUNDS_NOT_GONE` rounds.
-
-    Raises:
-        Conflict: the aggregator already has that many rounds.
-    """
+    """Raise a :class:`Conflict` if an aggregator already has :data:`MAX_ROUNDS_NOT_GONE` rounds."""
     query = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(STATES_NOT_GONE))
     if fetch_count(connection, query) >= MAX_ROUNDS_NOT_GONE:
         raise Conflict(f"this aggregator has {MAX_ROUNDS_NOT_GONE} unfinished rounds, the maximum: acknowledge or cancel some first")
@@ -162,7 +158,7 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
     query = select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client, uploads.c.upload_id == upload_id)
     upload = connection.execute(query).first()
     if upload is None:
-        raise Unknown("this client has no such upload in this round; begin it first")
+        raise Unknown(f"this client has no such upload in round {row.round} of {row.run}: begin it first")
     return upload
 
 

@@ -268,7 +268,7 @@ class Caller:
                 if left_s > 0:  # an attempt without time left fails in any case
                     self._last_error = first_line(error)[:_MAX_TEXT_LENGTH]
                 continue
-            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the latter two for a Location that nobody follows
+            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # httpx also parses a redirect's Location: the latter two
                 self._last_error = type(error).__name__
                 return None
         return None

@@ -91,11 +91,7 @@ class Store:
         self.sums = Sums(engine, self._deadlines, self._gone_rounds)
 
     def check(self) -> None:
-        """Check that the store answers.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        """Raise a :class:`StoreUnavailable` unless the store answers."""
         with reading(self.engine) as connection:
             connection.execute(select(rounds.c.id).limit(1))
 
