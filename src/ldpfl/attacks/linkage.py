@@ -310,7 +310,7 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
     if channel != "delayed":
         raise ConfigError(
             f"in the channel {channel!r} clients have no time windows: expected one of {', '.join(get_args(LinkChannel)[:3])}"
-        )
+        )  # all channels but the last, relay
     # LDP-FL, section 3: a client that is done at t waits T_W = T_S - t, where T_S is agreed on. A client slower than T_S does not wait.
     agreed_time = max(0.0, float(finished.max()) - setting.shortfall)
     waited = np.maximum(0.0, agreed_time - finished)
@@ -320,8 +320,9 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
 def attack_windows(starts: Array, delay: float, setting: LinkageSetting, generator: np.random.Generator) -> Success:
     """Simulate one round, and return how well an observer who sees arrival times tells which client sent which report.
 
-    Client i sends one report for each parameter, at a random time in its window: from ``starts[i]``, of ``starts`` (n,), on for ``delay``
-    seconds. Only the setting's parameters, jitter, uncertainty and watched are used. The other fields describe how ``starts`` are drawn.
+    A client's window begins at its time in ``starts`` (clients,), and lasts ``delay`` seconds. The client sends one report for each
+    parameter, each at a random time in the window. Only the setting's parameters, jitter, uncertainty and watched are used. The other
+    fields describe how ``starts`` are drawn.
     """
     owner_probabilities = _owner_probabilities_by_watched(starts, setting, generator)
     size = (setting.parameters, len(starts))

@@ -132,6 +132,6 @@ def _confident_score(scores: Array, hits: Array) -> float:
     One wrong guess is added above the highest score, so that a few lucky guesses do not suffice.
     """
     order = np.argsort(scores, kind="stable")
-    share_of_hits = isotonic_regression(np.append(hits[order], 0.0)).x[:-1]  # without the added guess, the last one
+    share_of_hits = isotonic_regression(np.append(hits[order], 0.0)).x[:-1]  # rises with the score; without the added guess
     confident = np.flatnonzero(share_of_hits >= CONFIDENCE - 1e-9)  # the share may be a little lower by rounding
     return float(scores[order[confident[0]]]) if confident.size else inf

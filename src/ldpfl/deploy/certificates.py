@@ -135,7 +135,7 @@ def _load_or_create_authority(folder: Path) -> _Authority:
 def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """Return a new private key, and the certificate with which it signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _distinguished_name(f"authority {secrets.token_hex(4)}")
+    name = _distinguished_name(f"authority {secrets.token_hex(4)}")  # random, so that no two authorities have the same name
     certificate = (
         _certificate_builder(name, name, key.public_key(), datetime.now(UTC) + AUTHORITY_LASTS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # it may issue certificates, but no further authority

@@ -63,7 +63,7 @@ class RelayClient(Caller):
         """
         path = f"{round_path(run, number)}/uploads/{quote(parse_upload_id(upload_id), safe='')}"
         retry_policy = LimitedTime(self._patience, self._sleep, self._clock, seconds=max(0.0, within_s))
-        # The relay's answers say how many bytes it has: to POST, which begins the upload or finds it; to PATCH, which adds bytes; to HEAD.
+        # POST begins the upload or finds it, PATCH adds bytes, and HEAD only asks. Each answer says how many bytes the relay has.
         offset = _stored_bytes(self._call("POST", path, retry_policy=retry_policy, headers={LENGTH: str(len(blob))}), blob)
         offset_at_last_progress = offset
         while offset < len(blob):
@@ -138,7 +138,7 @@ class RelayAggregator(Caller):
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
             on_poll(timeout_s - max(slept_s, self._clock() - started_at_s))
             # An open round is asked about again at its deadline, if that is nearer than poll_s.
-            to_deadline_s = max(status.seconds_left, 0.01) if status.state == "open" else poll_s
+            to_deadline_s = max(status.seconds_left, 0.01) if status.state == "open" else poll_s  # never 0, which would be a busy loop
             pause_s = min(to_deadline_s, poll_s, timeout_s - slept_s)
             self._sleep(pause_s)
             slept_s += pause_s

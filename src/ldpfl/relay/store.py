@@ -351,6 +351,7 @@ class Store:
         state, seconds_left = self._deadlines.state(connection, row)
         complete = None
         if asker == row.owner:
+            # The release deletes the uploads, and keeps their number in the row.
             complete = count_complete_uploads(connection, row) if row.state == "open" else row.uploads
         return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=seconds_left, terms=terms_in_row(row), uploads=complete)
 

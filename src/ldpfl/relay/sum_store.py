@@ -164,7 +164,7 @@ class Sums:
             if isinstance(outcome, BaseException):
                 added.set_exception(outcome)
             else:
-                added.set_result(None)
+                added.set_result(None)  # the share is in the sum now, or was before
         if not is_sqlite(self._engine) and self._outdated_bytes >= _VACUUMED_BYTES:
             self._outdated_bytes = 0
             self._gone_rounds.scrub()
