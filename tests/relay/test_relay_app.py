@@ -380,7 +380,7 @@ def test_a_body_that_stalls_or_lies_about_its_length_is_cut_off(make_site: Calla
     status, body = raw(site.app, "PATCH", path, patch_headers(site, 20), [first])
     assert (status, b"seconds" in body) == (408, True)
     status, body = raw(site.app, "PATCH", path, patch_headers(site, 5), [first])
-    assert (status, b"longer than 5 bytes" in body) == (413, True)
+    assert (status, b"more than 5 bytes" in body) == (413, True)
     assert site.changes.count() == before
     assert raw(site.app, "PATCH", path, patch_headers(site, 20), [first, {"type": "http.disconnect"}])[0] == 400
     assert site.changes.count() == before

@@ -113,8 +113,8 @@ def audit_run(
     The round that would come next is trained once, and its first client replaced by the canary, which holds
     ``center + radius * s`` or ``center - radius * s`` with a random sign s for each weight. In every trial all clients
     randomise anew, the reports are shuffled, and the auditor gets the pool. It knows s and, as an auditor may assume,
-    the others' values; its statistic is the sum over the first w weights, in an order fixed beforehand, of
-    ``s * (mean - expected mean) / radius``. If the run protects records and not clients, the canary is a client with one record,
+    the others' values. Its statistic is the sum of ``s * (mean - expected mean) / radius`` over the first weights, in an order fixed
+    beforehand. If the run protects records and not clients, the canary is a client with one record,
     whose gradient is as long as the clipping allows, in the direction ``s`` or ``-s``. If the ``trials`` would take too long, fewer are
     made, but at least ``FEWEST_TRIALS``.
 
@@ -126,8 +126,8 @@ def audit_run(
         progress: called with (trials done, trials).
 
     Raises:
-        ConfigError: the folder holds no run with a finished round, or one on other data; too few trials are asked for;
-            or the run is so large that ``FEWEST_TRIALS`` would take too long.
+        ConfigError: the folder holds no run with a finished round, or one on other data; the run samples records or changes its clipping
+            norm; too few trials are asked for; or the run is so large that ``FEWEST_TRIALS`` would take too long.
         DataError: the data cannot be read.
     """
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < FEWEST_TRIALS:
@@ -199,10 +199,10 @@ def _affordable_trials(trials: int, clients: int, dimension: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _CanaryTrials:
-    """Everything that stays the same over the trials.
+    """Everything that stays the same over the trials. In shapes, K is the number of clients, and d the number of weights.
 
     Attributes:
-        values: (K, d) the clients' values; row 0 belongs to the canary.
+        values: (K, d) the clients' values. Row 0 belongs to the canary, and each trial overwrites it.
         canaries: the two vectors (d,) that the canary may hold.
         expected: (d,) expected mean of the pool if the canary holds the center.
         weighing: (d,) factor of each weight in the auditor's sum.
@@ -224,7 +224,7 @@ class _CanaryTrials:
     def prepare(cls, mechanism: Mechanism, ranges: LayerRanges, values: Tensor, seed: int) -> _CanaryTrials:
         """Draw the canary's signs and the order in which weights are added to a score, and compute what stays the same over the trials."""
         generator = stream(seed, Purpose.MECHANISM, _KEY)
-        signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)
+        signs = torch.from_numpy(2.0 * generator.integers(0, 2, ranges.dimension) - 1.0)  # each -1 or 1
         order = torch.from_numpy(generator.permutation(ranges.dimension))
         counts = _weight_counts(ranges.dimension)
         center, radius = ranges.expand()
@@ -237,7 +237,7 @@ class _CanaryTrials:
         return cls(mechanism, ranges, values.clone(), canaries, expected, signs / radius, order, counts, seed)
 
     def run(self, trials: int, progress: Callable[[int, int], None]) -> Floats:
-        """Return the auditor's sums (trials, W). Each column adds up as many weights as its entry in ``sizes`` says.
+        """Return the auditor's sums (trials, sizes). Each column adds up as many weights as its entry in ``sizes`` says.
 
         In even trials the canary sends the first of its two vectors, in odd ones the second.
         """
@@ -248,7 +248,7 @@ class _CanaryTrials:
         return scores
 
     def _score(self, trial: int) -> NDArray[np.float64]:
-        """Run one trial, and return the auditor's sums (W,) over the first weights, for each of ``sizes``."""
+        """Run one trial, and return for each of ``sizes`` the auditor's sum over so many weights, the first ones in ``order``."""
         self.values[0] = self.canaries[trial % 2]
         # All clients draw new random bits in each trial.
         streams = SeededStreams.of(range(len(self.values)), self.seed, Purpose.MECHANISM, _KEY, trial)
@@ -260,7 +260,7 @@ class _CanaryTrials:
 
 
 def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) -> Tensor:
-    """Return the expected mean (d,) of the reports of ``others`` (K - 1, d) and a client at the center.
+    """Return the expected mean (d,) of the reports about d weights of ``others`` (clients - 1, d) and of one client at the center.
 
     Scores are computed from means less this expected mean, which keeps them near 0. All scores shift by the same amount, so an inexact
     expected mean would not change the audit's result.
@@ -274,7 +274,8 @@ def _expected_mean(mechanism: Mechanism, ranges: LayerRanges, others: Tensor) ->
 
 def _weight_counts(dimension: int) -> tuple[int, ...]:
     """Return the numbers of weights to audit: 1, 10, 100 and so on below the ``dimension``, and the dimension itself."""
-    return (*(10**power for power in range(len(str(dimension))) if 10**power < dimension), dimension)
+    powers = (10**exponent for exponent in range(len(str(dimension))))  # no power with more digits is below the dimension
+    return (*(power for power in powers if power < dimension), dimension)
 
 
 def _row_of_each_count(scores: Floats, sizes: tuple[int, ...], claim: Guarantee, delta: float) -> tuple[CanaryRow, ...]:
@@ -291,7 +292,7 @@ def _row_of_each_count(scores: Floats, sizes: tuple[int, ...], claim: Guarantee,
     rows = []
     for column, weights in enumerate(sizes):
         choosing_scores = scores[:half:2, column], scores[1:half:2, column]
-        judging_scores = scores[half::2, column], scores[half + 1 :: 2, column]  # ``half`` is even
+        judging_scores = scores[half::2, column], scores[half + 1 :: 2, column]  # ``half`` is even: trials are a multiple of four
         threshold = best_threshold(*choosing_scores)
         correct = int((judging_scores[0] > threshold).sum()) + int((judging_scores[1] <= threshold).sum())
         low, high = clopper_pearson(correct, half, error)

@@ -35,7 +35,7 @@ class ComparedRuns:
 
     Attributes:
         name: the protection; tells lines apart.
-        runs: folders of the runs whose attacks are gathered; of runs that share an unprotected model, the first.
+        runs: folders of the runs whose attacks are gathered. Only the first one of runs that share an unprotected model stands for it.
         row: their distances and shares, one for each run and attack seed, in the order of ``runs``, and their mean accuracy.
         accuracies: accuracy of each run's model; empty for a baseline.
     """
@@ -114,7 +114,7 @@ def compared(runs: Sequence[AttackedRun]) -> Comparison:
     counts = (f"{distance.other} to {distance.real}" for kind, distance in distances if kind != "other classes")
     _check_all_equal("number of images", counts)
     first = attacks[0]
-    images = next(distance.real for _, distance in distances)
+    images = next(distance.real for _, distance in distances)  # any will do, since all are equal
     lines, left_out = _table_lines(runs, images)
     return Comparison(
         label=first.label,
@@ -148,7 +148,8 @@ def _table_lines(runs: Sequence[AttackedRun], images: int) -> tuple[tuple[Compar
     lines = [_compared_runs(name, "protected", members) for name, members in zip(names, groups.values(), strict=True)]
     # The floor compares public images with each other, so it is the same for all runs.
     lines += [_compared_runs("unprotected", "unprotected", list(baselines.values())), _compared_runs("floor", "floor", runs[:1])]
-    lines += [_compared_runs("other classes", "other classes", unbiased)] if unbiased else []
+    if unbiased:
+        lines.append(_compared_runs("other classes", "other classes", unbiased))
     return tuple(lines), tuple(run.folder for run in baselines.values() if run not in unbiased)
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -180,13 +181,14 @@ def _train_classifier(classifier: Classifier, task: Dataset, config: ClassifierC
     """Train ``classifier`` on the public training split in random batches, and return it."""
     generator = torch.Generator().manual_seed(config.seed)
     optimiser = torch.optim.Adam(classifier.parameters(), config.learning_rate)
-    per_epoch = -(-len(task.train) // config.batch_size)
-    steps = min(config.most_steps, config.epochs * per_epoch)
-    order = torch.empty(0, dtype=torch.int64)
+    steps_per_epoch = ceil(len(task.train) / config.batch_size)
+    steps = min(config.most_steps, config.epochs * steps_per_epoch)
+    order = torch.empty(0, dtype=torch.int64)  # samples that this epoch has not used yet
     for step in range(steps):
         if len(order) == 0:  # an epoch begins
             order = torch.randperm(len(task.train), generator=generator)
-        batch, order = task.train.take(order[: config.batch_size]), order[config.batch_size :]
+        batch = task.train.take(order[: config.batch_size])
+        order = order[config.batch_size :]
         optimiser.zero_grad()
         F.cross_entropy(classifier(batch.tensor), batch.targets).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -195,7 +197,7 @@ def _train_classifier(classifier: Classifier, task: Dataset, config: ClassifierC
 
 
 def _load_classifier(path: Path, classifier: Classifier) -> float | None:
-    """Load the parameters into ``classifier`` and return its accuracy; None if the file is missing or damaged."""
+    """Load the parameters into ``classifier`` and return its accuracy. None if the file is missing, or damaged and maybe partly loaded."""
     try:
         with safe_open(path, framework="pt") as handle:
             accuracy = float(handle.metadata()["accuracy"])
@@ -207,7 +209,7 @@ def _load_classifier(path: Path, classifier: Classifier) -> float | None:
 
 
 def _save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
-    """Write the classifier's parameters and its accuracy to ``path``, for :func:`_load_classifier`."""
+    """Write the classifier's parameters and its accuracy to ``path``, for :func:`_load_classifier`. Metadata must be text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(path) as temporary:
         save_file(classifier.state_dict(), temporary, {"accuracy": repr(accuracy)})

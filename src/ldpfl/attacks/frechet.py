@@ -34,9 +34,9 @@ class Distance:
 
 
 def frechet_distance(extractor: Extractor, real: Tensor, other: Tensor) -> Distance:
-    """Return |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of the features of two sets of images (N, C, H, W) uint8.
+    """Return |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of images (N, C, H, W) uint8.
 
-    Computed by torchmetrics, in float64, with covariances divided by N - 1.
+    m1, m2 are the means of the sets' features, and C1, C2 their covariances, with the divisor N - 1. torchmetrics computes in float64.
 
     Raises:
         DataError: a set has fewer than two images, or the features are not finite.
@@ -54,7 +54,7 @@ def frechet_distance(extractor: Extractor, real: Tensor, other: Tensor) -> Dista
             for part in torch.split(images, _BATCH):
                 metric.update(part, real=is_real)
         value = float(metric.compute())
-    # Rounding leaves a little below zero for equal sets.
+    # For equal sets, rounding may give a little less than 0.
     return Distance(max(value, 0.0), extractor.name, extractor.features, len(real), len(other))
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
+from math import ceil, isfinite, prod
 
 import torch
 from torch import Tensor, nn
@@ -113,13 +113,17 @@ class Generator(nn.Module):
     """Network that maps noise and a class to an image. Each of two deconvolutions doubles height and width (DCGAN, Radford et al. 2016)."""
 
     def __init__(self, shape: InputShape, classes: int, *, latent: int = GanConfig.latent, width: int = GanConfig.width) -> None:
-        """Build the layers: a quarter of the image's height and width, rounded up, which two deconvolutions enlarge fourfold."""
+        """Build the layers: a quarter of the image's height and width, rounded up, which two deconvolutions enlarge fourfold.
+
+        The argument ``width`` is a number of channels, the attribute ``width`` that of the image in pixels.
+        """
         super().__init__()
         channels, self.height, self.width = shape
         self.latent, self.classes = latent, classes
+        start_shape = (width, ceil(self.height / 4), ceil(self.width / 4))
         self.start = nn.Sequential(
-            nn.Linear(latent + classes, width * -(-self.height // 4) * -(-self.width // 4)),
-            nn.Unflatten(1, (width, -(-self.height // 4), -(-self.width // 4))),
+            nn.Linear(latent + classes, prod(start_shape)),
+            nn.Unflatten(1, start_shape),
             nn.BatchNorm2d(width),
             nn.ReLU(),
         )
@@ -159,7 +163,7 @@ def train_generator(
     """Train a generator on the global model and the client's own images; all randomness comes from ``seed``.
 
     Args:
-        own: the attacking client's images, and nobody else's. If some are of ``label``, it is treated like the other classes.
+        own: the attacking client's images, and nobody else's. If some are of the class ``label``, they are used like all others.
         label: the class to be reconstructed.
         progress: called with (steps done, steps) after each step; may raise to end the attack.
 
@@ -249,7 +253,7 @@ class _AdversarialTraining:
     def _draw_labels(self) -> Tensor:
         """Draw the classes of a step's generated images. A fixed share is the attacked class, and the client holds the others."""
         size = self._config.batch_size
-        attacked = min(max(1, round(size * self._config.label_share)), size - 1)
+        attacked = min(max(1, round(size * self._config.label_share)), size - 1)  # at least one image of either kind
         others = self._held_classes[torch.randint(len(self._held_classes), (size - attacked,), generator=self._random)]
         return torch.cat([torch.full((attacked,), self._label), others]).to(self._device)
 
@@ -278,7 +282,7 @@ def shifted(images: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _new_generator(target: Target, shape: tuple[int, ...], config: GanConfig, random: torch.Generator) -> Generator:
-    """Return an untrained generator of images of this ``shape`` (C, H, W)."""
+    """Return an untrained generator of images of this ``shape`` (C, H, W). Its initial weights follow from ``random``."""
     channels, height, width = shape
     with SeededDraws(int(torch.randint(2**62, (), generator=random))):
         return Generator((channels, height, width), target.classes, latent=config.latent, width=config.width)

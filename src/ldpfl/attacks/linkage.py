@@ -253,7 +253,8 @@ def linkage(setting: LinkageSetting, plan: LinkagePlan, progress: Callable[[int,
     for number, (channel, delay) in enumerate(lines):
         successes = []
         for trial in range(plan.trials):
-            successes.append(_simulate_and_attack(setting, channel, delay or 0.0, np.random.default_rng((plan.seed, trial))))
+            generator = np.random.default_rng((plan.seed, trial))  # the same for all lines, which so differ by the channel alone
+            successes.append(_simulate_and_attack(setting, channel, delay or 0.0, generator))
             progress(number * plan.trials + trial + 1, len(lines) * plan.trials)
         linked = Figure.of([float(success.linked) for success in successes]).mean
         epsilon = epsilon_of_linked(ceil(linked), setting.epsilon, setting.clients, setting.delta)
@@ -303,13 +304,13 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
         ConfigError: a channel without windows.
     """
     finished = generator.uniform(0, setting.spread, setting.clients)
-    errors = generator.standard_normal(setting.clients)
+    errors = generator.standard_normal(setting.clients)  # drawn even if unused, so that later draws do not depend on the channel
     if channel in ("direct", "unaligned"):
         return finished
     if channel != "delayed":
         raise ConfigError(
             f"in the channel {channel!r} clients have no time windows: expected one of {', '.join(get_args(LinkChannel)[:3])}"
-        )
+        )  # all channels but the last, relay
     # LDP-FL, section 3: a client that is done at t waits T_W = T_S - t, where T_S is agreed on. A client slower than T_S does not wait.
     agreed_time = max(0.0, float(finished.max()) - setting.shortfall)
     waited = np.maximum(0.0, agreed_time - finished)
@@ -319,8 +320,9 @@ def window_starts(setting: LinkageSetting, channel: LinkChannel, generator: np.r
 def attack_windows(starts: Array, delay: float, setting: LinkageSetting, generator: np.random.Generator) -> Success:
     """Simulate one round, and return how well an observer who sees arrival times tells which client sent which report.
 
-    Client i sends one report for each parameter, at a random time in its window: from ``starts[i]``, of ``starts`` (n,), on for ``delay``
-    seconds. Only the setting's parameters, jitter, uncertainty and watched are used. The other fields describe how ``starts`` are drawn.
+    A client's window begins at its time in ``starts`` (clients,), and lasts ``delay`` seconds. The client sends one report for each
+    parameter, each at a random time in the window. Only the setting's parameters, jitter, uncertainty and watched are used. The other
+    fields describe how ``starts`` are drawn.
     """
     owner_probabilities = _owner_probabilities_by_watched(starts, setting, generator)
     size = (setting.parameters, len(starts))
@@ -354,7 +356,7 @@ def _observe(
     *,
     calibrated: bool,
 ) -> Success:
-    """Return the observer's success with ``arrivals`` (d, n), where [j, i] is the time of client i's report for parameter j.
+    """Return the observer's success with ``arrivals`` (parameters, clients), the time of each client's report for each parameter.
 
     Args:
         owner_probabilities: see :func:`_owner_probabilities`, one for each number of watched rounds.
@@ -365,7 +367,7 @@ def _observe(
     # Arrays of probabilities have the axes parameter, report (by its true client), and window or client. ``correct`` counts the reports
     # that are attributed to the right client, for each number of watched rounds.
     correct = np.zeros(len(owner_probabilities))
-    scores, hits, sure, alike, unlike = [], [], [], [], []
+    scores, hits, sure, alike, unlike = [], [], [], [], []  # each gets one array for each block of parameters
     blocks = max(1, setting.parameters // max(2, _BLOCK // clients**2))  # of two parameters at least, which pairs of reports need
     for block in np.array_split(arrivals, blocks):
         lag = (block[:, :, None] - starts).astype(np.float32)
@@ -393,14 +395,15 @@ def _owner_probabilities_by_watched(starts: Array, setting: LinkageSetting, gene
 
 
 def _owner_probabilities(starts: Array, uncertainty: float, generator: np.random.Generator) -> Array | None:
-    """Return the probability (n, n) that the time span of one unnamed client's uploads (row) is that of a known client (column).
+    """Return the probability (clients, clients) that an unnamed client's window (row) is that of a known client (column).
 
-    From earlier rounds the observer has estimated when each client starts to upload, with normal errors of the standard deviation
-    ``uncertainty``, in seconds. None if that is 0: then the observer knows all start times.
+    A window is the time span of one client's uploads. From earlier rounds the observer has estimated when each client starts to upload,
+    with normal errors of the standard deviation ``uncertainty``, in seconds. None if that is 0: then the observer knows all start times.
     """
     # Drawn even if unused, so that later draws do not depend on the uncertainty.
     expected = starts + uncertainty * generator.standard_normal(len(starts))
     if uncertainty == 0:
         return None
     log_densities = -(((starts[:, None] - expected) / uncertainty) ** 2) / 2
-    return matching_probabilities(np.exp(log_densities - log_densities.max(axis=1, keepdims=True)), 10 * PASSES).astype(np.float32)
+    densities = np.exp(log_densities - log_densities.max(axis=1, keepdims=True))  # each row's largest is 1: no row underflows to zeros
+    return matching_probabilities(densities, 10 * PASSES).astype(np.float32)

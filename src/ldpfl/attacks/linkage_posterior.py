@@ -1,4 +1,7 @@
-"""What an observer of arrival times makes of them: how probably each report is of each window, and how good such guesses are."""
+"""What an observer of arrival times makes of them: how probably each report is of each window, and how good such guesses are.
+
+In shapes, d is the number of parameters and n the number of clients, and so of windows. A client sends one report for each parameter.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def arrival_density(lag: Array, delay: float, jitter: float) -> Array:
         return np.asarray((lag == 0).astype(lag.dtype))
     distance = np.abs(lag - delay / 2)
     if jitter < _NEGLIGIBLE * delay:
-        return np.asarray((distance <= delay * (0.5 + 10 * _NEGLIGIBLE)).astype(lag.dtype))
+        return np.asarray((distance <= delay * (0.5 + 10 * _NEGLIGIBLE)).astype(lag.dtype))  # uniform; a little wider, for rounding
     if delay < 1e-3 * jitter:  # the density is nearly normal, and the difference below would lose its digits
         return np.asarray(np.exp(-((distance / jitter) ** 2) / 2))
     # The density is symmetric; in the lower tail nothing cancels.
@@ -60,7 +63,7 @@ def separate_probabilities(weights: Array) -> Array:
 
 
 def client_probabilities(posterior: Array, owners: Array) -> Array:
-    """Return the probability (d, n, n) that each report is from each client.
+    """Return the probability (d, n, n) that each report is from each client, for d parameters and n clients.
 
     ``posterior`` (d, n, n) has the probability that a report is from a window, and ``owners`` (n, n) that a window is a client's. One large
     matrix product is much faster than one for each parameter.
@@ -69,9 +72,9 @@ def client_probabilities(posterior: Array, owners: Array) -> Array:
 
 
 def probability_right(posterior: Array, axis: int) -> Array:
-    """Return the probability (d, n) that the guess with the largest posterior along ``axis`` is right; ties are guessed among at random.
+    """Return the probability (d, n) that the guess with the largest posterior along ``axis`` is right. A tie is decided at random.
 
-    ``posterior`` is (d, n, n). The true pairs are on the diagonal.
+    ``posterior`` (d, n, n) is for d parameters and n clients. For each parameter, the true pairs are on the diagonal.
     """
     tied = posterior >= posterior.max(axis=axis, keepdims=True) * (1 - 1e-5)  # a difference by rounding is a tie
     return np.asarray(np.diagonal(tied, axis1=1, axis2=2) / np.count_nonzero(tied, axis=axis))
@@ -85,11 +88,12 @@ def pair_scores(posterior: Array, pairs: int, generator: np.random.Generator) ->
     """
     parameters, clients, _ = posterior.shape
     first = generator.integers(parameters, size=pairs)
-    second = (first + generator.integers(1, parameters, size=pairs)) % parameters
+    second = (first + generator.integers(1, parameters, size=pairs)) % parameters  # uniform among the parameters other than the first
     client = generator.integers(clients, size=pairs)
-    other = (client + generator.integers(1, clients, size=pairs)) % clients
+    other = (client + generator.integers(1, clients, size=pairs)) % clients  # likewise
     first_posterior = posterior[first, client]
     same_client, different_clients = posterior[second, client], posterior[second, other]
+    # For each pair p, the sum over windows k of the probability that both reports are from k.
     return np.einsum("pk,pk->p", first_posterior, same_client), np.einsum("pk,pk->p", first_posterior, different_clients)
 
 
@@ -107,7 +111,7 @@ def max_linked_reports(scores: Array, hits: Array, sure: NDArray[np.bool_]) -> i
     A window is the time span in which one client sends its reports.
 
     Args:
-        scores: (d, n) the best report's score for each parameter and window.
+        scores: (d, n) the best report's score for each of d parameters and n windows.
         hits: (d, n) probability that this report is from the window.
         sure: (d, n) whether the report's own arrival time alone links it to the window.
 
@@ -128,6 +132,6 @@ def _confident_score(scores: Array, hits: Array) -> float:
     One wrong guess is added above the highest score, so that a few lucky guesses do not suffice.
     """
     order = np.argsort(scores, kind="stable")
-    share_of_hits = isotonic_regression(np.append(hits[order], 0.0)).x[:-1]
-    confident = np.flatnonzero(share_of_hits >= CONFIDENCE - 1e-9)
+    share_of_hits = isotonic_regression(np.append(hits[order], 0.0)).x[:-1]  # rises with the score; without the added guess
+    confident = np.flatnonzero(share_of_hits >= CONFIDENCE - 1e-9)  # the share may be a little lower by rounding
     return float(scores[order[confident[0]]]) if confident.size else inf

@@ -99,6 +99,7 @@ class RunAttack:
 
     Attributes:
         mechanism, epsilon: the run's mechanism, and its epsilon in the config; None if nothing is protected.
+        budget: what the epsilon is for, each "unit" of a report or the whole "client".
         own_images: number of images that the attacking client holds; ``own_of_label`` of them are of the attacked class.
         extractor: name of the extractor behind all distances.
         classifier_accuracy: accuracy of the independent classifier on the test split.
@@ -162,7 +163,8 @@ class Attacker:
         Images that an earlier attack with the same run and settings stored in ``out`` are not made again.
 
         Raises:
-            ConfigError: there is no run, it is unfinished or was made on other data, or the data do not have the label.
+            ConfigError: there is no run, it is unfinished, or was made on other data, on a user's own data or on data other than images;
+                or the data do not have the label.
             DataError: the data cannot be read, or the splits hold too few images of the class.
             WriteError: ``out`` cannot be created or written.
         """
@@ -183,9 +185,11 @@ class Attacker:
         real, floor = _public_images(task, label, plan.images)
         make_folder(out)
         is_protected = config.mechanism.protects
-        models: dict[Kind, tuple[Tensor, float]] = {"protected": (weights, accuracy)} if is_protected else {}
-        # A run without protection is its own baseline.
-        models["unprotected"] = self._unprotected_model(config) if is_protected else (weights, accuracy)
+        models: dict[Kind, tuple[Tensor, float]]
+        if is_protected:
+            models = {"protected": (weights, accuracy), "unprotected": self._unprotected_model(config)}
+        else:
+            models = {"unprotected": (weights, accuracy)}
         sets: dict[Kind, _ImageSet] = {}
         for kind, (model, score) in models.items():
             target = _target_of_attack(federation, task, model)
@@ -238,7 +242,8 @@ class Attacker:
 
     def _unprotected_model(self, config: RunConfig) -> tuple[Tensor, float]:
         """Return the last global model of the same run without noise, and its accuracy."""
-        _, weights, accuracy = finished_run(Runner(self.data_dir, self.device, self.observer, lambda path, result: None).baseline(config))
+        runner = Runner(self.data_dir, self.device, self.observer, lambda path, result: None)  # the result is read from the run's folder
+        _, weights, accuracy = finished_run(runner.baseline(config))
         return weights, accuracy
 
     def _images_by_seed(
@@ -323,10 +328,10 @@ def rebuilt_federation(folder: RunFolder, config: RunConfig, task: Dataset, devi
     last = folder.checkpoint()
     recorded = last.origin if last else ""
     # An origin is "DATA on DEVICE". The device may differ.
-    data, loaded = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))
-    if data != loaded:
+    recorded_data, loaded_data = (origin.rpartition(" on ")[0] for origin in (recorded, start.origin))
+    if recorded_data != loaded_data:
         raise ConfigError(
-            f"{folder.path} was run on {data}, but the data loaded now are {loaded}: give the --data-dir that it was run with"
+            f"{folder.path} was run on {recorded_data}, but the data loaded now are {loaded_data}: give the --data-dir that it was run with"
         )
     return federation
 

@@ -30,7 +30,7 @@ def attack_sweep(todo: Sequence[Cell], out: Path, attacker: Attacker, plan: Atta
 
 
 def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | None:
-    """Return the stored distances of an attack by ``plan`` on the run in ``folder``, one for each seed; None if there was no attack.
+    """Return the stored distances of an attack by ``plan`` on the run in ``folder``, one for each seed. None if no such attack was made.
 
     For a run without protection, they are those of the unprotected model.
 
@@ -50,5 +50,5 @@ def distances_of(folder: RunFolder, plan: AttackPlan) -> tuple[float, ...] | Non
         return tuple(float(distance["value"]) for distance in rows.get("protected", rows["unprotected"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(
-            f"{path} is damaged: {getattr(error, 'strerror', None) or type(error).__name__}; remove it, and start again"
+            f"{path} is damaged: {getattr(error, 'strerror', None) or type(error).__name__}. Remove it, and attack the run again"
         ) from error

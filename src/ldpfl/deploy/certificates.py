@@ -83,7 +83,7 @@ def issue(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False)
     for name in (name for names in servers for name in names):
         if not _is_host(name):
             raise ConfigError(f"--host takes a server's name or address (or several, joined by commas), got {name!r}")
-    folders = [folder / names[0].replace(":", "-") for names in servers]
+    folders = [folder / names[0].replace(":", "-") for names in servers]  # Windows allows no colon of an IPv6 address in a folder's name
     if len(set(folders)) < len(folders):
         raise ConfigError("two values of --host begin with the same name: join all names of one server by commas, in one --host")
     for server_folder in folders:
@@ -121,10 +121,8 @@ def _load_or_create_authority(folder: Path) -> _Authority:
         _write_file(certificate_path, new_certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     require_own(key_path, "the authority's key", ConfigError, secret=True)
     try:
-        certificate, key = (
-            x509.load_pem_x509_certificate(certificate_path.read_bytes()),
-            serialization.load_pem_private_key(key_path.read_bytes(), None),
-        )
+        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+        key = serialization.load_pem_private_key(key_path.read_bytes(), None)
     except (ValueError, TypeError):
         certificate, key = None, None
     if certificate is None or not isinstance(key, ec.EllipticCurvePrivateKey) or certificate.public_key() != key.public_key():
@@ -137,10 +135,10 @@ def _load_or_create_authority(folder: Path) -> _Authority:
 def _new_authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """Return a new private key, and the certificate with which it signs itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _distinguished_name(f"authority {secrets.token_hex(4)}")
+    name = _distinguished_name(f"authority {secrets.token_hex(4)}")  # random, so that no two authorities have the same name
     certificate = (
         _certificate_builder(name, name, key.public_key(), datetime.now(UTC) + AUTHORITY_LASTS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)  # it may issue certificates, but no further authority
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -158,9 +156,10 @@ def _write_server_certificate(authority: _Authority, names: Sequence[str], folde
     """
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    alternatives = [_alternative_name(name) for name in dict.fromkeys((*names, *_LOOPBACK_NAMES))]
+    alternatives = [_alternative_name(name) for name in dict.fromkeys((*names, *_LOOPBACK_NAMES))]  # each name once
+    subject = _distinguished_name(f"server {names[0]}"[:64])  # X.509 allows 64 characters; clients check the alternatives
     certificate = (
-        _certificate_builder(_distinguished_name(f"server {names[0]}"[:64]), authority.certificate.subject, key.public_key(), end)
+        _certificate_builder(subject, authority.certificate.subject, key.public_key(), end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

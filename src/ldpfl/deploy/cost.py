@@ -108,12 +108,13 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
     upload_bytes = plan.records * (plan.plaintext_bytes + OVERHEAD)
     # A relay takes a limited number of uploads and of bytes a round.
     relays = max(ceil(clients / MAX_UPLOADS), ceil(clients / max(1, MAX_ROUND_BYTES // upload_bytes)))
-    one_bit_weights = report_bits <= ranges.dimension
     # combine_s: core seconds to add one client's report up, or to keep and join it if the mechanism needs all reports.
     if not mechanism.properties.adds_up:
         combine_s = JOIN_S * report_bits / 8
+    elif report_bits <= ranges.dimension:  # a bit for each weight
+        combine_s = ADD_BIT_S * report_bits
     else:
-        combine_s = ADD_BIT_S * report_bits if one_bit_weights else ADD_S * report_bits / 8
+        combine_s = ADD_S * report_bits / 8
     server_s = clients * (plan.records * OPEN_S + combine_s)
     cores = max(1, ceil(server_s / HOUR_S))
     encode_ns = ENCODE_NS.get(mechanism.name)

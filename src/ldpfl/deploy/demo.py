@@ -86,17 +86,13 @@ class RunEnd:
         """
         text = listing.read_text(encoding="utf-8", errors="replace")
         try:
-            (run,) = json.loads(text[text.index("{") :])["runs"]
+            (run,) = json.loads(text[text.index("{") :])["runs"]  # flwr may print other lines before the JSON
             return cls(str(run["status"]), str(run["status-details"]))
         except (ValueError, KeyError, TypeError):
             raise DeploymentError(f"the output of flwr ls in {listing} cannot be read: expected one run in JSON") from None
 
     def check_completed(self, log: Path) -> None:
-        """Raise unless the run was completed.
-
-        Raises:
-            DeploymentError: the run was not completed; the message has Flower's details, and the end of the aggregator's ``log``.
-        """
+        """Raise a :class:`DeploymentError`, with Flower's details and the end of the aggregator's ``log``, unless the run was completed."""
         if self.status != COMPLETED:
             problem = f"Flower says that the run is {self.status}, expected {COMPLETED}. Details: {self.details[:_MAX_DETAILS]}"
             raise DeploymentError(f"{problem}; the aggregator's log: {log}", last_lines(log))
@@ -219,7 +215,7 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
         processes.wait(has_ended, _MAX_START_S + trial.rounds * (_MAX_ROUND_S + trial.reply_s), "the run to end")
     finally:
         submitted.stop()
-    watch.tell_news()
+    watch.tell_news()  # of what came after the last look, while the run ended
     if submitted.code != 0:
         raise submitted.failure(f"ended with exit code {submitted.code}")
 
@@ -270,7 +266,8 @@ def _read_relayed(site: Site, metrics: str) -> Relayed:
     """
     lines = (site.relay / "relay.log").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
-    opened, released = (tuple(event for event in events if event.get("event") == name) for name in ("round_opened", "round_released"))
+    opened = tuple(event for event in events if event.get("event") == "round_opened")
+    released = tuple(event for event in events if event.get("event") == "round_released")
     counters = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line and not line.startswith("#"))
     return Relayed(
         released,
@@ -338,9 +335,10 @@ class Watch:
                 self._replacements_told[node.name] += 1
                 self.observer.step(f"{node.name}: {reason}")
                 if (late := _LATE_REASON.match(reason)) is not None:
-                    self._late_nodes[int(late[1])] += 1
-                    if self._is_lost(int(late[1])):
-                        self.observer.step(f"round {late[1]}: no node has trained in time: {_TOO_SLOW}")
+                    round_number = int(late[1])
+                    self._late_nodes[round_number] += 1
+                    if self._is_lost(round_number):
+                        self.observer.step(f"round {round_number}: no node has trained in time: {_TOO_SLOW}")
         participation = self._read_participation()  # read first, so that finished rounds are told before the next one
         for metrics in finished_rounds(self.site)[self._rounds_told :]:
             self._rounds_told += 1
@@ -376,8 +374,10 @@ class Watch:
 def finished_rounds(site: Site) -> list[dict[str, Any]]:
     """Return the figures of each finished round."""
     path = RunFolder(site.run).metrics_path
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else [""]
-    return [json.loads(line) for line in lines[:-1]]  # the last line may be incomplete, since it is being written
+    if not path.exists():
+        return []
+    *complete_lines, _ = path.read_text(encoding="utf-8").split("\n")  # what follows the last line break is empty, or is being written
+    return [json.loads(line) for line in complete_lines]
 
 
 def refusal_reasons(node: NodeSite) -> Iterator[str]:

@@ -113,15 +113,16 @@ def write_all_parties_files(site: Site, policy: Policy) -> None:
     key = generate_key()
     save_key(key, site.aggregator_key)
     node_policy = policy.model_copy(update={"aggregator_keys": (public_text(key),)})
-    engine, signers = open_engine(str(site.relay_store)), list[str]()
+    signers: list[str] = []  # a line for each node: its public signing key and its name
+    engine = open_engine(str(site.relay_store))
     try:
         tokens = Tokens(engine)
         write_private(site.aggregator_token, tokens.add("aggregator", Role.AGGREGATOR).encode())
         for node in site.nodes:
-            public = make_key(node.signing_key)
-            write_private(node.token, tokens.add(node.name, Role.CLIENT, public_key(public)).encode())
+            signer = make_key(node.signing_key)  # writes the private key, and returns the public one as text
+            write_private(node.token, tokens.add(node.name, Role.CLIENT, public_key(signer)).encode())
             write_node_key(node.key)  # for the SuperLink; the signing key is for sums
-            signers.append(f"{public} {node.name}\n")
+            signers.append(f"{signer} {node.name}\n")
             write_text(node.policy, tomli_w.dumps(node_policy.model_dump(mode="json")))
             set_limit(node.budget, node_policy.lifetime_epsilon, node_policy.delta)
         write_text(site.node_keys, "".join(signers))

@@ -93,9 +93,9 @@ def _try_app(
     node_config: UserConfig = {"num-partitions": offer.config.clients.count}
     if node.partition is not None:
         node_config["partition-id"] = node.partition
-    context = Context(0, 0, {**node_config, **trial.node_config}, RecordDict(), run_config)
+    context = Context(0, 0, {**node_config, **trial.node_config}, RecordDict(), run_config)  # 0, 0: made-up ids of run and node
     if app is apps.client_app:
-        app = apps.trial_app
+        app = apps.trial_app  # trains alike, but writes nothing to the log or the cache
         start = _initial_arrays_of_recipe(offer, context)
     elif isinstance(app.wrapped, RecordGradients):
         records = _try_records_in_process(app.wrapped, context, offer, explain)

@@ -89,19 +89,22 @@ def check_node(node: NodeSetUp, connect: Connect = _connect, trial: Trial | None
 
     With a ``trial`` the app's code is run: one round's local work is done on the node's data, and the report is thrown away.
     """
-    known, ready = _ReadSettings(), True
-    # A trial forks. PyTorch hangs in the child if it has computed in several threads before.
+    known = _ReadSettings()  # filled by _check_settings while its findings are read
+    can_be_tried = True
+    # try_round, the trial below, forks. PyTorch hangs in the child if the checks before it have computed in several threads.
     with nullcontext() if trial is None else one_thread():
-        for finding in _check_settings(node, connect, known):  # fills `known`
-            ready = ready and not (finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY)
+        for finding in _check_settings(node, connect, known):
+            if finding.standing is Standing.WRONG and finding.what in _NEEDED_TO_TRY:
+                can_be_tried = False
             yield finding
         if node.app and known.offer is not None:
             yield from _check_code(Path(node.app))
     if trial is None:
         return
-    if ready and known.offer is not None and known.policy is not None:
+    if can_be_tried and known.offer is not None and known.policy is not None:
+        # Any key that the policy allows will do, because the encrypted report is thrown away.
         yield from try_round(node, known.offer, trial, _any_aggregator_key(known.policy))
-    else:
+    else:  # not WRONG, as the check that failed has said so
         yield Finding("try", Standing.LOOK, "no round was tried, because a check above failed: correct what it names, and check again")
 
 
@@ -210,7 +213,7 @@ def _check_budget(books: Books, policy: Policy | None) -> Iterator[Finding]:
 def _check_spent(budget: Budget) -> Iterator[Finding]:
     """Check how much was spent of the policy's bounds on mixed and on summed reports. The next round's cost is checked with the app.
 
-    ``lifetime_epsilon`` is named only if no epsilon bounds what was sent.
+    ``lifetime_epsilon`` is named only if no epsilon bounds what was sent. Otherwise :func:`_check_budget` has named the epsilon spent.
     """
     for spend in budget.spent_of_policy():
         if spend.setting == "lifetime_epsilon" and spend.epsilon < inf:
@@ -261,12 +264,13 @@ def _check_relay(node: NodeSetUp, connect: Connect, *, sums: bool) -> Iterator[F
 def _check_clock(asked_at_s: float, answered_at_s: float, answer_date: str) -> Iterator[Finding]:
     """Compare this machine's clock with ``answer_date``, the relay's time in whole seconds between question and answer.
 
-    The difference is known within a second and the time for the answer. The smallest one that is possible is compared with the limits.
+    So the exact difference is not known. The smallest one that is possible is compared with the limits.
     """
     try:
         relay_s = parsedate_to_datetime(answer_date).timestamp()
     except ValueError:  # no date, or none that can be read
         return
+    # When the relay read its clock, it showed relay_s to relay_s + 1, and this machine's clock showed asked_at_s to answered_at_s.
     ahead_s, behind_s = asked_at_s - (relay_s + 1), relay_s - answered_at_s
     if ahead_s > _MAX_AHEAD_S or behind_s > _MAX_BEHIND_S:
         difference = f"{ahead_s:.0f} s ahead of" if ahead_s > 0 else f"{behind_s:.0f} s behind"
@@ -307,7 +311,9 @@ def _check_server(server: str, address: str, authority: Path | None) -> Finding:
         reason = getattr(error, "strerror", None) or type(error).__name__
         text = f"{address} cannot be reached with TLS ({reason}): check address, firewall, and that it runs"
         return Finding(server, Standing.WRONG, text)
-    expiries = [(end, "its certificate"), *([(expiry_of(authority), f"the authority {authority}")] if authority else [])]
+    expiries = [(end, "its certificate")]
+    if authority:
+        expiries.append((expiry_of(authority), f"the authority {authority}"))
     for expiry, certificate in expiries:
         if expiry - datetime.now(UTC) < _EXPIRY_WARNING:
             text = f"{certificate} ends on {expiry:%Y-%m-%d}: have it renewed (docs/deploy.md, rotating keys)"
@@ -340,7 +346,9 @@ def _check_node_key(path: Path) -> Finding:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         return Finding(
-            "node key", Standing.WRONG, f"{path} is not a P-384 key in OpenSSH's format: ssh-keygen -t ecdsa -b 384 -N '' -f node.key"
+            "node key",
+            Standing.WRONG,
+            f"{path} is not a P-384 key in OpenSSH's format: make one with ssh-keygen -t ecdsa -b 384 -N '' -f node.key",
         )
     text = f"{path} can be read by this user only. Ask the SuperLink's operator whether {path}.pub is registered"
     return Finding("node key", Standing.FINE, text)
@@ -417,7 +425,7 @@ def _check_app(offer: Offer, node: NodeSetUp, policy: Policy, books: Books | Non
 
 
 def _unfinished_run(charges: Sequence[Charged], planned: Sequence[Release]) -> tuple[str, int]:
-    """Return name and number of charged rounds of the run that was charged last, if it may be an unfinished run of the app; else "", 0.
+    """Return the run that was charged last, and how many rounds it has charged. Return "", 0 if it cannot be an unfinished run of the app.
 
     An app may be checked while it runs. Its charged rounds must not be counted again, as rounds of a new run. Such a run is recognised by
     its releases: each charged round has the release that the app plans for the round with this number.

@@ -37,8 +37,10 @@ def check_data(node: NodeSetUp, offer: Offer | None) -> Iterator[Finding]:
     """Check that the node's own data and its folder of data sets exist and fit the app, and yield the findings."""
     if node.data_dir:
         problem = _problem_of_folder(node.data_dir)
-        text = f"{node.data_dir} {f'{problem}: set LDPFL_DATA_DIR to the folder of data sets' if problem else 'is there'}"
-        yield Finding("data", Standing.WRONG if problem else Standing.FINE, text)
+        if problem:
+            yield Finding("data", Standing.WRONG, f"{node.data_dir} {problem}: set LDPFL_DATA_DIR to the folder of data sets")
+        else:
+            yield Finding("data", Standing.FINE, f"{node.data_dir} is there")
     trains_on_table = offer is not None and offer.config.data.at_nodes
     if not node.data:
         if trains_on_table:
@@ -62,8 +64,12 @@ def _check_table(offer: Offer, table: Path) -> Iterator[Finding]:
     """Check how many rows of a table fit the rules by which the app reads it, and how many values are outside the bounds."""
     rows, unusable, misfit = check_table_fits(offer.config, table)  # misfit: the first problem, as text
     text = f"{table} has {counted(rows, 'row')}, {rows - unusable:,} of which can be trained on"
-    standing = Standing.WRONG if unusable == rows else Standing.LOOK if misfit else Standing.FINE
-    yield Finding("data", standing, printable(f"{text}{'. The first that does not fit: ' + misfit if misfit else ''}"))
+    standing = Standing.LOOK if misfit else Standing.FINE
+    if unusable == rows:
+        standing = Standing.WRONG
+    if misfit:
+        text += f". The first that does not fit: {misfit}"
+    yield Finding("data", standing, printable(text))
     yield from _check_record_count(offer.config, rows - unusable, table)
     for name, count in values_beyond_bounds(offer.config.data, table).items():
         text = f"the column {name!r} has {count:,} of {counted(rows, 'value')} outside its data.bounds"
@@ -138,7 +144,9 @@ def _check_images(folder: Path, files: Sequence[Path], classes: Sequence[str]) -
     class_folders = [name for name in classes if name in images_in]
     content = counted(len(images), "image")
     if images_in:
-        content += f" in {counted(len(images_in), 'folder')}{f', among them {_first_names(class_folders)}' if class_folders else ''}"
+        content += f" in {counted(len(images_in), 'folder')}"
+    if class_folders:
+        content += f", among them {_first_names(class_folders)}"
     yield Finding("data", Standing.FINE, printable(f"{folder} has {content}"))
     if loose := len(images) - images_in.total():
         lie = "lies" if loose == 1 else "lie"

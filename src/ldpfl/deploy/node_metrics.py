@@ -36,7 +36,7 @@ _OUTCOME_LINE = re.compile(rf"(?:^|\s)(?:INFO|WARNING|ERROR)\s*:\s+({'|'.join((*
 def count_outcomes(lines: Iterable[str]) -> Counter[str]:
     """Return how often each of :data:`OUTCOMES` and :data:`QUESTIONS` stands in the ``lines`` of a SuperNode's log.
 
-    A report that was replaced, or for which few records could be used, has left, and counts as sent, too.
+    A report that is logged as "replaced" or "unusable" has left as well, so the log also has a line "sent" for it.
     """
     matches = (_OUTCOME_LINE.search(_COLOUR_CODE.sub("", line)) for line in lines)
     return Counter(match[1] for match in matches if match)

@@ -56,7 +56,7 @@ class Running:
         self.program = program
         with program.log.open("ab") as log:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", supervisor.__file__, str(GRACE_S), *program.command],
+                [sys.executable, "-I", supervisor.__file__, str(GRACE_S), *program.command],  # -I: it imports nothing from PYTHONPATH
                 env=dict(program.environment),
                 stdin=subprocess.PIPE,  # the supervisor ends the program when this pipe is closed
                 stdout=log,
@@ -70,11 +70,7 @@ class Running:
         return self._supervisor.poll()
 
     def check_alive(self) -> None:
-        """Raise if the program has ended.
-
-        Raises:
-            DeploymentError: the program has ended by itself.
-        """
+        """Raise a :class:`DeploymentError` if the program has ended."""
         if self.code is not None:
             raise self.failure(f"ended with exit code {self.code}")
 
@@ -148,15 +144,15 @@ class Processes:
             self._pause(_POLL_S)
 
     def check_alive(self) -> None:
-        """Raise DeploymentError if a background program has ended."""
+        """Raise a :class:`DeploymentError` if a background program has ended."""
         for running in self._running:
             running.check_alive()
 
     def stop(self) -> None:
-        """End all background programs."""
+        """End all background programs. All are told first, so that they end at the same time."""
         for running in reversed(self._running):
             running.tell_to_stop()
-        while self._running:
+        while self._running:  # a program is removed once it has ended, so that a call after an interruption ends the others
             self._running[-1].stop()
             self._running.pop()
 
@@ -347,7 +343,7 @@ def inherited_environment(data_dir: Path | None) -> dict[str, str]:
     fixed = {**_FIXED_ENVIRONMENT, "PATH": os.pathsep.join([sysconfig.get_path("scripts"), kept.get("PATH", os.defpath)])}
     if data_dir is not None:
         fixed[DATA_DIR_VARIABLE] = str(data_dir)
-    return {"OMP_NUM_THREADS": "1", **kept, **fixed}
+    return {"OMP_NUM_THREADS": "1", **kept, **fixed}  # a number of threads in this process's environment takes precedence over 1
 
 
 def export_commands(inherited: Mapping[str, str]) -> str:

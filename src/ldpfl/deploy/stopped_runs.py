@@ -128,7 +128,8 @@ def relay_lines(relay: RelayAggregator, run: LeftOpen, folder: Path) -> list[str
             lost = f"so the reports of round {run.begun} are lost"
             lines.append(f"{lost}. To go on with the next round: submit the same app again, with the same folder")
         return lines
-    uploads, cancel = counted(status.uploads or 0, "upload"), f"ldpfl deploy left-open {shlex.quote(str(folder))} --cancel"
+    uploads = counted(status.uploads or 0, "upload")
+    cancel = f"ldpfl deploy left-open {shlex.quote(str(folder))} --cancel"
     if status.state == "released":
         lines = [f"the relay has released round {run.last}, made of {uploads}"]
     else:

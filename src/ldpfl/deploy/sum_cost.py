@@ -55,8 +55,8 @@ class SumCost:
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield name and value of each figure."""
         yield "a client, each round", f"{self.client_s:.2g} s for noise and mask, {size_text(self.upload_bytes)} sent"
-        hourly = size_text(self.round_bytes / HOUR_S)
-        yield "relay, network", f"{size_text(self.round_bytes)} in ({hourly} a second in an hour), {size_text(self.download_bytes)} out"
+        rate = size_text(self.round_bytes / HOUR_S)
+        yield "relay, network", f"{size_text(self.round_bytes)} in ({rate} a second for an hour), {size_text(self.download_bytes)} out"
         yield "relay, processor time", _core_time(self.relay_s)
         yield "relay, store", f"{size_text(self.store_bytes)}: one sum, and {KEPT_BYTES} bytes for each upload"
         yield "aggregator, network", f"{size_text(self.download_bytes)} in"

@@ -56,7 +56,7 @@ _STRANGERS = ""
 """Name of the lane for requests without a known token."""
 
 _MAX_DIGITS = 18  # any number of so many digits fits into 64 bits
-_PIECE_BYTES = 256 * 2**10  # of a response, handed to the server at a time
+_PIECE_BYTES = 256 * 2**10  # of a response, handed to uvicorn at a time
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class _Relay:
         upload = _upload_in_path(request)
         length = _content_length(request)
         offset = _number_in_header(request, OFFSET)
-        # Every check comes before the first byte is stored.
+        # These checks come before the first byte is stored, so that a refused request has changed nothing.
         progress: Progress = await self._call(client, self._store.progress, client, *upload)
         if progress.received != offset:
             raise wrong_offset_refusal(progress)
@@ -145,7 +145,8 @@ class _Relay:
     async def share(self, request: Request) -> Response:
         """Add the body, a whole upload to a sum round, to the round's sum."""
         client = await self._owner(request, Role.CLIENT)
-        upload, length = (*_round_in_path(request), parse_share_id(request.path_params["upload"])), _content_length(request)
+        upload = (*_round_in_path(request), parse_share_id(request.path_params["upload"]))
+        length = _content_length(request)
         expected = await self._call(client.name, self._store.sums.check, client, *upload, length)
         with ExitStack() as stack:
             stack.enter_context(self._buffered.reserve(client.name, length))
@@ -159,7 +160,7 @@ class _Relay:
         return Response(status_code=204)
 
     async def _read_whole_body(self, client: str, request: Request, length: int, body: BinaryIO) -> None:
-        """Read a request's whole body of ``length`` bytes into ``body``. A thread is used only if ``body`` is a file."""
+        """Read a request's whole body of ``length`` bytes into ``body``. A thread writes to it if it is a file, since disks may be slow."""
         received = 0
         async for block in self._body(request, length):
             if isinstance(body, BytesIO):
@@ -171,7 +172,7 @@ class _Relay:
             raise WrongLength(f"the body has {received} bytes, but its Content-Length is {length}: send the whole body again")
 
     async def token(self, request: Request) -> Response:
-        """Tell a client which key must sign its shares of sums."""
+        """Tell a client which key must sign its shares of sums, or that there is none and it may send none."""
         key = (await self._owner(request, Role.CLIENT)).signing_key
         return JSONResponse(TokenStatus(signer=None if key is None else signer_of(key).hex()).model_dump())
 
@@ -188,7 +189,7 @@ class _Relay:
             )
         with ExitStack() as stack:
             self._parts_being_sent[owner] += 1
-            stack.callback(self._parts_being_sent.subtract, [owner])
+            stack.callback(self._parts_being_sent.subtract, [owner])  # when the stack is closed, one part less
             part = await self._call(owner, self._store.part, owner, run, number, int(index))
             self.metrics.count_handed_out(len(part.data))
             return _PiecewiseResponse(part, stack.pop_all())  # the part stops counting once it is sent
@@ -211,22 +212,29 @@ class _Relay:
         return JSONResponse({"status": "ok"})
 
     async def metrics_text(self, request: Request) -> Response:
+        """Answer with all counters. No token is needed, since the counters name nobody."""
         return PlainTextResponse(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def _owner_name(self, request: Request, *roles: Role) -> str:
-        """Return the name of the token's owner, under the conditions of :meth:`_owner`."""
+        """Return the name of the token's owner. It raises the same refusals as :meth:`_owner`."""
         return (await self._owner(request, *roles)).name
 
     async def _owner(self, request: Request, *roles: Role) -> Owner:
-        """Return the token's owner if its role is one of ``roles`` and its rate limit allows the request, else raise a refusal."""
+        """Return the owner of the request's token, and count the request for the owner's rate limit.
+
+        Raises:
+            Unauthenticated: the request has no token that the relay knows.
+            TooMany: the owner exceeds its rate limit.
+            Forbidden: the owner has none of the ``roles``.
+        """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             reason = "the request has no token: send it in the header Authorization: Bearer TOKEN"
             raise Unauthenticated(reason, {"WWW-Authenticate": "Bearer"})
         if not is_token(token):
             raise unknown_token_refusal()
-        # A token that was valid before is looked up in its owner's lane, so that strangers' requests cannot delay the look-up. The store
-        # decides each time whether the token is still valid.
+        # A token that was valid before is looked up in its owner's lane (see _call), so that strangers' requests cannot delay the look-up.
+        # The store decides each time whether the token is still valid.
         digest = token_hash(token)
         owner = await self._call(self._owner_names.get(digest, _STRANGERS), self._tokens.owner, token)
         self._owner_names[digest] = owner.name
@@ -236,9 +244,13 @@ class _Relay:
         return owner
 
     async def _body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-        """Yield the body, of ``max_bytes`` bytes at most, in blocks of :data:`BLOCK_BYTES` bytes; the last one may be shorter.
+        """Yield the body in blocks of :data:`BLOCK_BYTES` bytes; the last block may be shorter.
 
         Each block must arrive within ``block_s`` seconds, however small the pieces are in which the network delivers it.
+
+        Raises:
+            TooLong: the body has more than ``max_bytes`` bytes. Blocks before this point have been yielded.
+            TooSlow: a block did not arrive in time.
         """
         stream = aiter(request.stream())
         buffered = bytearray()
@@ -252,7 +264,10 @@ class _Relay:
                         buffered += data or b""
                         received += len(data or b"")
                         if received > max_bytes:
-                            raise TooLong(f"the body is longer than {max_bytes} bytes")
+                            raise TooLong(
+                                f"the body of this {request.method} request has more than {max_bytes} bytes, its maximum: "
+                                f"terms have up to {TERMS_BYTES} bytes, an upload as many as its Content-Length says"
+                            )
             except TimeoutError:
                 raise TooSlow(
                     f"the body came too slowly: send at least {BLOCK_BYTES} bytes every {self._limits.block_s:g} seconds"
@@ -265,8 +280,8 @@ class _Relay:
         """Call ``function`` in a thread, as soon as one is free for this ``lane``.
 
         Args:
-            lane: for whom the call is made: the name of a token's owner, or :data:`_STRANGERS`. The threads of each lane are limited, and
-                so are those of all lanes together, so that nobody can take all threads.
+            lane: for whom the call is made: the name of a token's owner, or :data:`_STRANGERS`. Each lane has a limit on its threads, so
+                that nobody can take all of them. All lanes together have a limit, too.
 
         Raises:
             StoreUnavailable: no thread became free within :data:`BUSY_S` seconds.
@@ -296,7 +311,7 @@ class _Relay:
 
 
 async def _in_thread(slots: AsyncExitStack, function: Callable[[], T]) -> T:
-    """Run ``function`` in a thread, and free its ``slots`` when it has ended."""
+    """Run ``function`` in a thread. When it has ended, close ``slots``, the places that it holds among its lane's and all threads."""
     async with slots:
         return await to_thread.run_sync(function)
 
@@ -343,7 +358,8 @@ class _Guard:
         if scope["type"] != "http":
             raise RuntimeError(f"the relay speaks HTTP only, not {scope['type']}")
         scope[TASK] = asyncio.current_task()  # the connection cancels this task if the caller disconnects
-        unread, answered = _has_body(scope), False
+        unread = _has_body(scope)  # whether some of the request's body has not been received yet
+        answered = False
 
         async def read() -> Message:
             """Receive the next message with a piece of the body, and note when the body has been read to its end."""
@@ -387,23 +403,26 @@ def _error_response(status: int, message: str, headers: dict[str, str] | None = 
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
+    """Answer with a refusal's own status and reason. The signature is that of Starlette's handlers, which may get any exception."""
     if not isinstance(error, Refusal):
         raise error
     return _error_response(error.status, str(error), dict(error.headers))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer with the status of an error that Starlette itself raised, such as 404. The signature is that of Starlette's handlers."""
     if not isinstance(error, HTTPException):
         raise error
     return _error_response(error.status_code, error.detail, dict(error.headers or {}))
 
 
 async def _answer_disconnect(request: Request, error: Exception) -> Response:
-    # The caller has disconnected, so only the counters of requests see this answer. Stored bytes stay, and the client can go on from there.
+    """Answer a caller that disconnected while it sent a body, for the counters alone. A client can go on from the stored bytes."""
     return _error_response(400, "the body broke off")
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
+    """Answer after an unexpected error, without its text, which may repeat a request. The signature is that of Starlette's handlers."""
     return _error_response(500, "the relay failed at this request: its operator finds the place in its log (request_failed)")
 
 
@@ -412,7 +431,7 @@ def _status_response(status: RoundStatus) -> Response:
 
 
 def _progress_response(progress: Progress) -> Response:
-    complete = "?1" if progress.complete else "?0"
+    complete = "?1" if progress.complete else "?0"  # how HTTP's structured fields write true and false
     return Response(status_code=204, headers={OFFSET: str(progress.received), COMPLETE: complete})
 
 

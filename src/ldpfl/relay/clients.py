@@ -33,9 +33,9 @@ class RelayClient(Caller):
     """A client of the relay: uploads its encrypted records, or its share of a sum, once in each round."""
 
     def signer(self) -> str | None:
-        """Return the name of the key that must sign this client's shares of sums; None if its token is for mixed records alone.
+        """Return the name of the key that must sign this client's shares of sums. None if its token is for mixed records alone.
 
-        Only the token is sent.
+        The request carries only the token, so it tells the relay nothing about a round.
 
         Raises:
             RelayRefused: the relay does not know the token (401), or the token is an aggregator's (403).
@@ -63,11 +63,12 @@ class RelayClient(Caller):
         """
         path = f"{round_path(run, number)}/uploads/{quote(parse_upload_id(upload_id), safe='')}"
         retry_policy = LimitedTime(self._patience, self._sleep, self._clock, seconds=max(0.0, within_s))
-        # The relay's answers say how many bytes it has: to POST, which begins the upload or finds it; to PATCH, which adds bytes; to HEAD.
+        # POST begins the upload or finds it, PATCH adds bytes, and HEAD only asks. Each answer says how many bytes the relay has.
         offset = _stored_bytes(self._call("POST", path, retry_policy=retry_policy, headers={LENGTH: str(len(blob))}), blob)
         offset_at_last_progress = offset
         while offset < len(blob):
             response = self._send_once("PATCH", path, retry_policy, headers={OFFSET: str(offset)}, content=blob[offset:])
+            # After a wrong offset, the relay is asked below how many bytes it has. Any other refusal raises here.
             if response is not None and not is_worth_a_retry(response) and not _is_wrong_offset(response):
                 offset = _stored_bytes(require_success(response), blob)
             if offset < len(blob):  # the upload was interrupted, or the relay answered that it is not complete
@@ -89,7 +90,8 @@ class RelayClient(Caller):
             RelayUnreachable: ``within_s`` seconds were not enough.
             ProtocolError: the name of the run or round is not allowed.
         """
-        path = f"{round_path(run, number)}/shares/{hashlib.sha256(share[-ENVELOPE_BYTES:]).hexdigest()}"
+        envelope = share[-ENVELOPE_BYTES:]  # its digest is the share's id, so a repeated request has the same path
+        path = f"{round_path(run, number)}/shares/{hashlib.sha256(envelope).hexdigest()}"
         self._call("PUT", path, retry_policy=LimitedTime(self._patience, self._sleep, self._clock, max(0.0, within_s)), content=share)
 
 
@@ -136,7 +138,7 @@ class RelayAggregator(Caller):
                 raise RelayNotReleased(f"round {number} of {run} {why} after {timeout_s:g} seconds; wait longer or cancel it")
             on_poll(timeout_s - max(slept_s, self._clock() - started_at_s))
             # An open round is asked about again at its deadline, if that is nearer than poll_s.
-            to_deadline_s = max(status.seconds_left, 0.01) if status.state == "open" else poll_s
+            to_deadline_s = max(status.seconds_left, 0.01) if status.state == "open" else poll_s  # never 0, which would be a busy loop
             pause_s = min(to_deadline_s, poll_s, timeout_s - slept_s)
             self._sleep(pause_s)
             slept_s += pause_s
@@ -145,8 +147,9 @@ class RelayAggregator(Caller):
     def pull(self, run: str, number: int, terms: Terms | None = None) -> Iterator[bytes]:
         """Yield the encrypted records of a released round one by one, in the relay's mixed order. One part is in memory at a time.
 
-        May be called again until :meth:`acknowledge`: it yields the same records in the same order. The amount of data that is read is
-        bounded by ``terms``, the terms that the round was opened with; without them, by the relay's statement of its terms.
+        This is a generator: nothing is requested or checked before its first iteration. Until :meth:`acknowledge`, each call yields the
+        same records in the same order. ``terms``, with which the round was opened, bound the amount of data that is read. Without them,
+        the relay's own statement of the terms does.
 
         Raises:
             RelayRefused: the round is not over yet (status 425), or gone.
@@ -158,7 +161,8 @@ class RelayAggregator(Caller):
             raise ProtocolError(f"round {number} of {run} is a sum round: call pull_sum instead of pull")
         terms = round_terms
         size = terms.record_bytes
-        part, parts, records, expected = 0, 1, 0, 0  # the number of parts, and of expected records, is known after the first part
+        part = records = 0
+        parts, expected = 1, 0  # numbers of parts and of expected records; both are known after the first part
         while part < parts:
             response = self._call("GET", f"{round_path(run, number)}/records", max_bytes=_max_part_bytes(size), params={"part": part})
             if part == 0:
@@ -183,15 +187,16 @@ class RelayAggregator(Caller):
     def pull_sum(self, run: str, number: int, terms: SumTerms) -> tuple[NDArray[np.unsignedinteger], list[bytes]]:
         """Return the sum (dimension,) of all masked vectors of a released round, and the envelopes of these vectors, in mixed order.
 
-        May be called again until :meth:`acknowledge`: it returns the same. The amount of data that is read is bounded by ``terms``, the
-        terms that the round was opened with.
+        Until :meth:`acknowledge`, each call returns the same. ``terms``, with which the round was opened, bound the amount of data that is
+        read.
 
         Raises:
             RelayRefused: the round is not over yet (status 425), or gone.
             RelayUnreachable: no answer.
             ProtocolError: the sum or the envelopes do not fit the terms and the number of uploads.
         """
-        total, byte_ranges, parts = zeros(terms.dimension, terms.bits), terms.sum_parts(), 0
+        total = zeros(terms.dimension, terms.bits)
+        byte_ranges, parts = terms.sum_parts(), 0  # each answer below says how many parts the round has
         for part, byte_range in enumerate(byte_ranges):
             length = byte_range.stop - byte_range.start
             data, parts = self._fetch_part(run, number, part, length, terms)
@@ -208,7 +213,8 @@ class RelayAggregator(Caller):
 
     def _envelopes(self, run: str, number: int, parts: range, terms: SumTerms) -> list[bytes]:
         """Return the envelopes in the given parts of a sum round; raise if their number is not the round's number of uploads."""
-        envelopes, max_bytes = list[bytes](), min(terms.max_uploads * ENVELOPE_BYTES, _max_part_bytes(ENVELOPE_BYTES))
+        envelopes: list[bytes] = []
+        max_bytes = min(terms.max_uploads * ENVELOPE_BYTES, _max_part_bytes(ENVELOPE_BYTES))  # of one part
         for part in parts:
             data, _ = self._fetch_part(run, number, part, max_bytes, terms)
             if len(data) % ENVELOPE_BYTES:

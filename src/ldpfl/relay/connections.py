@@ -50,16 +50,16 @@ class Gate(socket.socket):
     """A listening socket that closes new connections when there are too many, before TLS and before any byte is read."""
 
     def __init__(self, listening: socket.socket, bounds: ConnectionLimits) -> None:
-        super().__init__(fileno=listening.detach())
+        super().__init__(fileno=listening.detach())  # takes the listening socket over from the plain one
         self._bounds = bounds
-        self._open: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()  # connections by the caller's network
         self._accepted_since_collection = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection that is within the bounds.
 
         Raises:
-            BlockingIOError: no such connection is waiting.
+            BlockingIOError: no such connection is waiting, or :data:`_BACKLOG` others were closed in this call.
         """
         for _ in range(_BACKLOG):
             accepted, address = super().accept()
@@ -100,11 +100,11 @@ class Accepted(socket.socket):
     """
 
     def __init__(self, accepted: socket.socket, gate: Gate, network: str) -> None:
-        super().__init__(fileno=accepted.detach())
+        super().__init__(fileno=accepted.detach())  # takes the open connection over from the plain socket
         self.http_bytes = self._tls_bytes = 0
         self.handshake_done = False
         self._uncount = weakref.finalize(self, gate.count_closed, network)
-        self._uncount.atexit = False
+        self._uncount.atexit = False  # when the process ends, nothing is counted any more
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Read encrypted bytes into ``buffer``. Event loops call this method only for connections with TLS.
@@ -119,9 +119,9 @@ class Accepted(socket.socket):
         else:
             max_tls_bytes = _SPARE_TLS_BYTES + 2 * self.http_bytes
         if self._tls_bytes > max_tls_bytes:
-            raise ConnectionAbortedError("TLS without content")
+            raise ConnectionAbortedError(f"the connection brought {self._tls_bytes} bytes of TLS with too little HTTP in them")
         turn_bytes = _NEW_TURN_BYTES  # bytes to read before other connections have their turn
-        if 2 * self.http_bytes > self._tls_bytes:
+        if 2 * self.http_bytes > self._tls_bytes:  # more than half of what the connection brought is HTTP
             turn_bytes = _UPLOAD_TURN_BYTES if self.http_bytes > _UPLOAD_BYTES else _TURN_BYTES
         count = super().recv_into(buffer, min(nbytes or turn_bytes, turn_bytes, len(buffer)), flags)
         self._tls_bytes += count
@@ -138,7 +138,7 @@ def _caller_network(host: str) -> str:
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
-    if address.ipv4_mapped is not None:
+    if address.ipv4_mapped is not None:  # how a socket for both kinds of addresses shows an IPv4 caller
         return str(address.ipv4_mapped)
     return str(ipaddress.IPv6Network((int(address), _IPV6_NETWORK), strict=False))
 
@@ -172,16 +172,20 @@ class _PlainHttp(h11.Connection):
     headers."""
 
     def next_event(self) -> Any:
-        """Return the next event of the request; raise if the request uses a feature that the relay does without."""
+        """Return the next event of the request.
+
+        Raises:
+            RemoteProtocolError: the request is malformed, or uses a feature that the relay does without.
+        """
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names:
-                raise h11.RemoteProtocolError("a body has a Content-Length here")
+                raise h11.RemoteProtocolError("Transfer-Encoding is not supported: send the body with a Content-Length")
             if b"upgrade" in names or event.method == b"CONNECT":
-                raise h11.RemoteProtocolError("no other protocol is spoken here")
+                raise h11.RemoteProtocolError("Upgrade and CONNECT are not supported: the relay speaks HTTP/1.1 only")
             if len(event.headers) > _MAX_HEADERS:
-                raise h11.RemoteProtocolError("too many headers")
+                raise h11.RemoteProtocolError(f"the request has {len(event.headers)} headers, expected at most {_MAX_HEADERS}")
         return event
 
 
@@ -196,7 +200,7 @@ class _TimedProtocol(H11Protocol):
     _closing_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        """Prepare a new connection: bound its buffers, and start the time for the first request's head."""
+        """Prepare a new connection: bound its buffers, and start the timer of the first request's head."""
         self.conn = _PlainHttp(h11.SERVER, HEAD_BYTES)
         super().connection_made(transport)
         wrapped = transport.get_extra_info("socket")
@@ -239,23 +243,24 @@ class _TimedProtocol(H11Protocol):
                 break
             self._last_bytes = piece[-_MAX_BLANKS:]
             super().data_received(piece)
-            if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:
+            if self.conn.their_state is h11.DONE and self.conn.trailing_data[0]:  # bytes after a complete request
                 self._cut_off()
         self._time_head()
 
     def pause_writing(self) -> None:
-        """Start the time for the caller to read an answer: some of it is waiting to be read."""
+        """Start the timer of an answer, unless it runs already: some of the answer is waiting for the caller to read it."""
         super().pause_writing()
         self._answer_timer = self._answer_timer or self.loop.call_later(self._bounds.answer_s, self._cut_off)
 
     def resume_writing(self) -> None:
-        """Stop the time for reading an answer: the caller has read all of it."""
+        """Stop the timer of an answer: the caller has read all of it."""
         super().resume_writing()
         if self._answer_timer is not None:
             self._answer_timer.cancel()
             self._answer_timer = None
 
     def on_response_complete(self) -> None:
+        """Limit the time for reading the answer if uvicorn closes the connection after it."""
         super().on_response_complete()
         self._time_closing()
 
@@ -268,6 +273,7 @@ class _TimedProtocol(H11Protocol):
         self._time_closing()
 
     def shutdown(self) -> None:
+        """Close the connection as uvicorn does when the server ends, in a limited time."""
         super().shutdown()
         self._time_closing()
 
@@ -285,7 +291,7 @@ class _TimedProtocol(H11Protocol):
             self._cut_off()
 
     def _time_head(self) -> None:
-        """Start the time for a request's head if one is awaited and untimed; stop it once the head is complete."""
+        """Start the timer of a request's head if a head is awaited and no timer runs. Stop the timer once the head is complete."""
         if self.conn.their_state is not h11.IDLE:  # the head is complete
             if self._head_timer is not None:
                 self._head_timer.cancel()
@@ -294,7 +300,7 @@ class _TimedProtocol(H11Protocol):
             self._head_timer = self.loop.call_later(self._bounds.head_s, self._cut_off)
 
     def _time_closing(self) -> None:
-        """Start the time for the caller to read the last answer if the connection is being closed."""
+        """If the connection is being closed, start the timer in which the caller must read the last answer."""
         if self.transport.is_closing() and self._closing_timer is None:
             self._closing_timer = self.loop.call_later(self._bounds.closing_s, self._cut_off)
 

@@ -45,7 +45,7 @@ def open_engine(store: str) -> Engine:
 
     Raises:
         ConfigError: the store cannot be opened, or is of another version.
-        UnfitStore: the store's tables are not as the relay makes them, others may use them, or the connection is not encrypted.
+        UnfitStore: the store's tables are not as the relay makes them, others may use the tables, or the connection is not encrypted.
     """
     store_name = store.partition("://")[0]  # for messages: only the scheme, until _make_engine returns a name without the password
     try:
@@ -135,7 +135,10 @@ def _ensure_tables(engine: Engine, store_name: str) -> Engine:
 
 
 def _set_up_sqlite(connection: Any, _: ConnectionPoolEntry) -> None:
-    """Set up a new SQLite connection, so that deleted data leave the file and acknowledged data stay. SQLAlchemy calls this."""
+    """Set up a new SQLite connection, so that deleted data leave the file and acknowledged data stay.
+
+    SQLAlchemy calls this, and also passes the pool's entry of the connection.
+    """
     connection.isolation_level = None  # the driver begins nothing by itself: _begin_sqlite does
     connection.execute("PRAGMA secure_delete = ON")  # deleted uploads are overwritten, not only unlinked
     connection.execute("PRAGMA foreign_keys = ON")
@@ -217,6 +220,7 @@ def _create_missing_tables(connection: Connection, store_name: str) -> None:
 
 
 def _has_tables(connection: Connection) -> bool:
+    """Whether the store has the relay's tables. One table stands for all, since one transaction makes them."""
     return connection.dialect.has_table(connection, meta.name, schema=None if is_sqlite(connection) else SCHEMA)
 
 
@@ -270,5 +274,6 @@ def busy_refusal() -> StoreUnavailable:
 
 
 def _is_disk_full(error: DBAPIError) -> bool:
+    """Whether ``error`` means that the disk is full. SQLite reports a quota that is used up as a failed write."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code in (_SQLITE_FULL, _SQLITE_CANNOT_WRITE) or getattr(error.orig, "sqlstate", None) == _POSTGRES_DISK_FULL

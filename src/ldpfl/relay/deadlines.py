@@ -43,11 +43,7 @@ class Deadlines:
         return ("waiting" if count_complete_uploads(connection, row) < row.min_clients else "released"), 0.0
 
     def check_open(self, connection: Connection, row: Row[Any]) -> None:
-        """Raise if the round takes no uploads any more.
-
-        Raises:
-            RoundOver: the round is released or gone.
-        """
+        """Raise a :class:`RoundOver` if the round takes no uploads any more, because it is released or gone."""
         if self.state(connection, row)[0] not in ("open", "waiting"):
             raise round_over_refusal(row)
 

@@ -89,7 +89,7 @@ def make_engine(store: str, **options: Any) -> tuple[Engine, str]:
         pool_pre_ping=True,
         isolation_level=ISOLATION,
         use_native_hstore=False,  # else the driver looks for a type of that name, by queries of its own
-        execution_options={"schema_translate_map": {None: SCHEMA}},
+        execution_options={"schema_translate_map": {None: SCHEMA}},  # the tables' definitions name no schema, as SQLite has none
         **options,
     )
     return engine, address_without_password(parameters)
@@ -163,7 +163,7 @@ def connect(store: str) -> BoundedConnection:
     check_not_readable_on_network(parameters)
     # Passing the checked parameters keeps libpq from reading them again, from an environment or a file that has changed since the check.
     checked = {name: value for name, value in parameters.items() if name in _CHECKED_PARAMETERS}
-    options: dict[str, Any] = {**_CONNECTION_OPTIONS, **checked, "gssencmode": "disable"}
+    options: dict[str, Any] = {**_CONNECTION_OPTIONS, **checked, "gssencmode": "disable"}  # with GSS encryption, libpq uses no TLS
     connection = BoundedConnection.connect(make_conninfo(store, **options))
     try:
         _check_connected(connection, parameters)

@@ -92,8 +92,9 @@ class Terms(_Terms):
         """Check that neither an upload nor all uploads of the round together are too long."""
         if self.upload_bytes > MAX_UPLOAD_BYTES:
             raise ValueError(f"record_bytes * records_per_upload is {self.upload_bytes:,}, expected at most {MAX_UPLOAD_BYTES:,}")
-        if self.upload_bytes * self.max_uploads > MAX_ROUND_BYTES:
-            raise ValueError(f"record_bytes * records_per_upload * max_uploads is above the maximum of {MAX_ROUND_BYTES:,}")
+        round_bytes = self.upload_bytes * self.max_uploads
+        if round_bytes > MAX_ROUND_BYTES:
+            raise ValueError(f"record_bytes * records_per_upload * max_uploads is {round_bytes:,}, expected at most {MAX_ROUND_BYTES:,}")
         return self
 
 
@@ -173,7 +174,9 @@ class TokenStatus(BaseModel):
 def parse_run(text: str) -> str:
     """Return ``text`` if it can name a run, else raise :class:`Unknown`."""
     if not _RUN.fullmatch(text):
-        raise Unknown("this cannot be the name of a run: use up to 64 letters, digits, dots, dashes and underscores")
+        raise Unknown(
+            "this cannot be the name of a run: use up to 64 letters, digits, dots, dashes and underscores, first a letter or digit"
+        )
     return text
 
 

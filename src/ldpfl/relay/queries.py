@@ -68,7 +68,7 @@ def require_owner(row: Row[Any], owner: str) -> Row[Any]:
         Forbidden: the round belongs to another aggregator.
     """
     if row.owner != owner:
-        raise Forbidden("this round was opened by another aggregator")
+        raise Forbidden(f"round {row.round} of {row.run} was opened by another aggregator: use the token of that one")
     return row
 
 
@@ -103,17 +103,13 @@ def try_lock(connection: Connection, lock_name: str) -> bool:
 
 
 def _lock(connection: Connection, function: str, lock_name: str) -> object:
-    """Call PostgreSQL's ``function`` for advisory locks with a hash of the lock's name; return its result."""
+    """Call PostgreSQL's ``function`` for advisory locks, and return its result. These locks have numbers, so the name is hashed to one."""
     key = "pg_catalog.hashtextextended(CAST(:name AS text), CAST(0 AS bigint))"
     return connection.scalar(text(f"SELECT pg_catalog.{function}({key})"), {"name": lock_name})
 
 
 def check_round_limit(connection: Connection, owner: str) -> None:
-    """Raise if an aggregator already has :data:`MAX_ROUNDS_NOT_GONE` rounds.
-
-    Raises:
-        Conflict: the aggregator already has that many rounds.
-    """
+    """Raise a :class:`Conflict` if an aggregator already has :data:`MAX_ROUNDS_NOT_GONE` rounds."""
     query = select(func.count()).select_from(rounds).where(rounds.c.owner == owner, rounds.c.state.in_(STATES_NOT_GONE))
     if fetch_count(connection, query) >= MAX_ROUNDS_NOT_GONE:
         raise Conflict(f"this aggregator has {MAX_ROUNDS_NOT_GONE} unfinished rounds, the maximum: acknowledge or cancel some first")
@@ -162,7 +158,7 @@ def upload_row(connection: Connection, row: Row[Any], client: str, upload_id: st
     query = select(uploads).where(uploads.c.round_id == row.id, uploads.c.client == client, uploads.c.upload_id == upload_id)
     upload = connection.execute(query).first()
     if upload is None:
-        raise Unknown("this client has no such upload in this round; begin it first")
+        raise Unknown(f"this client has no such upload in round {row.round} of {row.run}: begin it first")
     return upload
 
 

@@ -39,12 +39,16 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Patience:
-    """How often and how long to retry: up to ``tries`` failures in a row, with waits of ``first_s``, twice that, and so on.
+    """How often and how long to retry a request.
 
-    Each wait is drawn at random from the upper half of its length, so that clients that fail at the same time do not all retry at the same
-    time. ``timeout_s`` is the limit for connecting, and for each piece that is sent or read; ``total_s`` is the limit for a request with
-    its answer, and ``all_tries_s`` for all tries of it with their waits. An upload has a time limit of its own instead of ``all_tries_s``
-    and ``tries``, and waits ``longest_upload_s`` at most.
+    Attributes:
+        tries: number of failures in a row after which to give up. Uploads are retried until their own time limit instead.
+        first_s: seconds to wait after the first failure. The wait doubles with each further failure.
+        longest_s: maximum of such a wait.
+        timeout_s: limit for connecting, and for each piece that is sent or read.
+        total_s: limit for one request with its answer.
+        all_tries_s: limit for all tries of a request with their waits. Uploads have their own time limit instead.
+        longest_upload_s: maximum of a wait between two tries of an upload.
     """
 
     tries: int = 8
@@ -56,7 +60,10 @@ class Patience:
     longest_upload_s: float = 5.0
 
     def wait(self, failures: int, asked_s: float) -> float:
-        """Return the seconds to wait after ``failures`` failures in a row; the relay asked for at least ``asked_s`` (Retry-After)."""
+        """Return the seconds to wait after ``failures`` failures in a row; the relay asked for at least ``asked_s`` (Retry-After).
+
+        The wait is random, between half its length and all of it, so that clients that fail together do not retry together.
+        """
         backoff = min(self.longest_s, self.first_s * 2.0 ** (failures - 1))
         return min(self.longest_s, max(asked_s, backoff * random.SystemRandom().uniform(0.5, 1.0)))
 
@@ -66,7 +73,7 @@ class Patience:
         The wait is uniform between 0 and a bound that doubles with each failure, so that many clients spread out. The relay's ``asked_s``
         is limited to half of the time left, so that a relay that asks for too much does not prevent the upload.
         """
-        backoff = min(self.longest_upload_s, self.first_s * 2.0 ** min(failures, 32))
+        backoff = min(self.longest_upload_s, self.first_s * 2.0 ** min(failures, 32))  # without 32, many failures would overflow
         return min(left_s, max(min(asked_s, left_s / 2), random.SystemRandom().uniform(0.0, backoff)))
 
 
@@ -162,7 +169,8 @@ class Caller:
             ConfigError: the URL is not valid, or the token would go over a network without TLS.
         """
         self._patience, self._sleep, self._clock = patience, sleep, clock
-        self._connection, self._last_address, self._last_error = _OpenConnections(), "", ""
+        self._connection = _OpenConnections()
+        self._last_address = self._last_error = ""
         self.answer_date = ""
         """The header ``Date`` of the last answer: the relay's time, in whole seconds. Empty without an answer, or without the header."""
         self._in_process = transport is not None
@@ -260,7 +268,7 @@ class Caller:
                 if left_s > 0:  # an attempt without time left fails in any case
                     self._last_error = first_line(error)[:_MAX_TEXT_LENGTH]
                 continue
-            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the latter two for a Location that nobody follows
+            except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # httpx also parses a redirect's Location: the latter two
                 self._last_error = type(error).__name__
                 return None
         return None
@@ -275,7 +283,7 @@ class Caller:
             entries = socket.getaddrinfo(url.host, url.port or _PORTS[url.scheme], type=socket.SOCK_STREAM)
         except OSError:
             return []
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))  # each address once, in the system's order
         return sorted(addresses[:_MAX_ADDRESSES], key=lambda address: address != self._last_address)
 
 
@@ -293,6 +301,7 @@ class _OpenConnections:
         """Remember the socket of a new connection; httpcore's ``trace`` extension calls this."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             still_open = [one for one in self._sockets if one.fileno() != -1]
+            # A new list, because the timer's thread may be going through the old one.
             self._sockets = [*still_open, details["return_value"].get_extra_info("socket")]
             if self._time_is_up:  # the time ended while this connection was being made
                 self._break_off()
@@ -301,7 +310,7 @@ class _OpenConnections:
     def cut_after(self, seconds: float) -> Iterator[None]:
         """Break all connections if the block takes longer than ``seconds``."""
         self._time_is_up = False
-        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._break_off)
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._break_off)  # a timer takes no infinite time
         timer.daemon = True
         timer.start()
         try:

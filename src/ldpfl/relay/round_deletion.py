@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,9 +40,10 @@ class _Allowance:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the task has used up its time for now."""
+        """Whether the task has used up its time for now. The time since the last look adds to the allowance first."""
         now = self._clock()
-        self._left_s, self._updated_at = min(_MAX_SAVED_S, self._left_s + _SHARE_OF_TIME * (now - self._updated_at)), now
+        self._left_s = min(_MAX_SAVED_S, self._left_s + _SHARE_OF_TIME * (now - self._updated_at))
+        self._updated_at = now
         return self._left_s <= 0
 
     @contextmanager
@@ -58,7 +60,9 @@ class _PendingWork:
     """A thread-safe flag for pending work. A request that arrives while the work runs is kept for the next run."""
 
     def __init__(self) -> None:
-        self._requested, self._done, self._lock = 1, 0, threading.Lock()  # pending at first: an earlier process may have left work
+        # Numbers of the last request, and of the last one that is done. Pending at first: an earlier process may have left work.
+        self._requested, self._done = 1, 0
+        self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return self._done < self._requested
@@ -155,7 +159,7 @@ class GoneRounds:
     def _scrub(self) -> None:
         """Rewrite the remaining data now, whatever time it takes."""
         if is_sqlite(self._engine):
-            folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")
+            folder = str(Path(str(self._engine.url.database)).resolve().parent).replace("'", "''")  # as SQL writes a quote in a text
             with closing(self._engine.raw_connection()) as connection:
                 # VACUUM's temporary file goes beside the store, not to a disk that the operator did not choose for its data.
                 connection.cursor().execute(f"PRAGMA temp_store_directory = '{folder}'")
@@ -182,16 +186,16 @@ class GoneRounds:
         batch_bytes, has_more = _BATCH_BYTES, True
         while has_more:
             try:
-                has_more = self.retry_without_reserve(lambda size=batch_bytes: self._delete_batch(round_id, size))  # type: ignore[misc]
+                has_more = self.retry_without_reserve(partial(self._delete_batch, round_id, batch_bytes))
             except StoreFull:
                 if batch_bytes == 0:  # a batch of a single row
                     raise
                 batch_bytes //= 4
 
     def _delete_batch(self, round_id: int, batch_bytes: int) -> bool:
-        """Delete rows of a round, about ``batch_bytes`` bytes and at least one row; return whether there were any."""
+        """Delete rows of a round, about ``batch_bytes`` bytes and at least one row. Return False once no row was left to delete."""
         with store_errors(), self._engine.begin() as connection:
-            return (  # blocks before uploads, since each block refers to its upload
+            return (  # only the first that finds rows; blocks before uploads, since each block refers to its upload
                 _delete_blocks(connection, round_id, batch_bytes)
                 or _delete_uploads(connection, round_id)
                 or _delete_parts(connection, round_id, batch_bytes)
@@ -199,7 +203,7 @@ class GoneRounds:
 
 
 def _delete_blocks(connection: Connection, round_id: int, batch_bytes: int) -> bool:
-    """Delete some blocks of a round's uploads; return whether there were any."""
+    """Delete up to ``batch_bytes`` bytes of the blocks of a round's uploads. Return False once no block was left."""
     query = select(func.length(blocks.c.data), blocks.c.upload, blocks.c.start).join(uploads).where(uploads.c.round_id == round_id)
     keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], batch_bytes)
     connection.execute(delete(blocks).where(tuple_(blocks.c.upload, blocks.c.start).in_(keys)))
@@ -207,14 +211,14 @@ def _delete_blocks(connection: Connection, round_id: int, batch_bytes: int) -> b
 
 
 def _delete_uploads(connection: Connection, round_id: int) -> bool:
-    """Delete some uploads of a round, whose blocks are deleted; return whether there were any."""
+    """Delete up to :data:`_BATCH_ROWS` uploads of a round, whose blocks the caller has deleted. Return False once no upload was left."""
     ids = connection.scalars(select(uploads.c.id).where(uploads.c.round_id == round_id).limit(_BATCH_ROWS)).all()
     connection.execute(delete(uploads).where(uploads.c.id.in_(ids)))
     return bool(ids)
 
 
 def _delete_parts(connection: Connection, round_id: int, batch_bytes: int) -> bool:
-    """Delete some of a round's mixed parts; return whether there were any."""
+    """Delete up to ``batch_bytes`` bytes of a round's mixed parts. Return False once no part was left."""
     query = select(func.length(parts.c.data), parts.c.round_id, parts.c.number).where(parts.c.round_id == round_id)
     keys = _batch_keys([tuple(row) for row in connection.execute(query.limit(_BATCH_ROWS))], batch_bytes)
     connection.execute(delete(parts).where(tuple_(parts.c.round_id, parts.c.number).in_(keys)))
@@ -228,9 +232,9 @@ def _batch_keys(rows: list[tuple[int, int, int]], max_bytes: int) -> list[tuple[
     """
     keys: list[tuple[int, int]] = []
     total_bytes = 0
-    for row_bytes, *key in rows:
+    for row_bytes, first_key, second_key in rows:
         if keys and total_bytes + row_bytes > max_bytes:
             break
-        keys.append((key[0], key[1]))
+        keys.append((first_key, second_key))
         total_bytes += row_bytes
     return keys

@@ -42,9 +42,9 @@ class ListedRound:
 
 
 def list_rounds(store: Store) -> list[ListedRound]:
-    """Return the rounds that were neither acknowledged nor cancelled (state ``gone``), sorted by run and number.
+    """Return all rounds except those in state ``gone`` (acknowledged or cancelled), sorted by run and number.
 
-    The operator holds the store, in which all of this is stored, so the list reveals nothing new to the operator.
+    It reveals nothing new to the operator, who holds the store with all of these data.
 
     Raises:
         StoreUnavailable: the store does not answer.
@@ -64,6 +64,7 @@ def list_rounds(store: Store) -> list[ListedRound]:
             aggregator=row.owner,
             state=status.state,
             uploads=status.uploads or 0,
+            # Never below 0: after a round's release, its uploads are still counted, but not stored any more.
             incomplete=max(0, row.upload_count - (status.uploads or 0)),
             min_clients=row.min_clients,
             max_uploads=row.max_uploads,

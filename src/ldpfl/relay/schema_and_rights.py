@@ -343,28 +343,33 @@ _TYPES = {"integer": "integer", "bigint": "bigint", "float(53)": "double precisi
 
 
 def _expected_column(column: Column[object]) -> tuple[object, ...]:
-    """Return ``column`` as :data:`_COLUMNS` should read it."""
+    """Return ``column`` as :data:`_COLUMNS` should read it. True: its values are stored, not computed, and have the usual collation."""
     table = column.table
     kind = column.type.compile(_DIALECT).lower()
     default = f"nextval('{SCHEMA}.{table.name}_{column.name}_seq'::regclass)" if column is table.autoincrement_column else ""
     kind = _TYPES.get(kind) or kind.replace("varchar", "character varying")
-    return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, column in set(INCOMPRESSIBLE))
+    is_incompressible = column in set(INCOMPRESSIBLE)  # in a set, because == of two columns makes SQL and compares nothing
+    return (table.name, column.name, kind, not column.nullable, default, True, table in WITHOUT_SAMPLES, is_incompressible)
 
 
 def _expected_constraints(table: Table) -> Iterator[tuple[object, ...]]:
-    """Yield the table's constraints as :data:`_CONSTRAINTS` should read them, in one flat tuple each."""
+    """Yield the table's constraints as :data:`_CONSTRAINTS` should read them, in one flat tuple each.
+
+    The letters are PostgreSQL's, for a foreign key, a primary key or a unique constraint. True says that its options are the usual ones.
+    """
     for constraint in table.constraints:
         keys = tuple(column.name for column in constraint.columns)  # type: ignore[attr-defined]
         if isinstance(constraint, ForeignKeyConstraint):
             other_keys = (element.column.name for element in constraint.elements)
             yield (table.name, "f", *keys, f"{SCHEMA}.{constraint.referred_table.name}", *other_keys, True)
-        elif keys and isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
+        elif keys and isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):  # no keys: the table has no primary key
             yield (table.name, "p" if isinstance(constraint, PrimaryKeyConstraint) else "u", *keys, "", True)
 
 
 def _expected_indexes(table: Table) -> Iterator[tuple[object, ...]]:
     """Yield the table's indexes as :data:`_INDEXES` should read them, in one flat tuple each."""
     for constraint in table.constraints:
+        # PostgreSQL makes a unique index for each of these constraints. A table without a primary key has one without columns here.
         if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint) and constraint.columns:
             yield (table.name, *(column.name for column in constraint.columns), True)
     for index in table.indexes:
@@ -376,4 +381,5 @@ def _expected_sequences(table: Table) -> Iterator[tuple[object, ...]]:
     column = table.autoincrement_column
     if column is not None:
         name = f"{table.name}_{column.name}"
+        # The numbers are the start, increment, minimum, maximum and cache; False says that it does not begin anew after the maximum.
         yield (f"{name}_seq", f"{SCHEMA}.{table.name}.{column.name}", "bigint", 1, 1, 1, 2**63 - 1, 1, False)

@@ -91,7 +91,7 @@ def serve(
 
 def _log_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an uncaught exception by type and place only. asyncio's own handler would log its text, which may hold data."""
-    log_fault("connection_failed", context.get("exception") or RuntimeError())
+    log_fault("connection_failed", context.get("exception") or RuntimeError())  # some faults come without an exception
 
 
 @contextmanager
@@ -115,8 +115,9 @@ def _reduced_to_descriptor_limit(connections: ConnectionLimits) -> ConnectionLim
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections.in_total + _OTHER_FILES
     if soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)  # RLIM_INFINITY is -1, so min would take it
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else min(needed, hard), hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_FILES
     return replace(connections, in_total=max(1, min(connections.in_total, available)))
 
@@ -193,7 +194,7 @@ def _forbid_memory_dumps() -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on ``host``, an IPv4 or IPv6 address or a name."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET  # only IPv6 addresses have colons
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:

@@ -129,7 +129,7 @@ def prepare_session(connection: psycopg.Connection[Any]) -> None:
 
 
 def _set_statement(name: str, value: str) -> str:
-    """Return the SQL that sets ``name``; ``value`` may be a list, separated by a comma and a blank."""
+    """Return the SQL that sets ``name``. A ``value`` may be a list with ", " between its items, each of which SQL quotes by itself."""
     values = ", ".join(f"'{part}'" for part in value.split(", "))
     return f"SET {name} TO {values}"
 
@@ -197,6 +197,9 @@ def _check_log(connection: psycopg.Connection[Any]) -> None:
 
 
 def _read_settings(connection: psycopg.Connection[Any], names: Mapping[str, object] | tuple[str, ...]) -> dict[str, str | None]:
-    """Return the current settings by name; None for a setting that this server does not know."""
+    """Return the current settings by name; None for a setting that this server does not know.
+
+    The ``names`` are constants of this module, so Python's quotes around them will do as SQL's.
+    """
     values = connection.execute(f"SELECT {', '.join(f'current_setting({name!r}, true)' for name in names)}".encode()).fetchone()
     return dict(zip(names, values or (), strict=True))

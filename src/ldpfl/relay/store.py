@@ -91,11 +91,7 @@ class Store:
         self.sums = Sums(engine, self._deadlines, self._gone_rounds)
 
     def check(self) -> None:
-        """Check that the store answers.
-
-        Raises:
-            StoreUnavailable: the store does not answer.
-        """
+        """Raise a :class:`StoreUnavailable` unless the store answers."""
         with reading(self.engine) as connection:
             connection.execute(select(rounds.c.id).limit(1))
 
@@ -123,7 +119,7 @@ class Store:
         return status
 
     def status(self, owner: str, run: str, number: int) -> RoundStatus:
-        """Return the state of a round; if ``owner``, who asks, is the aggregator that opened it, also how many uploads are complete.
+        """Return the state of a round. ``owner`` is who asks: only the round's aggregator learns how many uploads are complete.
 
         Raises:
             Unknown: there is no such round.
@@ -219,7 +215,7 @@ class Store:
             if index >= row.parts:  # compared here, because an index may be too large for the database's column
                 raise _no_such_part(row, row.parts)
             data = connection.scalar(select(parts.c.data).where(parts.c.round_id == row.id, parts.c.number == index))
-        if data is None:
+        if data is None:  # the round has been deleted since its row was read
             raise _no_such_part(row, row.parts)
         return RecordsPart(data, row.parts)
 
@@ -355,6 +351,7 @@ class Store:
         state, seconds_left = self._deadlines.state(connection, row)
         complete = None
         if asker == row.owner:
+            # The release deletes the uploads, and keeps their number in the row.
             complete = count_complete_uploads(connection, row) if row.state == "open" else row.uploads
         return RoundStatus(run=row.run, round=row.round, state=state, seconds_left=seconds_left, terms=terms_in_row(row), uploads=complete)
 

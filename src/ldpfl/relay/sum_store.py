@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -91,7 +91,9 @@ class Sums:
         self._outdated_bytes = 0
 
     def check(self, client: Owner, run: str, number: int, upload_id: str, length: int) -> ExpectedShare:
-        """Check that an upload of ``length`` bytes would be accepted, and return how it must be signed. It may be in the sum already.
+        """Check that an upload of ``length`` bytes would be accepted, and return how it must be signed.
+
+        An upload that is in the sum already is accepted again, for clients that got no answer.
 
         Raises:
             Forbidden: the client's token has no signing key.
@@ -126,7 +128,7 @@ class Sums:
             Forbidden: the envelope names another node than the client, or is not signed by the client for this round.
         """
         with store_errors():
-            body.seek(-ENVELOPE_BYTES, 2)
+            body.seek(-ENVELOPE_BYTES, SEEK_END)
             envelope = body.read()
         if hashlib.sha256(envelope).hexdigest() != expected.upload_id:
             raise Refusal("the upload's id is not the SHA-256 of the envelope at the body's end; nothing was stored")
@@ -162,7 +164,7 @@ class Sums:
             if isinstance(outcome, BaseException):
                 added.set_exception(outcome)
             else:
-                added.set_result(None)
+                added.set_result(None)  # the share is in the sum now, or was before
         if not is_sqlite(self._engine) and self._outdated_bytes >= _VACUUMED_BYTES:
             self._outdated_bytes = 0
             self._gone_rounds.scrub()
@@ -200,7 +202,8 @@ class Sums:
         """
         refusal = self._refusal_if_over(connection, row)
         upload_id_of, taken_ids = _uploads_present(connection, row, requests)
-        free_places, outcomes = row.max_uploads - row.uploads, list[Refusal | bool]()
+        free_places = row.max_uploads - row.uploads
+        outcomes: list[Refusal | bool] = []
         for client, upload_id in requests:
             if upload_id_of.get(client) == upload_id:
                 outcomes.append(False)
@@ -213,8 +216,10 @@ class Sums:
             elif free_places <= 0:
                 outcomes.append(Conflict(f"the round is full: it takes {row.max_uploads} uploads"))
             else:
-                upload_id_of[client], free_places = upload_id, free_places - 1
+                # Later requests of the same batch are compared with this one, too.
+                upload_id_of[client] = upload_id
                 taken_ids.add(upload_id)
+                free_places -= 1
                 outcomes.append(True)
         return outcomes
 
@@ -243,9 +248,9 @@ def append_to_body(body: BinaryIO, data: bytes) -> None:
 
 
 def _uploads_present(connection: Connection, row: Row[Any], requests: list[tuple[str, str]]) -> tuple[dict[str, str], set[str]]:
-    """Return the stored uploads of a round that share a client or an id with ``requests``: their ids by client, and the set of their ids.
+    """Find the stored uploads of a round that share a client or an id with ``requests``, which are pairs of a client and an upload id.
 
-    Each of the ``requests`` is a client and an upload id.
+    Return the uploads' ids by client, and the set of these ids.
     """
     query = select(uploads.c.client, uploads.c.upload_id).where(uploads.c.round_id == row.id)
     clients, upload_ids = zip(*requests, strict=True)
@@ -280,7 +285,8 @@ def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
     A round has several partial sums, so that several processes can add at once. The parts of the partial sum k are numbered from k times
     the number of parts of one sum.
     """
-    terms, overwritten_bytes = require_terms(row, SumTerms), 0
+    overwritten_bytes = 0
+    terms = require_terms(row, SumTerms)
     slices = terms.sum_parts()
     first_number = len(slices) * _lock_partial_sum(connection, row)
     for number, part in enumerate(slices, start=first_number):
@@ -294,9 +300,13 @@ def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
 
 
 def merge_partial_sums(connection: Connection, row: Row[Any]) -> None:
-    """Add up all partial sums of a round into its first parts, one part at a time. The caller must hold the round exclusively."""
+    """Add up all partial sums of a round into its first parts, one part at a time. The caller must hold the round exclusively.
+
+    The parts of partial sum k are numbered from k times the number of parts of one sum.
+    """
     terms = require_terms(row, SumTerms)
-    is_in_round, parts_of_sum = parts.c.round_id == row.id, len(terms.sum_parts())
+    parts_of_sum = len(terms.sum_parts())
+    is_in_round = parts.c.round_id == row.id
     for number in connection.scalars(select(parts.c.number).where(is_in_round, parts.c.number >= parts_of_sum)).all():
         data = connection.scalars(delete(parts).where(is_in_round, parts.c.number == number).returning(parts.c.data)).one()
         total = zeros(len(data) * 8 // terms.bits, terms.bits)

@@ -57,7 +57,7 @@ class Metrics:
         self._handed_out = 0
 
     def count_request(self, method: str, status: int) -> None:
-        """Count a request and its answer."""
+        """Count a request and its answer. Unknown methods share one counter, because a caller could invent any number of them."""
         self._requests[method if method in _METHODS else "other", status] += 1
 
     def count_received(self, count: int) -> None:

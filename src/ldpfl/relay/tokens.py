@@ -110,7 +110,9 @@ class Tokens:
             ConfigError: ``name`` has no such token.
             StoreUnavailable, StoreFull: the store cannot be changed.
         """
-        conditions = [tokens.c.name == name, *([tokens.c.older.is_(True)] if older else [])]
+        conditions = [tokens.c.name == name]
+        if older:
+            conditions.append(tokens.c.older.is_(True))
         with store_errors(), self._engine.begin() as connection:
             if connection.execute(delete(tokens).where(*conditions)).rowcount == 0:
                 raise ConfigError(f"{name} has no older token: nothing was revoked") if older else _no_token_error(name)
@@ -135,6 +137,9 @@ def _insert_token(connection: Connection, token: str, owner: Owner) -> bool:
 
     No statement may violate a constraint, because PostgreSQL would log the client's name with the error. Two clients may not share a
     signing key: in a sum with both, the aggregator would reject one as a forgery.
+
+    Raises:
+        ConfigError: the signing key is another client's, or an aggregator's.
     """
     key = owner.signing_key
     if key is not None:

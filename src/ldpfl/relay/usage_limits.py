@@ -78,8 +78,9 @@ class RateLimit:
         tokens = min(self._limits.burst, tokens + (now - updated_at) * self._limits.requests_per_s)
         if tokens < 1:
             self._buckets[name] = (tokens, now)
-            wait = math.ceil((1 - tokens) / self._limits.requests_per_s)
-            raise TooMany("too many requests with this token; slow down", {"Retry-After": str(wait)})
+            wait_s = math.ceil((1 - tokens) / self._limits.requests_per_s)
+            reason = f"this token may make {self._limits.requests_per_s:g} requests a second: wait {wait_s} s, and send fewer"
+            raise TooMany(reason, {"Retry-After": str(wait_s)})
         self._buckets[name] = (tokens - 1, now)
 
 
