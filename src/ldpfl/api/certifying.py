@@ -54,7 +54,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         text = read_text(file, MAX_ROUNDS_BYTES)
     except OSError as error:
         raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
-    if Ledger.from_json(text, str(file)) != ledger:  # a folder's ledger has the checkpoint's last rounds, too
+    if Ledger.from_json(text, str(file)) != ledger:  # a folder's ledger has the checkpoint's last rounds, which the file may lack
         raise ConfigError(f"the run in {path} is not finished: resume it and let it finish before you certify it")
     result = (folder.result() if folder else None) or {}
     mechanism_versions = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in ledger.events}

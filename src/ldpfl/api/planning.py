@@ -69,7 +69,7 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
         ConfigError: the channel is a sum, and the mechanism's reports are no numbers that can be added up.
     """
     if not isinstance(planned, Plan):
-        return sum_cost(planned.clients, planned.weights, bits=8 * planned.bytes_per_client // planned.weights)
+        return sum_cost(planned.clients, planned.weights, bits=8 * planned.bytes_per_client // planned.weights)  # bits of a weight
     setting = planned.setting
     mechanism = setting.build()
     if setting.channel != "secure-sum":

@@ -173,7 +173,7 @@ class WatchedRuns:
         self._display, self._data_dir, self._jobs, self._title_of = display, data_dir, jobs, title_of
         self.clients_done, self.warn = display.clients_done, display.warn
         self._rounds: dict[str, int] = {}  # by the run's folder name: its number of rounds
-        self._rounds_done: dict[str, int] = {}  # by the same
+        self._rounds_done: dict[str, int] = {}  # by folder name, too
         self._finished: set[str] = set()
         self._current: str | None = None  # folder name of the run that began last
 

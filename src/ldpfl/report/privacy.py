@@ -114,7 +114,7 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     if any(row["delta"] == 0 and row["status"] in HOLDS for row in guarantees):
         yield "pure: with delta = 0; nobody: against a server that sees who sent what"
     shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] in HOLDS]
-    if shuffled:
+    if shuffled:  # the last assumption is on what the other clients do
         yield f"{_SUM_LEGEND if shuffled[0]['trust_model'] == 'summed' else _SHUFFLER_LEGEND}; {shuffled[0]['assumptions'][-1]}"
     if any(not row["adaptive"] for row in shuffled):
         yield _FIXED_LEGEND

@@ -123,13 +123,13 @@ def _our_cell(line: dict[str, Any], form: str) -> str:
 
 
 def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> None:
-    """Draw our figures and the paper's: lines against the first axis if its values are numbers, else bars. The paper's are open marks."""
+    """Draw our figures and the paper's: lines against the first axis if its values are numbers, else bars. The paper's are diamonds."""
     axis = next(iter(sweep.axes), None)
-    numbers = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
-    height = 4.4 if numbers else 1.4 + 0.5 * len(results)
+    is_numeric = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
+    height = 4.4 if is_numeric else 1.4 + 0.5 * len(results)
     with figure_file(path, "svg", (7.2, height)) as figure:
         axes = figure.subplots()
-        if numbers:
+        if is_numeric:
             _draw_lines(axes, str(axis), reproduction, sweep, results)
         else:
             _draw_bars(axes, reproduction, results)
@@ -145,7 +145,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
     values = [float(value) for value in sweep.points[axis]]
     for number, variant in enumerate(sweep.variants):
         ours = [result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None]
-        heights = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours]
+        heights = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours]  # `or 0.0` is for mypy
         colour = f"C{number % 10}"
         if ours and not ours[0].point:  # the variant does not depend on the axis
             axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))

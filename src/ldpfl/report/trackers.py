@@ -116,6 +116,7 @@ class WandB:
         self._run.log(dict(figures), step=step)
 
     def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
+        """Record the final figures and texts, and keep the files. ``step`` is not needed: every tracker gets it."""
         self._run.summary.update({**figures, **texts})
         if files is not None:
             artifact = self._library.Artifact(f"ldpfl-{self._run.id}", type="model")
@@ -138,7 +139,7 @@ class TensorBoard:
         self._writer: SummaryWriter | None = None
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Open the files. They take no name and settings, which the run's folder has."""
+        """Open the files. Name and settings are not written, because the run's folder has them."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(self._folder)
