@@ -127,6 +127,7 @@ def begin_app(
         if is_sized:
             fitting_policy(offer, ranges_for(offer, ()))
     write_app(folder, settings)
+    counted_unit: Literal["rows", "persons"] = "rows" if person is None else "persons"
     return BegunApp(
         folder=folder,
         # The recipe is loaded as the app loads it, because ``config`` has a seed of its own.
@@ -135,7 +136,7 @@ def begin_app(
         from_table=bool(public),
         note=note,
         open_bounds=open_bounds,
-        mean_left="" if not config.mechanism.missing_setting_message else "rows" if person is None else "persons",
+        mean_left=counted_unit if config.mechanism.missing_setting_message else "",
         is_sized=is_sized,
         by_sum=by_sum,
     )

@@ -130,7 +130,7 @@ def renew_token(store: str, name: str, signing_key: str | None = None) -> str:
 
 
 def revoke_token(store: str, name: str, *, older: bool = False) -> None:
-    """Revoke the token of ``name``, or only the ``older`` one of two. Its next request is rejected.
+    """Revoke the token of ``name``, or only the ``older`` one of two. The next request with a revoked token is rejected.
 
     Raises:
         ConfigError: ``name`` has no such token.

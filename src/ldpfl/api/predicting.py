@@ -71,7 +71,7 @@ def predict(
         encoder = encoder.with_tokenizer(model)
     if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
         raise DataError(
-            f"{source.encoding_path} does not fit {source.description_path.name}, so one of them is damaged: restore both files"
+            f"{source.encoding_path} does not fit {source.description_path.name}, so one of them is damaged: restore both from a copy"
         )
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(

@@ -105,8 +105,7 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     stored = stored_sweep(path)
     if stored is not None:
         config, overrides = stored
-        # Cells with the same settings share a run, and so a folder.
-        count = len({cell.folder_name for cell in cells(config, overrides, resolve=False)})
+        count = len({cell.folder_name for cell in cells(config, overrides, resolve=False)})  # cells with equal settings share a run
         paths = sorted({run.path for _, run in stored_runs(config, overrides, path)})
         runs = [RunFolder(run_path) for run_path in paths if run_path.is_dir()]
         done = sum(run.result() is not None for run in runs)

@@ -77,8 +77,7 @@ def sweep(
         raise ConfigError("give sweep exactly one of these: the name or file of a sweep, data, or resume with a sweep's folder")
     if resume and isinstance(data, str | Path):
         raise ConfigError("data is given with resume, but the sweep reads its data from the file that it began with: leave data out")
-    # A module is not stored with the sweep, so a resumed sweep gets it again.
-    model_given = model is not None and not (resume and isinstance(model, nn.Module))
+    model_given = model is not None and not (resume and isinstance(model, nn.Module))  # a sweep stores no module, so resume needs it
     is_given = {"axes": bool(axes), "seeds": seeds is not None, "name": name is not None, "model": model_given}
     only_with_data = [argument for argument in is_given if is_given[argument]] + list(overrides)
     if only_with_data and (what is not None or resume):

@@ -206,7 +206,7 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         last = charges[-1].release
         table.add_row(
             Text(f"rounds left like the last ({_release_text(last)})"),
-            _rounds_left_text(rounds_left, policies.rounds_left(file) or 0),
+            _rounds_left_text(rounds_left, policies.rounds_left(file) or 0),  # by budget and policy, and by the budget alone
         )
     if budget.claims:
         text = f"counted as if code that is not ldpfl's did what its authors claim, which is not proved: {', '.join(budget.claims)}"

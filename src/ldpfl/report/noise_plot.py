@@ -100,8 +100,7 @@ def _finish_panels(figure: SubFigure, panels: Sequence[Axes]) -> None:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.grid(alpha=0.3)
     handles, labels = panels[-1].get_legend_handles_labels()
-    # As many columns as fit, from 1 to 4, if each is as wide as the longest label.
-    columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + _SAMPLE_WIDTH)))
+    columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + _SAMPLE_WIDTH)))  # as many as fit, at most 4
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, handlelength=6)
 
 
@@ -112,7 +111,7 @@ def _is_private(curve: Curve) -> bool:
 
 def _line_style(index: int, count: int, rounds: int) -> dict[str, Any]:
     """Return the style of variant ``index`` of ``count``. Lines that coincide differ in width, and have markers in different rounds."""
-    marker_step = max(count, rounds // 4)
+    marker_step = max(count, rounds // 4)  # some four markers on a line, or fewer with many variants
     return {
         "color": _COLOURS[index % len(_COLOURS)],
         "linestyle": _STYLES[index % len(_STYLES)],

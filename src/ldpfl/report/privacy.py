@@ -177,7 +177,7 @@ def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     hint = "; --records sets how many" if by_record and plan["records"] == 1 else ""
     yield "clients", f"{plan['clients']:,}{records_each}{hint}"
     yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
-    value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
+    value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)  # towards more noise
     # The figures of the regime local assume these options, which are not the mechanism's defaults.
     options = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""
     yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{options}"

@@ -172,7 +172,7 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
 def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     """Return the table of noise schedules, for the rows of a sweep that have one."""
     noisy = [row for row in rows if row.noise]
-    cells = zip(*map(_noise_figures, noisy), strict=True)
+    cells = zip(*map(_noise_figures, noisy), strict=True)  # by column
     figures = [Column(title, column_cells) for title, column_cells in zip(("noise", "noised weights", "papers' sum"), cells, strict=True)]
     legend = "noise: L2 norms added up over clients and rounds; papers' sum: epsilon as LaDP-FL adds it up, no guarantee"
     return FittedTable("", [*_identifying_columns(sweep, noisy, [""] * len(noisy)), *figures], legend)
