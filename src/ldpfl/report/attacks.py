@@ -44,7 +44,7 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_column(heading, justify="right")
     for line in comparison.lines:
         row = line.row
-        attacks, accuracy = ("-", "-") if row.accuracy is None else (f"{len(row.distances)}", f"{row.accuracy:.1%}")
+        attacks, accuracy = ("-", "-") if row.accuracy is None else (f"{len(row.distances)}", f"{row.accuracy:.1%}")  # None: a reference
         table.add_row(Text(_line_name(line)), attacks, _mean_and_deviation(row), f"{sum(row.shares) / len(row.shares):.1%}", accuracy)
     notes = _notes([line.row for line in comparison.lines], comparison.extractor, comparison.features, comparison.classifier_accuracy)
     if comparison.left_out:

@@ -261,7 +261,7 @@ def mark_numbers(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:
-    """Draw each row's score against its bytes, in its variant's colour, and join the rows of each value of the axis by a line."""
+    """Draw each row's score against its bytes, in its variant's colour, and join the rows of each value of the first ``axis`` by a line."""
     for index, value in enumerate(sweep.points[axis] if axis else []):
         connected = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
         shade = str(0.8 - 0.6 * index / max(1, len(sweep.points[str(axis)]) - 1))
