@@ -78,7 +78,7 @@ def is_text(text: str) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a text for ``value`` in a message. Of a value that is no number or text, only type and size: the rest may be private data."""
+    """Return ``value`` as a message may show it. Other values than numbers, texts and paths may be private: only type and size appear."""
     if value is None or isinstance(value, str | Path | Real):
         text = repr(value)
         return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
@@ -90,12 +90,12 @@ _MAX_SHOWN_CHARACTERS = 80
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of ``error``, which other code than ours raised; its type if it has no message."""
+    """Return the first line of the message of another library's ``error``, or the error's type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def error_without_data(error: BaseException) -> str:
-    """Return the message of an error of ours. Any other may repeat private values, so only its type, file and line are returned."""
+    """Return the message of an :class:`LdpflError`; of other errors only type, file and line: their messages may repeat private values."""
     if isinstance(error, LdpflError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -151,8 +151,8 @@ class DeploymentError(LdpflError):
 class Declined(PrivacyError):
     """A release that the operator's settings do not allow; nothing was sent.
 
-    Its text is for the operator: it names bounds and files of the node. A server is told ``public``, and nothing else: at most which
-    setting of the policy does not allow the round, without its value. No data enter that.
+    Its text is for the operator, because it names bounds and files of the node. The server is told only ``public``, which depends on no
+    data: it names at most the setting of the policy that does not allow the round, without the setting's value.
 
     Args:
         setting: the policy's setting that does not allow the release; empty for what is told to nobody but the operator.
@@ -167,7 +167,7 @@ class Declined(PrivacyError):
 
 
 class NotSetUp(Declined):
-    """The node has no policy or no budget yet. That is no secret, and the server's operator is who notices."""
+    """The node has no policy or no budget yet. That is no secret, and the server is told, because its operator is the first to notice."""
 
     public = "declined: this node has no policy and budget"
 
@@ -215,7 +215,7 @@ class NotReadyApp(Declined):
 
 
 class AskedForOther(Declined):
-    """The server asks for something else than its own config says. The server has written both."""
+    """The server asks for something else than its own config says. The server has written both, so both are no secret to it."""
 
     public = "declined: the round asks for something else than its config says"
 
@@ -227,13 +227,13 @@ class NoRecordSums(Declined):
 
 
 class OtherRunConfig(Declined):
-    """The node's run config is not the one that the terms name. The server has given both."""
+    """The node's run config is not the one that the terms name. The server has given both, so both are no secret to it."""
 
     public = "declined: other run config; set LdpStrategy(run_config=context.run_config)"
 
 
 class OtherVersion(Declined, ProtocolError):
-    """The server's terms are of another version than the node's ldpfl reads. Which one it reads is no secret."""
+    """The server's terms are of another version than the node's ldpfl reads. Which version the node reads is no secret."""
 
     public = "declined: its ldpfl reads other terms: it needs the version that the server has"
 

@@ -100,7 +100,7 @@ def test_what_a_caller_mistypes_is_named(tiny_data: Path, tmp_path: Path) -> Non
         ldpfl.run("quickstart", group=4)  # of another mechanism
     with pytest.raises(ConfigError, match="no recipe 'quickstar'"):
         ldpfl.run("quickstar")
-    with pytest.raises(ConfigError, match="resume is set, but folder is missing"):
+    with pytest.raises(ConfigError, match="resume=True needs the argument folder"):
         ldpfl.run("quickstart", resume=True)
     with pytest.raises(ConfigError, match="holds no run"):
         ldpfl.load_run(tmp_path)

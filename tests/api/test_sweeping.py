@@ -142,7 +142,7 @@ def test_frames_and_tensors_are_swept_and_gone_on_with(tmp_path: Path) -> None:
         ({"data": FRAME, "what": "sound-mnist"}, "exactly one of these"),
         ({"what": "sound-mnist", "target": "sick"}, "or give data"),
         ({"what": "sound-mnist", "seeds": 3}, "or give data"),
-        ({"resume": True}, "resume is set, but folder is missing"),
+        ({"resume": True}, "resume=True needs the argument folder"),
         ({"resume": True, "folder": "out", "data": "table.csv"}, "leave data out"),
         ({"resume": True, "folder": "out", "settings": ["training.rounds=2"]}, "leave settings .* out"),
         ({"data": FRAME, "axes": {"training.rounds": 3}}, "expected a list of values"),

@@ -44,7 +44,7 @@ def ledger_and_delta_of(what: RunResult | RunConfig | str | Path, settings: Sett
 
 
 def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> None:
-    """Raise if accounting would run code that the config ``file`` names and that the user's ``changes`` do not name as well.
+    """Raise if accounting would run code that the config ``file`` names, unless the user's ``changes`` name the same key.
 
     The file may be somebody else's, and nobody expects accounting to run a program.
 
@@ -69,7 +69,7 @@ def _check_code(file: str | Path, config: RunConfig, changes: Sequence[str]) -> 
 
 
 def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> list[str]:
-    """Return a warning for each assumption about how ``runs`` were made on which their joint guarantee rests.
+    """Return a warning for each assumption on which the joint guarantee of ``runs`` rests, such as that no two of them share a seed.
 
     Raises:
         ConfigError: the runs protect different persons, see :func:`check_same_persons`.
@@ -79,6 +79,7 @@ def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> l
     check_same_persons([*(config for config, _ in runs_made), *planned])
     warnings = [line for config in [*(made for made, _ in runs_made), *planned] for line in assumption_caveats(config)]
     warnings += [TRIAL for run in runs if (folder := _run_folder(run)) is not None and folder.is_trial]
+    # On Flower, each node draws its own noise, so a common seed matters only among simulations.
     return warnings + list(shared_seed_warnings(config for config, is_simulated in runs_made if is_simulated))
 
 
@@ -96,7 +97,7 @@ def _is_config(path: str | Path) -> bool:
 
 
 def _run_folder(run: RunResult | RunConfig | str | Path) -> RunFolder | None:
-    """Return the folder of ``run``; None if there is no such folder."""
+    """Return the folder of ``run``; None if it is a config or a recipe, or was not saved."""
     if isinstance(run, RunConfig):
         return None
     path = run.folder if isinstance(run, RunResult) else Path(run)

@@ -45,12 +45,14 @@ def account(
         DataError: a file is damaged.
     """
     released_by_each = [released(run_or_recipe, settings) for run_or_recipe in (what, *others)]
-    ledgers, default_delta = [ledger for ledger, _ in released_by_each], max(configured_delta for _, configured_delta in released_by_each)
+    ledgers = [ledger for ledger, _ in released_by_each]
+    default_delta = max(configured_delta for _, configured_delta in released_by_each)  # a joint guarantee has a single delta
     return warned(account_together(ledgers, default_delta if delta is None else delta, colluding), (what, *others))
 
 
 def warned(statement: Statement, accounted: Iterable[Ledger | RunResult | RunConfig | str | Path]) -> Statement:
     """Return the joint ``statement`` of the ``accounted`` runs and ledgers, with a warning for each assumption about how they were run."""
+    # A ledger outside of a run's folder does not say how its run was made.
     runs = [run for run in map(folder_of_ledger, accounted) if not isinstance(run, Ledger) and not _is_ledger_file(run)]
     if not runs:
         return statement
@@ -94,7 +96,7 @@ def _ledger_and_delta(what: Ledger | RunResult | RunConfig | str | Path, setting
 
 
 def _is_ledger_file(what: RunResult | RunConfig | str | Path) -> TypeGuard[str | Path]:
-    """Whether ``what`` is the path of a ledger: a ``.json`` file, which may be missing, or an existing file that is no ``.toml`` config."""
+    """Whether ``what`` is the path of a ledger: any path ``*.json`` that is no folder, or an existing file that is no ``.toml`` config."""
     if not isinstance(what, str | Path):
         return False
     path = Path(what)

@@ -51,7 +51,7 @@ def _checked_value(function: Callable[..., object], parameter: inspect.Parameter
     python_value = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
     # Annotations are texts, and may name classes that the module imports for type checkers alone.
     expected_type = eval(parameter.annotation, {}, _Names(function.__globals__))
-    if isinstance(python_value, str | Path) and "\0" in str(python_value):
+    if isinstance(python_value, str | Path) and "\0" in str(python_value):  # as a path, it would raise an error that names no argument
         raise ConfigError(f"{argument} contains a null character: remove it")
     if _fits(python_value, expected_type):
         return python_value
@@ -76,11 +76,12 @@ class _NotImported(type):
         return _NotImported(name, (), {})
 
     def __instancecheck__(cls, value: object) -> bool:
+        """Whether ``value`` is an instance of a class, or of a subclass of it, that has the stand-in's name."""
         return any(kind.__name__ == cls.__name__ for kind in type(value).__mro__)
 
 
 class _Names(dict[str, Any]):
-    """A module's names, to evaluate its annotations."""
+    """A module's names, to evaluate its annotations. A missing name is that of a built-in, or gets a stand-in."""
 
     def __missing__(self, name: str) -> Any:
         if name.startswith("__"):  # debuggers look up special names, which must not seem to exist
@@ -105,6 +106,6 @@ def _fits(value: Any, annotated: Any) -> bool:
         return any(_fits(value, member) for member in get_args(annotated))
     if origin is Literal:  # the called function checks the word itself, and lists the allowed words in its error
         return isinstance(value, str)
-    if annotated in (int, float):
+    if annotated in (int, float):  # to Python, True is an integer, too
         return isinstance(value, Integral if annotated is int else Real) and not isinstance(value, bool)
     return value is None if annotated in (None, type(None)) else isinstance(value, origin or annotated)

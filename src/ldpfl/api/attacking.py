@@ -62,12 +62,12 @@ def attack_runs(
     device: str = "auto",
     progress: bool | ProgressDisplay = True,
 ) -> AttackResult:
-    """Reconstruct a class from the models of finished simulations, each with and without protection, and draw pictures.
+    """Reconstruct images of one class from the models of finished simulations, and draw pictures.
 
-    Finished parts of an earlier attack are kept. Several runs are attacked each in its own folder, and compared.
+    Each run is attacked with and without its protection. Finished parts of an earlier attack are kept. Several runs are also compared.
 
     Args:
-        out: folder of the attack or the comparison; by default, the attack on one run gets a folder inside the run's folder.
+        out: folder of the attack on one run, by default inside the run's folder; or of the comparison of several runs.
         progress: as for :func:`ldpfl.run`.
 
     Raises:
@@ -135,9 +135,9 @@ def _for_panel(pictures: AttackImages) -> AttackImages:
 
 
 def _panels(comparison: Comparison, pictures: dict[Path, AttackImages]) -> list[tuple[str, Tensor]]:
-    """Return the heading and images of each panel: real images, then those of the first run of each attacked line, unprotected ones first.
+    """Return the heading and images of each panel: first real images, then those of the first run of each line of the comparison.
 
-    Lines without an accuracy are references, such as the floor, and not attacks.
+    Lines without protection come before protected ones. Lines without an accuracy are references, not attacks, and get no panel.
     """
     attacked_lines = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
     first_runs = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacked_lines]

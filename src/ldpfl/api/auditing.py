@@ -77,9 +77,9 @@ def audit_run(
     device: str | torch.device | None = "auto",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> RunAudit:
-    """Put a canary, a client with one of two known patterns, into a run, and measure how well a round's reports reveal which one.
+    """Put a canary (a client with one of two known patterns) into a run, and measure how well a round's reports reveal its pattern.
 
-    See :func:`ldpfl.attacks.canary.audit_run`. ``on_trial`` is called with (trials done, trials).
+    See :func:`ldpfl.attacks.canary.audit_run`. ``on_trial`` is called with the number of trials done and of all trials.
     """
     data = None if data_dir is None else Path(data_dir)
     return audit_folder(RunFolder(Path(folder)), data, choose_device(device), trials=trials, seed=seed, progress=on_trial)

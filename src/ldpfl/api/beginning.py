@@ -102,7 +102,7 @@ def begin_app(
     public: dict[str, Any] = {}
     note = ""
     config = configure(recipe, changes)
-    person = person or config.data.person or None
+    person = person or config.data.person or None  # the config has "" for no column
     if data is not None:
         if Path(data).exists() and holds_images(Path(data)):
             raise ConfigError(
@@ -112,11 +112,12 @@ def begin_app(
         if not (named_target := target or config.data.target):
             raise ConfigError("--target is missing: name the column to predict with --target COLUMN")
         public, note = example_table_settings(Path(data), named_target, client or config.data.client, person or "", config)
-        changes = without_column_changes(changes)
+        changes = without_column_changes(changes)  # `public` has their effect already
     all_changes = join_changes([*settings_to_changes(public), *changes])
     by_sum = config.shuffling.channel == "secure-sum"
     sum_settings: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if by_sum else {}
     at_nodes = bool(public) or config.data.at_nodes
+    # A fixed time hides how long a node trained on its own rows. Built-in data are public and need none.
     settings = RunSettings(recipe=recipe, changes=all_changes, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **sum_settings)
     open_bounds = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
     check_code(config)
@@ -126,6 +127,7 @@ def begin_app(
         if is_sized:
             fitting_policy(offer, ranges_for(offer, ()))
     write_app(folder, settings)
+    counted_unit: Literal["rows", "persons"] = "rows" if person is None else "persons"
     return BegunApp(
         folder=folder,
         # The recipe is loaded as the app loads it, because ``config`` has a seed of its own.
@@ -134,7 +136,7 @@ def begin_app(
         from_table=bool(public),
         note=note,
         open_bounds=open_bounds,
-        mean_left="" if not config.mechanism.missing_setting_message else "rows" if person is None else "persons",
+        mean_left=counted_unit if config.mechanism.missing_setting_message else "",
         is_sized=is_sized,
         by_sum=by_sum,
     )

@@ -25,7 +25,7 @@ class Callback(Protocol):
     """
 
     def on_run_start(self, config: RunConfig, metric: str, history: Sequence[RoundMetrics]) -> None:
-        """Begin, after the data were read and checked. ``metric`` names the score; ``history`` has the earlier rounds of a resumed run."""
+        """Take the config of a run that begins. ``metric`` names the score; ``history`` has the rounds that a resumed run made before."""
         return
 
     def on_round_end(self, metrics: RoundMetrics) -> None:
@@ -41,12 +41,13 @@ class Announcer:
     """Observer of a run. It passes all events to a display, and those of the private training to callbacks."""
 
     def __init__(self, display: ProgressDisplay, config: RunConfig, callbacks: Sequence[Callback], on_round: OnRound | None) -> None:
-        """Check the ``callbacks``. ``on_round`` is a function that is called after each round, besides them."""
+        """Raise a ConfigError if one of ``callbacks`` is none. The function ``on_round`` is called after each round, before them."""
         for place, callback in enumerate(callbacks):
             if isinstance(callback, type) or not isinstance(callback, Callback):
                 raise ConfigError(f"callbacks[{place}] is not a callback: give an instance of a class that inherits from ldpfl.Callback")
         self._display, self._config, self._callbacks, self._on_round = display, config, callbacks, on_round
-        self._phases = 0
+        self._phases = 0  # number of trainings that were announced
+        # Events that only the display gets.
         self.clients_done, self.warn, self.preparing = display.clients_done, display.warn, display.preparing
 
     def started(self, label: str, rounds: int, done: tuple[RoundMetrics, ...], metric: str) -> None:

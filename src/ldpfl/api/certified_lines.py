@@ -25,6 +25,7 @@ def certified(
     The statement holds the guarantees over the whole run that are proved, or that rest on the claim of a mechanism's author.
 
     Args:
+        text: content of the ledger's file.
         name: name of the run.
         delta: failure probability of the guarantees that are not pure.
         versions: versions of the software, by name.
@@ -40,6 +41,7 @@ def certified(
     if not groups:
         raise ConfigError(f"{origin}: the ledger is empty, so there is nothing to certify: finish a round first")
     statement = account(ledger, delta)
+    # In training, later inputs depend on earlier reports, so a guarantee that is not adaptive does not hold over the run.
     rows = [row for row in statement.rows if row.status in HOLDS and row.scope == "run" and row.adaptive]
     return certificate_file.Statement(
         run=name,
@@ -58,10 +60,10 @@ def _stated_guarantee(row: Guarantee, groups: Sequence[RoundGroup]) -> certifica
     return certificate_file.StatedGuarantee(
         protects=row.unit,  # type: ignore[arg-type]  # a guarantee over a run is about a client, a person or a record
         adjacency=row.adjacency,  # type: ignore[arg-type]  # one of three, over a run
-        trusted=row.trust_model,  # type: ignore[arg-type]  # no line over a run is proved of a trusted server
+        trusted=row.trust_model,  # type: ignore[arg-type]  # no guarantee over a run trusts the server
         epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITY,  # type: ignore[arg-type]
         delta=row.delta,
-        status=row.status,  # type: ignore[arg-type]  # one of two
+        status=row.status,  # type: ignore[arg-type]  # one of the two in HOLDS
         computed=f"{type(used_accountant).__name__}: {(inspect.getdoc(type(used_accountant)) or '').splitlines()[0]}",
         assumptions=tuple(row.assumptions),
     )
@@ -82,7 +84,7 @@ def _charged(group: RoundGroup) -> certificate_file.ChargedRounds:
 
 
 def _released(release: Release) -> certificate_file.ClientRelease:
-    """Return one client's release in a round as the certificate states it."""
+    """Return one client's release in a round as the certificate states it. Raise a ConfigError if it can describe no such release."""
     kind = KIND_NAMES.get(type(release))
     if kind is None:
         raise ConfigError(

@@ -44,7 +44,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
     """
     if out is not None:
         check_suffix(Path(out), "a certificate in JSON", ".json")
-    path = Path(folder_of_ledger(what))
+    path = Path(folder_of_ledger(what))  # a folder, or the file of a ledger outside of a run's folder
     folder = RunFolder(path) if path.is_dir() else None
     (folder or RunFolder(path.parent)).check_may_be_handed_on()
     file = path if folder is None else folder.ledger_path
@@ -54,14 +54,14 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         text = read_text(file, MAX_ROUNDS_BYTES)
     except OSError as error:
         raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
-    if Ledger.from_json(text, str(file)) != ledger:  # that of a folder has the rounds of its checkpoint, and the file may lag behind
+    if Ledger.from_json(text, str(file)) != ledger:  # a folder's ledger has the checkpoint's last rounds, which the file may lack
         raise ConfigError(f"the run in {path} is not finished: resume it and let it finish before you certify it")
     result = (folder.result() if folder else None) or {}
     mechanism_versions = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in ledger.events}
     run_versions = {str(name): str(version) for name, version in result.get("versions", {}).items()}
     versions = {"ldpfl": ldpfl.__version__, **run_versions, **mechanism_versions}
     name = str(result.get("name", path.resolve().name))
-    caveats = [] if folder is None else _run_caveats(folder, result, len(ledger.events))
+    caveats = [] if folder is None else _run_caveats(folder, result, releases=len(ledger.events))
     statement = certified(text, name, default_delta if delta is None else delta, versions, caveats, str(file))
     certificate = signed(statement, None if key is None else _signing_key(Path(key)))
     if out is not None:
@@ -77,17 +77,17 @@ def signed(statement: Statement, key: Ed25519PrivateKey | None) -> Certificate:
     return Certificate(statement, signature)
 
 
-def _run_caveats(folder: RunFolder, result: Mapping[str, Any], events: int) -> list[str]:
-    """Return the run's own reservations about its figures, such as that it is unfinished. ``events`` is the number of its releases."""
+def _run_caveats(folder: RunFolder, result: Mapping[str, Any], *, releases: int) -> list[str]:
+    """Return the run's own reservations about its figures. Without a ``result``, one is that it ended after this number of releases."""
     config = folder.config()
     if result:
         return public_caveats(config, [str(caveat) for caveat in result.get("caveats", ())])
-    unfinished = f"{config.training.rounds} rounds were meant to be run, and {events} releases were made when this was certified"
+    unfinished = f"{config.training.rounds} rounds were meant to be run, and {releases} releases were made when this was certified"
     return [unfinished, *assumption_caveats(config)]
 
 
 def _signing_key(path: Path) -> Ed25519PrivateKey:
-    """Return the private key in the file ``path``, which is made first if there is none."""
+    """Return the private key in the file ``path``. If there is no such file, it is written with a new key."""
     if not path.exists():
         save_key(Ed25519PrivateKey.generate(), path)
     return load_key(path, Ed25519PrivateKey)  # type: ignore[type-abstract]  # only compared with the loaded key's class

@@ -42,7 +42,7 @@ def config_for_call(
     overrides: Mapping[str, Any],
     resumed: RunConfig | None = None,
 ) -> RunConfig:
-    """Return the config that the arguments of a public function describe, with a drawn seed if its noise follows from a secret.
+    """Return the config that the arguments of a public function describe. Its seed is drawn if its noise follows from a secret.
 
     Args:
         function: the public function. Its arguments are suggested in place of an unknown argument.
@@ -52,21 +52,24 @@ def config_for_call(
     changes = [*setting_texts(settings), *setting_texts(overrides_by_key(function, overrides, what))]
     config = config_from(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
+    # A given config is asked for its own keys, because its text, from which `config` was parsed, states every key.
     stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
     given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
     if not config.data.brought or "seed" in given_keys:  # the data are built in, or the user gave a seed
         return config
     if resumed is not None and resumed.secret_noise:
         seed = resumed.seed
-    else:  # a config that this function returned keeps the seed that was drawn for it
-        seed = (isinstance(what, RunConfig) and what.seed) or secrets.randbits(_SEED_BITS)
+    elif isinstance(what, RunConfig) and what.seed:  # this function has returned `what`, with a drawn seed
+        seed = what.seed
+    else:
+        seed = secrets.randbits(_SEED_BITS)
     with_seed = config.model_copy(update={"seed": seed, "secret_noise": True})
     with_seed.model_fields_set.discard("seed")  # a drawn seed must not count as given by the user: see `given_keys`
     return with_seed
 
 
 def settings_and_objects(data: object, model: str | nn.Module | None) -> tuple[dict[str, Any], CallerObjects]:
-    """Return the settings that name the caller's data and model, and the data and model that are objects, which no setting can name."""
+    """Return settings that name the caller's data and model. Python objects are returned beside them, and named only as "given"."""
     settings: dict[str, Any] = {}
     if isinstance(data, str | Path):
         settings |= named_data(data)
@@ -115,7 +118,8 @@ def overrides_of(
     """
     if target is not None and can_parse(float, target):
         raise ConfigError(f"--target is {target}, but it must name a column of your data: for the epsilon give --target-epsilon {target}")
-    if not (target is None and client is None and person is None) and data is None and recipe is None:
+    names_column = any(column is not None for column in (target, client, person))
+    if names_column and data is None and recipe is None:  # a recipe may name the data
         raise ConfigError(
             "--target, --client and --person name columns of your data, but --data is missing: give a table with --data, or leave them out"
         )
@@ -133,7 +137,7 @@ def overrides_of(
 
 
 def config_from(what: str | Path | RunConfig, overrides: list[str]) -> RunConfig:
-    """Return the config that ``what`` names, or is, with ``overrides``. No seed is drawn."""
+    """Return the config ``what``, or the one that it names, with ``overrides``. No seed is drawn."""
     if isinstance(what, RunConfig):
         return parse_config(what.to_toml(), overrides, origin="the config")
     return recipe_or_file(what, overrides)
@@ -177,7 +181,9 @@ def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, An
         section, _, last_word = key.rpartition(".")
         if section in _SECTIONS_IN_NAMES:  # as in evaluation_epsilon, since a plain epsilon is the mechanism's
             last_word = f"{section}_{last_word}"
-        by_name.setdefault(section if last_word == "name" and section else last_word, []).append(key)
+        elif section and last_word == "name":  # as in mechanism="duchi"
+            last_word = section
+        by_name.setdefault(last_word, []).append(key)
     by_dotted_key = {}
     for argument, value in values_by_key.items():
         keys = [argument] if "." in argument or argument in known else by_name.get(argument, [])

@@ -57,7 +57,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         return predict_rows(self.encoder, self.module, self._as_frame(rows), self.threshold)
 
     def _as_frame(self, rows: Rows) -> pandas.DataFrame:
-        """Return ``rows`` as a data frame with the columns that the model takes."""
+        """Return ``rows`` as a data frame with the columns that the model takes. Raise a DataError if an array has more or fewer."""
         import pandas
 
         if hasattr(rows, "columns"):
@@ -70,6 +70,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             raise DataError(
                 f"rows have the shape {values.shape}, expected {expected}: give these columns as a data frame, records or an array"
             )
+        # An array of numbers and texts has objects, whose columns get the types of their values again.
         return pandas.DataFrame(values, columns=list(self.feature_names_in_)).infer_objects()
 
 
@@ -87,11 +88,12 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return np.array([int(name) for name in names] if all(map(_is_whole, names)) else names)
 
     def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the probability of each class (N, K)."""
+        """Return the probability of each class, for N rows and K classes (N, K)."""
         return np.asarray(self._answers(rows).iloc[:, 1:], dtype=np.float64)
 
     def predict(self, rows: Rows) -> NDArray[Any]:
         """Return the likeliest class (N,) of each row; of ordered classes, the median."""
+        # The data frame names a class as it is printed.
         places = {printable(name): place for place, name in enumerate(self.encoder.classes)}
         return np.asarray(self.classes_[[places[name] for name in self._answers(rows).iloc[:, 0]]])
 
@@ -104,7 +106,7 @@ class MultiLabelClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return [np.array([0, 1])] * self.encoder.outputs
 
     def predict_proba(self, rows: Rows) -> NDArray[np.float64]:
-        """Return the probability of each label (N, L)."""
+        """Return the probability of each label, for N rows and L labels (N, L)."""
         return np.asarray(self._answers(rows), dtype=np.float64)
 
     def predict(self, rows: Rows) -> NDArray[np.int64]:

@@ -52,7 +52,8 @@ def export(
         model: the module or its name, if ``onnx`` or ``pt2`` is set, the model is code and ``run`` is a folder; see :func:`ldpfl.predict`.
 
     Raises:
-        ConfigError: the run is not finished, has no folder or protects nothing of a user's own data; or ``folder`` is not empty.
+        ConfigError: the run is not finished, has no folder, keeps layers at its clients, or protects nothing of a user's own data;
+            ``folder`` is not empty; or the model has no ONNX or ``.pt2`` form.
         DataError: a file of the run is damaged, or a link.
         WriteError: the folder cannot be written.
     """
@@ -81,8 +82,9 @@ def export(
     with writing(out):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is published with the model")
+    # A result holds its model, so that also a Python object can be written without being given again.
     given_model = run.module() if isinstance(run, RunResult) and model is None else model
-    content_by_name = dict(_exchange_files(run_folder, described, suffixes, given_model))
+    content_by_name = dict(_exchange_files(run_folder, described, suffixes, given_model))  # before the folder, because it may fail
     with _emptied_on_failure(out):
         write_model(run_folder, out)
         for name, content in content_by_name.items():
@@ -96,7 +98,7 @@ def export(
 
 @contextmanager
 def _emptied_on_failure(folder: Path) -> Iterator[None]:
-    """Create the new or empty ``folder``. If the block fails, remove the files that it wrote: nobody shall publish half an export."""
+    """Create the new or empty ``folder``. If the block fails, remove all files in it, so that nobody publishes half an export."""
     is_new = not folder.exists()
     make_folder(folder)
     try:
@@ -112,10 +114,10 @@ def _emptied_on_failure(folder: Path) -> Iterator[None]:
 def _exchange_files(
     source: RunFolder, described: ModelFile, suffixes: list[str], model: str | nn.Module | None
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of the model's file in each exchange format, which its suffix names: ONNX or ``.pt2``.
+    """Yield name and content of the model's file for each of ``suffixes``, ``.onnx`` or ``.pt2``.
 
     Raises:
-        ConfigError: the model is pretrained or takes several tensors, or it cannot be written in this format.
+        ConfigError: the model is pretrained or takes several tensors, or it cannot be written in this format. Raised at the first ``next``.
     """
     if not suffixes:
         return
@@ -126,6 +128,7 @@ def _exchange_files(
             f"the model {printable(described.name)} is pretrained or takes several tensors, so it cannot be written as ONNX or .pt2: leave "
             "out --onnx and --pt2"
         )
+    # The formats are recorded while the module computes an example: one sample of numbers, or of tokens.
     example = torch.zeros(1, *described.shape, dtype=torch.float32 if described.vocabulary is None else torch.int64)
     module = source.model_file().module(source.model_path, named_model(model) if isinstance(model, str) else model)
     for suffix in suffixes:

@@ -41,7 +41,7 @@ class ListedToken:
 
     Attributes:
         role: ``client`` or ``aggregator``.
-        name: name of its owner.
+        name: name of the token's owner.
         signs_as: the 16 digits by which messages name the client's signing key for sums; None without a key.
         older: whether the name has two tokens, and this is the older one.
     """
@@ -79,7 +79,7 @@ def serve_relay(
         connections_per_address: maximum number of simultaneous connections from one address; 0 for no maximum.
 
     Raises:
-        ConfigError: the address needs TLS, or one of certificate and key is missing.
+        ConfigError: packages are missing, the address needs TLS, or only one of certificate and key is given.
     """
     _require_packages("the relay", _RELAY_PACKAGES, "relay")
     from ldpfl.relay.serve import Tls, serve
@@ -92,10 +92,10 @@ def serve_relay(
 
 
 def add_token(store: str, name: str, role: str, signing_key: str | None = None) -> str:
-    """Make a token for ``name`` and return it. It cannot be read again: the relay does not store the token itself.
+    """Make a token for ``name`` and return it. Nobody can read it again, because the relay stores only its hash.
 
     Args:
-        signing_key: a client's line for sums, as ``ldpfl deploy node-key`` prints it.
+        signing_key: public line of a client's signing key, as ``ldpfl deploy node-key`` prints it. A client needs one for sums.
 
     Raises:
         ConfigError: the role is unknown, ``name`` has a token already, or ``signing_key`` is not a key's line.
@@ -109,7 +109,7 @@ def add_token(store: str, name: str, role: str, signing_key: str | None = None) 
 
 
 def list_tokens(store: str) -> tuple[ListedToken, ...]:
-    """Return the tokens of the relay, without the tokens' secrets."""
+    """Return who has the tokens of the relay. The relay does not store the tokens themselves."""
     with _open_tokens(store) as tokens:
         from ldpfl.transport.sums import signer_of
 
@@ -120,7 +120,7 @@ def list_tokens(store: str) -> tuple[ListedToken, ...]:
 
 
 def renew_token(store: str, name: str, signing_key: str | None = None) -> str:
-    """Make a second token for ``name`` and return it; the first works until it is revoked.
+    """Make a second token for ``name`` and return it. The first keeps working until it is revoked, so that a client can change over.
 
     Raises:
         ConfigError: ``name`` has no token, or two already, or ``signing_key`` is not a key's line.
@@ -130,7 +130,7 @@ def renew_token(store: str, name: str, signing_key: str | None = None) -> str:
 
 
 def revoke_token(store: str, name: str, *, older: bool = False) -> None:
-    """Revoke the token of ``name``, or only the ``older`` one of two. Its next request is rejected.
+    """Revoke the token of ``name``, or only the ``older`` one of two. The next request with a revoked token is rejected.
 
     Raises:
         ConfigError: ``name`` has no such token.
@@ -160,7 +160,7 @@ def cancel_round(store: str, run: str, number: int) -> bool:
 
 
 def aggregator_key(file: Path, *, make: bool = True) -> str:
-    """Return the public half of the aggregator's key in ``file``, which is made first unless ``make`` is false.
+    """Return the public half of the aggregator's key in ``file``. The key is made first unless ``make`` is false.
 
     Raises:
         ConfigError: ``make`` is true and ``file`` exists, or ``file`` holds no key.
@@ -191,7 +191,7 @@ def node_key(file: Path, *, make: bool = True) -> str:
 
 
 def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: bool = False) -> IssuedFiles:
-    """Write an authority, unless ``folder`` has one, and certificates of the servers at ``hosts``.
+    """Write certificates of the servers at ``hosts`` to ``folder``, and first the authority that issues them if the folder has none.
 
     Raises:
         ConfigError: a host is neither a name nor an address, or it has a certificate already and ``renew`` is false.
@@ -204,13 +204,13 @@ def issue_certificates(folder: Path, hosts: Sequence[str], days: int, *, renew: 
 
 
 def check_node(node: NodeSetUp, trial: Trial | None = None) -> Iterator[Finding]:
-    """Check a node's set-up as its SuperNode would, and yield each finding. No data is sent.
+    """Check a node's set-up as its SuperNode would, and yield each finding. No data is sent. Nothing is checked before the first ``next``.
 
     Args:
-        trial: settings of one round's local work. The app's code does it, and its report is thrown away. None: no round is tried.
+        trial: if given, run the app's code for one round with these settings, and discard the report.
 
     Raises:
-        ConfigError: packages of a deployment are missing.
+        ConfigError: packages of a deployment are missing. This, too, is raised at the first ``next``.
     """
     need_deployment()
     from ldpfl.deploy import node_check
@@ -238,7 +238,7 @@ def demo(
             number of seconds and may raise to end the demo.
         settings: changes of the quickstart, as ``key=value``.
         reply_s: seconds after which each node replies, trained or not.
-        by_sum: whether reports are added up, so that no server sees one of them.
+        by_sum: whether reports are added up, so that no server sees a single report.
         keep: whether ``folder`` keeps keys, tokens, certificates, and the files that the relay and Flower stored.
 
     Raises:
@@ -272,7 +272,7 @@ def node_metrics(budget: Path, log: Path | None = None, policy: Path | None = No
 def left_open(
     run: Path, *, relay: str | None = None, token: Path | None = None, relay_ca: Path | None = None, cancel: bool = False
 ) -> Iterator[str]:
-    """Yield a line for each thing that a stopped run on Flower has left open.
+    """Yield a line for each thing that a stopped run on Flower has left open. Nothing is done before the first ``next``.
 
     If ``cancel`` is true, the relay deletes the run's reports that it still holds.
 
@@ -303,7 +303,7 @@ def left_open(
 
 
 def _refuse_existing(file: Path) -> None:
-    """Raise a :class:`ConfigError` if ``file`` exists, because a key in it would be lost."""
+    """Raise a :class:`ConfigError` if ``file`` exists, because a key in it would be overwritten."""
     if file.exists():
         raise ConfigError(f"{file} already exists: to print its public key use --show; to make a new key give another file")
 
@@ -314,7 +314,7 @@ def need_deployment() -> None:
 
 
 def _require_packages(purpose: str, packages: Sequence[str], extra: str) -> None:
-    """Raise a :class:`ConfigError` that names the missing ``packages`` of an ``extra``, if any."""
+    """Raise a :class:`ConfigError` that names the missing ``packages``, if any, and ``extra``, the extra of ldpfl that installs them."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{purpose} needs {', '.join(missing)}: pip install 'ldpfl[{extra}]'")

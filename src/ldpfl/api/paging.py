@@ -42,7 +42,7 @@ def page(what: Sequence[Path], file: Path, *, public: bool = False) -> Page:
         public: leave out of a run's page what its guarantee does not cover.
 
     Raises:
-        ConfigError: a path is neither a run, a sweep nor a plan, or there is no common page of these paths.
+        ConfigError: a path is neither a run, a sweep nor a plan; a sweep or plan is not the only path, or is to be ``public``.
         DataError: a file is damaged, or for a public page a link.
         WriteError: ``file`` cannot be written.
     """
@@ -57,8 +57,9 @@ def _page_text(what: Sequence[Path], *, public: bool) -> tuple[str, str]:
     sweeps = [(path, stored) for path in what if path.is_dir() and (stored := stored_sweep(path)) is not None]
     plans = [path for path in what if path.suffix == ".json" and path.is_file()]
     if not sweeps and not plans:
-        for path in what if public else ():
-            RunFolder(path).check_may_be_handed_on()
+        if public:
+            for path in what:
+                RunFolder(path).check_may_be_handed_on()
         return page_of_runs(what, public=public), _TO_HAND_ON if public else _FOR_THE_OWNER
     if public:
         raise ConfigError("--public works only for runs, not for a sweep or a plan: leave it out")

@@ -48,6 +48,7 @@ def plan(*, target_central: float | None = None, **setting: Any) -> Plan:
         if name not in known:
             raise ConfigError(f"plan has no argument {name!r}: {did_you_mean(name, known)}")
     solvable = () if target_central is None else ("epsilon", "clients")
+    # One of the solvable arguments may be missing. If both are, solve_missing_argument raises.
     missing = [name for name in ("epsilon", "clients", "weights", "rounds") if setting.get(name) is None and name not in solvable]
     if missing:
         raise ConfigError(f"plan needs a value for {', '.join(missing)}: add {'this argument' if len(missing) == 1 else 'these arguments'}")
@@ -61,13 +62,14 @@ def cost(planned: Plan | RegimePlan, linked: int = 1) -> RoundCost | SumCost:
     """Return the cost of a round of a plan, over relays that mix or as a sum: bytes, processor time and memory.
 
     Args:
+        planned: a plan, or a plan of a training regime, which is always a sum.
         linked: number of coordinates of one client that stay together over a relay that mixes.
 
     Raises:
         ConfigError: the channel is a sum, and the mechanism's reports are no numbers that can be added up.
     """
     if not isinstance(planned, Plan):
-        return sum_cost(planned.clients, planned.weights, bits=8 * planned.bytes_per_client // planned.weights)
+        return sum_cost(planned.clients, planned.weights, bits=8 * planned.bytes_per_client // planned.weights)  # bits of a weight
     setting = planned.setting
     mechanism = setting.build()
     if setting.channel != "secure-sum":
@@ -84,7 +86,7 @@ def check_plot(file: Path, **setting: Any) -> None:
     """Raise unless :func:`draw_plan` can draw the plan of these arguments of :func:`plan` into ``file``.
 
     Raises:
-        ConfigError: the suffix names no kind of picture, or the setting has no central epsilon.
+        ConfigError: the suffix of ``file`` names no kind of picture, or the setting has no central epsilon.
     """
     from ldpfl.report.plots import require_plot  # plots take seconds to import
 
@@ -98,7 +100,7 @@ def draw_plan(planned: Plan, file: Path, target_central: float | None = None, ea
 
     Args:
         target_central: central epsilon that is marked in the picture.
-        each: function that iterates over the numbers of clients and shows the progress, because each number takes a while.
+        each: function that returns its argument as an iterable. It may show the progress, because each number of clients takes a while.
 
     Raises:
         WriteError: the file cannot be written.

@@ -70,8 +70,8 @@ class Budget:
     @property
     def claims(self) -> tuple[str, ...]:
         """Mechanisms of other authors, or on models of others, as ``name (author)``. The budget counts them by what these authors claim."""
-        names = dict.fromkeys(f"{release.mechanism} ({release.author})" for release in self.books.counts if release.author != OURS)
-        return tuple(names)
+        names = [f"{release.mechanism} ({release.author})" for release in self.books.counts if release.author != OURS]
+        return tuple(dict.fromkeys(names))  # each name once, in order
 
     def by_run(self) -> tuple[RunCharges, ...]:
         """Return the charges of each run, in the order of the runs' first charges."""
@@ -81,17 +81,17 @@ class Budget:
         return tuple(self._run_charges(run, charges) for run, charges in runs.items())
 
     def _run_charges(self, run: str, charges: Sequence[Charged]) -> RunCharges:
-        """Return the number and the cost of the ``charges`` of one ``run``: epsilon by the budget's filter, and the pure sum."""
+        """Return the number and the cost of the ``charges`` of one ``run``. The cost is computed by the budget's privacy filter."""
         books, by_record = self.books, self.books.protected == "record"
         # How often each release was charged. Under protection of records, a release is counted by what it costs one record.
         counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)
-        names = tuple(dict.fromkeys(release.mechanism for release in counts))
+        names = tuple(dict.fromkeys(release.mechanism for release in counts))  # each name once, in order
         epsilon, pure_sum = (filtered_epsilon(counts.items(), books.order, delta) for delta in (books.limit.delta, 0.0))
         return RunCharges(run, names, len({charge.round for charge in charges}), len(charges), epsilon, pure_sum)
 
 
 def read_budget(file: Path, policy: Policy | None = None) -> Budget:
-    """Return the budget in ``file``. With ``policy``, the books are counted for the unit that it protects.
+    """Return the budget in ``file``, counted for the unit that ``policy`` protects, or for a client without a policy.
 
     Raises:
         ConfigError, DataError: ``file`` is missing, or damaged.
@@ -109,9 +109,9 @@ def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:
 
 
 def rounds_left(file: Path, policy: Policy | None = None) -> int | None:
-    """Return how many more rounds like the last one the budget in ``file`` allows, and ``policy`` if it is given.
+    """Return how many more rounds like the last one are allowed by the budget in ``file``, and by ``policy`` if one is given.
 
-    None if nothing was charged, or if no epsilon bounds the last release.
+    None if nothing was charged, or if the last release was unprotected.
 
     Raises:
         Declined: ``file`` is missing, or damaged.
@@ -124,7 +124,7 @@ def rounds_left(file: Path, policy: Policy | None = None) -> int | None:
 
 
 def set_limit(file: Path, epsilon: float, delta: float | None = None) -> Books:
-    """Set the lifetime budget in ``file``, which is made if there is none, and return the books.
+    """Set the lifetime budget in ``file`` and return the books. A missing file is made.
 
     Raises:
         ConfigError: a number is out of range, or the budget was moved to another file.
@@ -159,7 +159,7 @@ class FittedPolicy:
         code_warning: warning of code of the app that runs outside of the policy's control, see
             :func:`ldpfl.flower.app_imports.unwrapped_code`; empty if there is no such code.
         claimed: names of mechanisms that are not part of ldpfl.
-        on_users_code: whether records or persons are protected only if a model, loss or features that are not ldpfl's treat each by itself.
+        on_users_code: whether records or persons are protected only if other code than ldpfl's (model, loss, features) keeps them apart.
     """
 
     policy: Policy

@@ -36,7 +36,8 @@ def predict(
 ) -> pandas.DataFrame:
     """Return the model's prediction for each of ``rows``, one line for each row.
 
-    A line has the likeliest class and the probability of each class; or the probability of each label; or a number in the target's unit.
+    For classes, a line has the likeliest class and the probability of each class. For labels, it has the probability of each label.
+    Otherwise it has a number in the target's unit.
     Only three files of ``folder`` are read: ``model.safetensors``, ``model.json`` and, for a table, ``encoding.json``. None of them holds
     a secret, or a row that the model was trained on. If columns of a table may have another unit than in training, the list
     ``attrs["notes"]`` of the result says so.
@@ -52,8 +53,9 @@ def predict(
             unless it was trained on it.
 
     Raises:
-        ConfigError: the folder has no model that predicts rows; or the model was a Python object or is code, and ``model`` is missing; or
-            ``threshold`` is given and the model does not have two classes; or ``id_column`` is given and the model is not of a table.
+        ConfigError: the folder has no model that predicts rows, or some layers stayed at the clients; or the model was a Python object or
+            is code, and ``model`` is missing; or ``threshold`` is given and the model does not have two classes; or ``id_column`` is given
+            and the model is not of a table.
         DataError: a file is damaged; or a column is missing, or a value does not fit.
     """
     source = RunFolder(Path(folder))
@@ -65,11 +67,11 @@ def predict(
             raise ConfigError(f"id_column (--id) works only with models of tables, and the model in {source.path} is not one: leave it out")
         return predict_samples(described, lambda: described.module(source.model_path, model), rows, threshold, str(source.path))
     model = named_model(model) if isinstance(model, str) else model
-    if encoder.data.tokenizer == described.name and isinstance(model, str):  # the tokenizer is in the model's folder, wherever that is now
+    if encoder.data.tokenizer == described.name and isinstance(model, str):  # the folder was moved, with its tokenizer
         encoder = encoder.with_tokenizer(model)
     if described.data_description != _expected_description(encoder) or described.targets != encoder.targets:
         raise DataError(
-            f"{source.encoding_path} does not fit {source.description_path.name}, so one of them is damaged: restore both files"
+            f"{source.encoding_path} does not fit {source.description_path.name}, so one of them is damaged: restore both from a copy"
         )
     if not isinstance(rows, str | Path) and not hasattr(rows, "columns"):
         raise ConfigError(
@@ -104,6 +106,7 @@ def predict_csv(
     if on_note is not None:
         for note in table.attrs.get("notes", ()):
             on_note(note)
+    # Only a model of a table has an encoding, and its result may have a target called "file".
     rows_are_image_files = "file" in table and not RunFolder(Path(folder)).encoding_path.exists()
     if not rows_are_image_files:
         table.insert(0, "row", range(1, len(table) + 1), allow_duplicates=True)  # a target may be called "row", too
@@ -134,7 +137,7 @@ def predict_samples(
 
     Args:
         described: description of the model; None if it is no classifier.
-        module: function that returns the trained model. It is called after the samples were read and fit, because loading takes time.
+        module: function that returns the trained model. It is called only once the samples are known to fit, because loading takes time.
         owner: the folder or run that has the model, for messages.
 
     Raises:
@@ -154,13 +157,13 @@ def predict_samples(
             f".npy file or an array, whose samples have the shape {described.shape}"
         )
     samples = read_samples(rows, described.shape)
-    scale = described.mean, described.std
+    scale = described.mean, described.std  # inputs are standardised as in training
     classes = described.classes or tuple(map(str, range(described.outputs)))
     return classify_samples(module(), samples, scale, classes, threshold)
 
 
 def _expected_description(encoder: Encoder) -> Description:
-    """Return the description of inputs and outputs that a model of rows which ``encoder`` encodes must have."""
+    """Return the description of inputs and outputs that a model must have if its rows are encoded by ``encoder``."""
     if encoder.data.tokenizer:
         return Description(shape=None, outputs=encoder.outputs)  # a sample is several tensors
     return Description((encoder.width,), encoder.outputs, encoder.data.vocabulary if encoder.data.text else None)

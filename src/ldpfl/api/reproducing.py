@@ -71,6 +71,7 @@ def reproduce(
     plan = AttackPlan(images=at_size.images, gan=GanConfig(steps=at_size.steps)) if reproduction.shows == "distance" else None
     if folder is None:
         with TemporaryDirectory() as temporary:
+            # Without a folder, the runs are made in a temporary one, which the returned result must not name.
             result = reproduce(
                 name, size=size, settings=settings, folder=temporary, data_dir=data_dir, jobs=jobs, train=train, progress=progress
             )
@@ -92,9 +93,9 @@ def reproduce(
                     _attack(config, overrides, out, data_dir, plan, display)
         else:
             open_folder(config, overrides, out)
-    finally:
+    finally:  # finished runs are written even if another run failed or was interrupted
         stored = stored_sweep(out)
-        # The folder may hold another sweep, in which nothing must be written.
+        # The folder may hold another sweep, to which nothing must be written.
         if stored is not None and (stored[0].model_dump(), stored[1]) == (config.model_dump(), overrides):
             result = ReproductionResult(name, size, reproduction, config, tuple(_finished_rows(config, overrides, out, plan)), out)
             _write(result, overrides, setting_texts(settings))
@@ -111,7 +112,7 @@ def _attack(
 
 
 class AttackTitles:
-    """Prints a title for each attack, with the time left. It is estimated by the mean duration of the earlier attacks."""
+    """Printer of a title for each attack, with the time left, which is estimated by the mean duration of the earlier attacks."""
 
     def __init__(self, display: ProgressDisplay, clock: Callable[[], float] = time.monotonic) -> None:
         self._display, self._clock = display, clock
@@ -120,13 +121,14 @@ class AttackTitles:
     def begins(self, number: int, total: int, cell: Cell) -> None:
         """Show that the attack with this ``number``, from 1 to ``total``, begins."""
         now, done = self._clock(), number - 1
-        self._started_at = now if self._started_at is None else self._started_at
+        if self._started_at is None:
+            self._started_at = now
         time_left = f", about {format_duration((now - self._started_at) / done * (total - done))} left" if done else ""
         self._display.next_run(f"attack {number}/{total}: {cell}{time_left}")
 
 
 def _finished_rows(config: SweepConfig, overrides: list[str], out: Path, plan: AttackPlan | None) -> list[ReproducedRow]:
-    """Return the table's rows as far as their runs are finished, with the distances of attacks if the runs were attacked by a ``plan``."""
+    """Return the table's rows, with the figures of the runs that are finished. With a ``plan`` they are distances of the attacks."""
     if plan is None:
         return reproduced_rows(config, overrides, out)
     return reproduced_rows(config, overrides, out, lambda folder: distances_of(folder, plan) or ())
@@ -135,7 +137,7 @@ def _finished_rows(config: SweepConfig, overrides: list[str], out: Path, plan: A
 def _write(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> None:
     """Write the table, the plot, and a description of how they were made."""
     reproduction, out = result.reproduction, result.folder
-    assert out is not None  # noqa: S101  # for mypy
+    assert out is not None  # noqa: S101  # for mypy: only a result with a folder is written
     write_text(out / TABLE, to_csv(tidy(reproduction, result.sweep, result.rows)))
     draw_reproduction(out / PLOT, reproduction, result.sweep, result.rows)
     write_text(out / ABOUT, to_json(_about_json(result, overrides, user_settings), indent=2) + "\n")

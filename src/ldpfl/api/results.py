@@ -73,13 +73,14 @@ class RunResult(Shown):
     @classmethod
     def of(cls, finished: Finished, folder: Path | None) -> RunResult:
         """Return the result of a run whose files, if it has any, are in ``folder``."""
-        last, baseline = finished.last, finished.figures["noise_free_score_per_round"]
-        scores = None if baseline is None else tuple(baseline)
+        last, noise_free_scores = finished.last, finished.figures["noise_free_score_per_round"]
+        baseline = None if noise_free_scores is None else tuple(noise_free_scores)
         # The result keeps only the module. The task holds all clients' samples, and a result may be pickled.
         trained = finished.federation.task.module_with(last.state.model)
         encoder = finished.federation.encoder
+        # For predictions of images and arrays. Those of a table are made with the encoder.
         described = finished.model_file if finished.federation.task.task.targets == "class" and encoder is None else None
-        return cls(finished.config, last.history, last.ledger, scores, folder, trained, finished.figures, encoder, described)
+        return cls(finished.config, last.history, last.ledger, baseline, folder, trained, finished.figures, encoder, described)
 
     def __repr__(self) -> str:
         """Return one line, without the config: its seed may determine the noise on a user's own data."""
@@ -103,16 +104,16 @@ class RunResult(Shown):
 
     @property
     def scores(self) -> dict[str, float | None]:
-        """All figures of the final model on the test rows, by name; None where one has no value."""
+        """All figures of the final model on the test rows, by name. A figure without a value is None."""
         return dict(self._figures["scores"])
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """95 % interval of each of the :attr:`scores` that has one, over the test rows."""
+        """95 % interval, over the test rows, of each figure of :attr:`scores` that has one: lower and upper end."""
         return {name: (ends[0], ends[1]) for name, ends in self._figures.get("intervals", {}).items()}
 
     def scores_to_dataframe(self) -> pandas.DataFrame:
-        """Return a table with one row for each figure: the model's value and its 95 % interval, and the values without noise and pooled."""
+        """Return a table with one row for each figure: its value, 95 % interval, and values without noise and for pooled data."""
         import pandas
 
         figures = self._figures
@@ -128,9 +129,10 @@ class RunResult(Shown):
         """
         import pandas
 
-        rows = [
-            {**{key: value for key, value in site.items() if key not in ("scores", "intervals")}, **site["scores"]} for site in self._sites
-        ]
+        rows = []
+        for site in self._sites:
+            other_figures = {key: value for key, value in site.items() if key not in ("scores", "intervals")}
+            rows.append({**other_figures, **site["scores"]})
         return pandas.DataFrame(rows)
 
     def site_means_to_dataframe(self) -> pandas.DataFrame:
@@ -166,7 +168,8 @@ class RunResult(Shown):
         """Return the model's prediction for each of ``rows``: rows of a table, texts, images or an array; see :func:`ldpfl.predict`.
 
         Raises:
-            ConfigError: the model is neither a classifier of samples nor of a table; or ``threshold`` or ``id_column`` does not fit.
+            ConfigError: the model is neither a classifier of samples nor of a table; some layers stayed at the clients; or ``threshold``
+                or ``id_column`` does not fit.
             DataError: a column is missing, or a value or an image does not fit.
         """
         check_no_personal_layers(self.config.model.personal)
@@ -181,13 +184,14 @@ class RunResult(Shown):
         return predict_rows(self.encoder, self.module(), rows, threshold, id_column)
 
     def to_sklearn(self, *, threshold: float | None = None) -> Classifier | MultiLabelClassifier | Regressor:
-        """Return the model of a table as a fitted estimator of scikit-learn, which takes the original columns and can be pickled.
+        """Return the trained model as a fitted estimator of scikit-learn. It takes the table's original columns and can be pickled.
 
-        ``fit`` trains nothing, and ``clone`` returns the same estimator. So a cross-validation would measure rows that the model was
-        trained on. ``threshold`` is that of :meth:`predict`.
+        Do not cross-validate it: ``fit`` trains nothing and ``clone`` returns the same estimator, so each fold would be tested on rows that
+        the model was trained on. ``threshold`` is as for :meth:`predict`.
 
         Raises:
-            ConfigError: the model is not of a table, scikit-learn has no estimator for its target, or ``threshold`` does not fit.
+            ConfigError: the model was not trained on a table; some of its layers stayed at the clients, so it cannot predict by itself;
+                scikit-learn has no estimator for its target; or ``threshold`` does not fit.
         """
         from ldpfl.api.estimators import estimator
 
@@ -249,11 +253,13 @@ class SweepResult(Shown):
         return _picture(lambda path: draw_sweep(path, self.config, self.rows))
 
     def plot_noise(self) -> Picture | None:
-        """Return a picture of budget as the papers count it, noise and score by round; None if no mechanism has a noise schedule."""
-        return _picture(lambda path: draw_noise(path, self.config, self.curves)) if any(curve.norm for curve in self.curves) else None
+        """Return a picture of noise, score and budget (as the papers count it) by round; None if no mechanism has a noise schedule."""
+        if not any(curve.norm for curve in self.curves):
+            return None
+        return _picture(lambda path: draw_noise(path, self.config, self.curves))
 
     def to_dataframe(self, *, by_seed: bool = False) -> pandas.DataFrame:
-        """Return a table with one row for each variant and point: mean score, its deviation, bytes, and the local epsilon of a run.
+        """Return a table with one row for each variant at each point of the axes, with its figures over all seeds.
 
         With ``by_seed`` it has one row for each finished run: its variant, its point and all its figures. Runs are numbered from 1.
         """
@@ -264,7 +270,7 @@ class SweepResult(Shown):
         return pandas.DataFrame([run for row in self.rows for run in _finished_runs(row)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the name, the ``rows`` as ``rows.json`` of the sweep's folder holds them, and what they cost ``together``."""
+        """Return the sweep's name, its ``rows`` as in the folder's ``rows.json``, and the joint guarantee of all runs, ``together``."""
         together = None if self.together is None else self.together.to_dict()
         return {"name": self.config.name, "rows": [row.to_dict() for row in self.rows], "together": together}
 
@@ -275,7 +281,7 @@ class SweepResult(Shown):
 
 
 def _finished_runs(row: Row) -> Iterator[dict[str, Any]]:
-    """Yield each finished run of a row of a sweep, with all its figures."""
+    """Yield the figures of each finished run of a sweep's row: ``row.score`` and each list in ``row.scores`` have one value a run."""
     for index, score in enumerate(row.score):
         figures = {name: values[index] for name, values in row.scores.items()}
         yield {"variant": row.variant, **dict(row.point), "run": index + 1, row.metric: score, **figures, "budget": row.budget}
@@ -302,7 +308,7 @@ class ReproductionResult(Shown):
 
     @property
     def is_finished(self) -> bool:
-        """Whether every run has come to its end."""
+        """Whether all runs are finished: each row has as many seeds as are wanted."""
         return all(row.seeds == row.wanted for row in self.rows)
 
     def plot(self) -> Picture:
@@ -310,11 +316,11 @@ class ReproductionResult(Shown):
         return _picture(lambda path: draw_reproduction(path, self.reproduction, self.sweep, self.rows))
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return a line for each setting: our figure, the paper's, the claimed epsilon and the proved one."""
+        """Return a dict for each setting: our figure, the paper's figure, the epsilon that the paper claims, and the proved one."""
         return tidy(self.reproduction, self.sweep, self.rows)
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return the lines of :meth:`to_dict` as a table."""
+        """Return the content of :meth:`to_dict` as a table."""
         import pandas
 
         return pandas.DataFrame(self.to_dict())

@@ -74,7 +74,7 @@ def run(
         resume: continue the run in ``folder``, with the seed that was drawn for it unless another seed is given. With ``what`` or
             ``data``, a new or empty folder starts a new run, so the same call can be repeated until the run is finished.
         more_rounds: continue a finished run in ``folder`` for this number of further rounds, which are charged in addition.
-        baseline: whether to train without noise as well, to compare. By default a resumed run does what it was begun with; others do.
+        baseline: whether to train without noise as well, to compare. By default a new run does, and a resumed run does if it did before.
         data_dir: folder with data sets; by default ``LDPFL_DATA_DIR``, or the hub.
         device: auto, cpu or cuda, or a device of PyTorch.
         workers: number of processes that train, with one thread each. ``auto`` takes one for each core if the run is long enough. ``ray``
@@ -94,7 +94,7 @@ def run(
         WriteError: the folder cannot be written; finished rounds are kept.
     """
     if resume and folder is None:
-        raise ConfigError("resume is set, but folder is missing: give the folder of the run to resume")
+        raise ConfigError("resume=True needs the argument folder, which is not given: give the folder of the run to resume")
     path = None if folder is None else Path(folder)
     if more_rounds:
         if path is None or what is not None or not resume:
@@ -105,14 +105,15 @@ def run(
     resumed_config = None
     if resume and path is not None:
         resumed_config = _config_to_resume(RunFolder(path), is_described=what is not None or data is not None)
-        what = RunFolder(path).config_path if resumed_config is not None and what is None else what
+        if what is None and resumed_config is not None:
+            what = RunFolder(path).config_path
     data_settings, caller_objects = settings_and_objects(data, model)
     _check_data_given(what, data, model, [*setting_texts(settings), *overrides])
     default = OWN if data is not None else DEFAULT
     changes = [*setting_texts(settings), *setting_texts(data_settings)]
     config = resolve_settings(config_for_call(run, default if what is None else what, changes, overrides, resumed_config), caller_objects)
     if more_rounds and (differences := extended_run.differences(config)):
-        raise ConfigError(f"more_rounds cannot change a run's settings: {'; '.join(differences)}")
+        raise ConfigError(f"more_rounds cannot change a run's settings: leave out the changes {'; '.join(differences)}")
     names = [track] if isinstance(track, str) else track
     with displayed(progress) as display, tracker_callbacks(names, path, display.warn) as trackers:
         announcer = Announcer(display, config, [*callbacks, *trackers], on_round)
@@ -139,7 +140,7 @@ def _config_to_resume(folder: RunFolder, *, is_described: bool) -> RunConfig | N
 
 
 def prepare(device: str) -> None:
-    """Check that there is such a ``device``, and let PyTorch use every core of this process.
+    """Check that ``device`` exists, and let PyTorch use every core that this process may use.
 
     Raises:
         ConfigError: there is no such ``device``.
@@ -172,7 +173,9 @@ def check(
 
 
 def _check_data_given(what: object, data: object, model: str | nn.Module | None, given_keys: list[str]) -> None:
-    """Raise if a module or columns are given without data: the caller's data may be None by mistake, and built-in images would be used.
+    """Raise if a module or columns are given without data. The caller's data may be None by mistake, and the quickstart's would be used.
+
+    ``given_keys`` has the keyword arguments of the call, and its settings as texts ``key=value``.
 
     Raises:
         ConfigError: ``data`` is missing.
@@ -204,6 +207,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     caller_objects = CallerObjects(data, model)
     task = load_dataset(config, None if data_dir is None else Path(data_dir), caller_objects=caller_objects)
     federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured_encoder())
+    # An origin names the data and the frozen base, and after " on " the device, which may differ.
     given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if given_origin != stored_origin and data is not None:
         raise ConfigError(f"the run in {folder} used {stored_origin}, but you gave {given_origin}: give the run's data, or another folder")
@@ -218,7 +222,7 @@ def runner_for(
     caller_objects: CallerObjects = NO_CALLER_OBJECTS,
     workers: Count = "auto",
 ) -> Runner:
-    """Return the runner of configs, with the caller's data folder, device, display and processes."""
+    """Return a runner of configs that uses the caller's data folder, device, display and number of processes."""
     folder = None if data_dir is None else Path(data_dir)
     return Runner(folder, choose_device(device), display, draw_score_curve, display.preparing, caller_objects, checked_count(workers))
 

@@ -105,10 +105,11 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     stored = stored_sweep(path)
     if stored is not None:
         config, overrides = stored
-        count = len({cell.folder_name for cell in cells(config, overrides, resolve=False)})
+        count = len({cell.folder_name for cell in cells(config, overrides, resolve=False)})  # cells with equal settings share a run
         paths = sorted({run.path for _, run in stored_runs(config, overrides, path)})
         runs = [RunFolder(run_path) for run_path in paths if run_path.is_dir()]
-        done, stopped = (sum(read(run) is not None for run in runs) for read in (RunFolder.result, RunFolder.stopped))
+        done = sum(run.result() is not None for run in runs)
+        stopped = sum(run.stopped() is not None for run in runs)
         return StoredSweep(path, config.name, runs=count, done=done, stopped=stopped, first=runs[0].path if runs else None)
     run_folder = RunFolder(path)
     run_config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
@@ -132,6 +133,7 @@ def _unfinished_run(run_folder: RunFolder, config: RunConfig, kind: Kind) -> Unf
     """Return the progress of a run without a result."""
     stopped, last = run_folder.stopped(), run_folder.checkpoint()
     has_score = last is not None and last.history and isfinite(last.history[-1].score)
+    # An origin ends in "on DEVICE". A run resumes only on the kind of device that it began on.
     first_device = last.origin.rpartition(" on ")[2] if last else ""
     is_from_hub = not (config.data.brought or is_bundled(config.data.name))
     return UnfinishedRun(

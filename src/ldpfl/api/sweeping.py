@@ -73,11 +73,11 @@ def sweep(
         ConfigError: there is no such sweep or setting, or a setting does not fit. Nothing was trained.
         LdpflError: as for :func:`run`, if all runs failed. Otherwise the errors are in ``failed`` of the result.
     """
-    if (what is not None) + (data is not None and not resume) + resume != 1:
+    if [what is not None, data is not None and not resume, resume].count(True) != 1:
         raise ConfigError("give sweep exactly one of these: the name or file of a sweep, data, or resume with a sweep's folder")
     if resume and isinstance(data, str | Path):
         raise ConfigError("data is given with resume, but the sweep reads its data from the file that it began with: leave data out")
-    model_given = model is not None and not (resume and isinstance(model, nn.Module))
+    model_given = model is not None and not (resume and isinstance(model, nn.Module))  # a sweep stores no module, so resume needs it
     is_given = {"axes": bool(axes), "seeds": seeds is not None, "name": name is not None, "model": model_given}
     only_with_data = [argument for argument in is_given if is_given[argument]] + list(overrides)
     if only_with_data and (what is not None or resume):
@@ -93,7 +93,7 @@ def sweep(
     elif what is None:
         all_changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(sweep, overrides, OWN)), *changes]
         config, changes = sweep_of(OWN, all_changes, axes or {}, 1 if seeds is None else seeds, name), []
-        seeds_given = not isinstance(config.seeds, int)
+        seeds_given = not isinstance(config.seeds, int)  # a number of seeds leaves their choice to the sweep
     else:
         config = what if isinstance(what, SweepConfig) else load_sweep(str(what))
         is_built_in = not isinstance(what, SweepConfig) and not str(what).endswith(".toml")
@@ -133,9 +133,9 @@ def sweep_config(
 
 
 def _sweep_to_resume(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:
-    """Return the sweep that was begun in ``folder``, and its overrides."""
+    """Return the sweep that was begun in ``folder``, and its overrides. Raise a ConfigError if there is none, or if it is to change."""
     if folder is None:
-        raise ConfigError("resume is set, but folder is missing: give the folder of the sweep to resume")
+        raise ConfigError("resume=True needs the argument folder, which is not given: give the folder of the sweep to resume")
     if changes:
         raise ConfigError("resume uses the settings that the sweep began with: leave settings (--set) out")
     sweep = stored_sweep(Path(folder))
@@ -146,7 +146,7 @@ def _sweep_to_resume(folder: str | Path | None, changes: Sequence[str]) -> tuple
 
 def _run_and_draw(config: SweepConfig, overrides: list[str], out: Path, runner: Runner, jobs: int, display: ProgressDisplay) -> SweepResult:
     """Run the sweep in the folder ``out`` and draw its plots. If a plot fails, only warn."""
-    watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"{number}/{of}: {cell}")
+    watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, total, cell: f"{number}/{total}: {cell}")
     rows, curves, together = run_sweep(config, overrides, replace(runner, observer=watched), out, watched.begins, watched.planned)
     watched.ended()
     for name, draw in ((SCORE_PLOT, partial(draw_sweep, rows=rows)), (NOISE_PLOT, partial(draw_noise, curves=curves))):
@@ -163,6 +163,7 @@ class WatchedRuns:
     """An observer that shows the progress of each run, and of all runs of a sweep or a tuning. With several jobs, it also starts the runs.
 
     Args:
+        data_dir: folder with data sets, for the runs that it starts; None for the hub.
         jobs: number of runs that train at once.
         title_of: function from a run's number, the number of runs and its cell to the text that announces the run.
     """
@@ -171,12 +172,12 @@ class WatchedRuns:
         self._display, self._data_dir, self._jobs, self._title_of = display, data_dir, jobs, title_of
         self.clients_done, self.warn = display.clients_done, display.warn
         self._rounds: dict[str, int] = {}  # by the run's folder name: its number of rounds
-        self._rounds_done: dict[str, int] = {}
+        self._rounds_done: dict[str, int] = {}  # by folder name, too
         self._finished: set[str] = set()
-        self._current: str | None = None
+        self._current: str | None = None  # folder name of the run that began last
 
     def planned(self, planned_cells: Sequence[Cell], out: Path) -> None:
-        """Note the planned runs and their progress in earlier calls. With several ``jobs``, run them now, in parallel."""
+        """Run the planned runs in parallel if there are several ``jobs``. Then note how far each planned run is, from its folder."""
         if self._jobs > 1:
             run_in_parallel(planned_cells, out, self._data_dir, self._jobs, self._display.runs_progress)
         self._rounds = {cell.folder_name: cell.config.training.rounds for cell in planned_cells}
@@ -185,7 +186,7 @@ class WatchedRuns:
 
     def begins(self, number: int, total: int, cell: Cell) -> None:
         """Show that the run ``cell`` begins, the ``number``-th of ``total``, and count the one before it as finished."""
-        if self._jobs == 1:
+        if self._jobs == 1:  # parallel runs are finished already, and only their results are read
             self._display.next_run(self._title_of(number, total, cell))
         self.ended()
         self._current = cell.folder_name
@@ -215,7 +216,7 @@ class WatchedRuns:
 def _with_secret_noise(config: SweepConfig, overrides: Sequence[str], *, seeds_given: bool) -> SweepConfig:
     """Return the sweep with secret noise if its data are the user's own and the user gave no seeds.
 
-    Otherwise a seed that the sweep chose would determine the noise, and whoever knows it could remove the noise.
+    A seed that the sweep chose can be guessed. Without a secret it would determine the noise, and whoever knows it could remove the noise.
     """
     if (
         seeds_given

@@ -45,7 +45,7 @@ class TrackerCallback(Callback):
             raise ConfigError(
                 f"{self._name} cannot track the run: {reason}. Correct {self._name}'s settings, and resume the run with or without --track"
             ) from error
-        for metrics in history:
+        for metrics in history:  # rounds that a resumed run made before
             self.on_round_end(metrics)
 
     def on_round_end(self, metrics: RoundMetrics) -> None:
@@ -66,7 +66,7 @@ class TrackerCallback(Callback):
             self._call_or_warn(lambda: self._tracker.conclude(finite, _texts(result.privacy), rounds, files))
 
     def close(self, *, failed: bool) -> None:
-        """End the tracker's own run. ``failed`` is true if an error ended the training."""
+        """End the tracker's own run, as failed if an error ended the training or if figures are missing because a call failed."""
         try:
             self._tracker.close(failed=failed or self._is_lost)
         except Exception as error:
@@ -91,7 +91,7 @@ class TrackerCallback(Callback):
         return target
 
     def _call_or_warn(self, call: Callable[[], object]) -> None:
-        """Run ``call`` for the tracker. If it fails, warn, and give the tracker no further figures."""
+        """Make a ``call`` to the tracker. If it fails, warn and make no further calls."""
         if self._is_lost:
             return
         try:
@@ -110,7 +110,7 @@ def _epsilons(privacy: Statement) -> dict[str, Any]:
 
 
 def _texts(privacy: Statement) -> dict[str, str]:
-    """Return the verdict, and the table of guarantees and paper's claims, as texts."""
+    """Return two texts: the verdict, and the table of guarantees and the paper's claims in Markdown."""
     rows = guarantee_rows(privacy.to_dict())
     heads = ("protected", "trusted", f"epsilon (delta {privacy.delta:g})", "status")
     table = "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
@@ -129,11 +129,11 @@ def tracker_callbacks(names: Sequence[str], folder: Path | None, warn: Callable[
     if unknown:
         raise ConfigError(f"unknown tracker {unknown[0]!r}: {did_you_mean(unknown[0], TRACKERS)}")
     if names and folder is None:
-        raise ConfigError("track is set, but folder is missing: give ldpfl.run a folder=..., because a tracker reads the run's files there")
+        raise ConfigError("track needs the argument folder, which is not given: give a folder, from which the tracker gets files")
     if folder is not None and not all(TRACKERS[name].is_local for name in names):
         RunFolder(folder).check_may_be_handed_on()
     callbacks = [TrackerCallback(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
-    failed = True
+    failed = True  # until the block has ended without an error
     try:
         yield callbacks
         failed = False

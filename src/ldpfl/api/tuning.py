@@ -142,7 +142,8 @@ def tune(
         LdpflError: as for :func:`run`.
     """
     data_settings, caller_objects = settings_and_objects(data, model)
-    space = _search_space(what if what is not None else OWN if data is not None else DEFAULT, axes or {})
+    default = OWN if data is not None else DEFAULT
+    space = _search_space(default if what is None else what, axes or {})
     changes = [*setting_texts(data_settings), *setting_texts(overrides_by_key(tune, overrides, space.recipe)), *setting_texts(settings)]
     tuning = Tuning(space, tuple(changes), target_epsilon, TrialCount.of(trials, max_trials, law), evaluation_epsilon, seed)
     if not (isfinite(target_epsilon) and target_epsilon > 0):
@@ -154,7 +155,7 @@ def tune(
         runner = runner_for(data_dir, device, display, caller_objects)
         if jobs > 1 and runner.device.type != "cpu":
             raise ConfigError(f"jobs is {jobs}, but several trials at once work only on a CPU, not on {device}: set jobs to 1")
-        watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, of, cell: f"trial {number}/{of}: {setting_label(cell)}")
+        watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, total, cell: f"trial {number}/{total}: {setting_label(cell)}")
         chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
         if chosen.settings_tried == 1:  # a warning for whoever runs the trials: the release must not tell how many there were
@@ -186,7 +187,7 @@ def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]
 
 
 def _search_space(what: str | Path | SweepConfig, axes: Mapping[str, Any]) -> SweepConfig:
-    """Return the sweep from whose settings a tuning chooses: ``what`` itself, or the recipe ``what`` over ``axes``."""
+    """Return the sweep from whose settings a tuning chooses: ``what`` if it is a sweep, else the recipe ``what`` over ``axes``."""
     if isinstance(what, SweepConfig) or str(what) in sweep_names() or _is_sweep_file(Path(what)):
         if axes:
             name = what.name if isinstance(what, SweepConfig) else what
@@ -217,11 +218,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
         interval=(figure["low"], figure["high"]),
         settings=chosen.labels,
         guarantee=chosen.guarantee,
-        sentences=(
-            *_sentences_on_loss(chosen),
-            *_note_on_noise(chosen),
-            *_guarantee_sentences(tuning, chosen.guarantee, len(chosen.labels)),
-        ),
+        sentences=(*_sentences_on_loss(chosen), *_note_on_noise(chosen), *_guarantee_sentences(tuning, chosen)),
         folder=release,
     )
     write_model(chosen.folder, release)
@@ -230,7 +227,7 @@ def _write_release(tuning: Tuning, chosen: Chosen, out: Path) -> TuneResult:
 
 
 def _sentences_on_loss(chosen: Chosen) -> tuple[str, ...]:
-    """Return a sentence on the unit of the score if it is the loss of a number or a count. The unit is in the released encoding, too."""
+    """Return a sentence on the unit of the score if it is the loss of a number or a count. The released encoding reveals it, too."""
     sentence = client_figures.sentence_on_loss(chosen.folder.result() or {}) if chosen.metric == LOSS else ""
     return (sentence.strip(),) if sentence else ()
 
@@ -252,17 +249,15 @@ _MAX_LOSS_WIDTH, _MAX_SHARE_WIDTH = 0.5, 0.2
 """Maximum width of an interval that can tell settings apart: for a loss as a multiple of it, and for an AUROC or accuracy."""
 
 
-def _guarantee_sentences(tuning: Tuning, guarantee: TunedGuarantee, settings: int) -> tuple[str, ...]:
+def _guarantee_sentences(tuning: Tuning, chosen: Chosen) -> tuple[str, ...]:
     """Return sentences on the meaning of a tuning's guarantee, and on what it does not cover."""
-    release, count = guarantee.release, tuning.count
+    guarantee, count, settings = chosen.guarantee, tuning.count, len(chosen.labels)
+    release = guarantee.release
     epsilons = ", ".join(f"{number(row.epsilon)} {IF_TRUSTED[row.trust_model]}" for row in guarantee.trials)
     is_proved = guarantee.statement.status == "proved"
     not_proved = () if is_proved else (f"this and all that follows is {guarantee.statement.status}: it rests on code that is not ldpfl's",)
-    seed_warning = (
-        ()
-        if tuning.seed is None
-        else ("the number of trials and their noise follow from the seed that was given: the guarantee holds while nobody else knows it",)
-    )
+    seed_text = "the number of trials and their noise follow from the seed that was given: the guarantee holds while nobody else knows it"
+    seed_warning = () if tuning.seed is None else (seed_text,)
     return (
         f"whoever sees only the release (setting, model and noisy score) has epsilon {number(release.epsilon)} at delta {release.delta:g} "
         f"for each {guarantee.statement.protected}, if whoever runs the trials holds all data and is trusted",

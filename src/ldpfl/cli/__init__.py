@@ -31,7 +31,7 @@ def main() -> None:
     """Run the command line; a mistake is one line on stderr and exit code 2, an interrupt exit code 130."""
     print_anything()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False))  # Click raises its errors here, instead of printing them
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         sys.exit(2)
@@ -63,7 +63,7 @@ def _stop(message: str, code: int = 2) -> NoReturn:
     """Print ``message`` as one line on stderr, and exit with ``code``."""
     line = " ".join(message.split())
     # The message may quote a file of somebody else, whose control characters must not reach the terminal.
-    printed = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line)
+    printed = "".join(char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode() for char in line)
     print(f"ldpfl: {printed}", file=sys.stderr)
     sys.exit(code)
 
@@ -80,5 +80,5 @@ def _print_version(is_given: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
+) -> None:  # nothing is left to do: the option's callback prints the version
     """Federated learning under local differential privacy."""

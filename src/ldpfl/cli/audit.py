@@ -18,6 +18,8 @@ from ldpfl.report.privacy import audit_table, canary_table
 AUDIT_FAILED = 3
 """Exit code when an audit finds a fault."""
 
+_RUN_TRIALS = 400  # default number of trials, as of ldpfl.audit_run
+
 
 def audit(
     what: Annotated[str, typer.Argument(metavar="MECHANISM|RUN", help="A mechanism's name, or a run's folder.")],
@@ -40,7 +42,7 @@ def audit(
             raise ConfigError(
                 f"{' and '.join(unused)} works only with a mechanism, but {what} is a run, audited by its config: leave it out"
             )
-        _audit_run(Path(what), data_dir, device, trials or 400, seed or 0, as_json=as_json)
+        _audit_run(Path(what), data_dir, device, trials or _RUN_TRIALS, seed or 0, as_json=as_json)
         return
     if Path(what).is_dir():
         warning = f"{what} is a mechanism and also a folder here; the mechanism is audited: to audit the run in the folder, give ./{what}"
@@ -56,7 +58,7 @@ def audit(
 
 
 def _audit_run(folder: Path, data_dir: Path | None, device: str, trials: int, seed: int, *, as_json: bool) -> None:
-    """Put a canary among the run's clients and print what its pool gives away."""
+    """Put a canary among the run's clients, and print how well it is recognised from the pool of a round's reports."""
     api.require_run(folder)  # before a progress bar is drawn
     with Progress(console=terminal(stderr=True), disable=as_json, transient=True) as progress:
         task = progress.add_task("canary trials", total=trials)

@@ -160,7 +160,8 @@ def _budget_as_json(
     books: Books, charges: Sequence[Charged], policy: Policy | None, spends: Sequence[PolicySpend], rounds_left: int | None
 ) -> dict[str, Any]:
     """Return what ``ldpfl budget show --json`` prints: what was spent, what is left and the last refusal."""
-    limit, last = books.limit, charges[-1] if charges else None
+    limit = books.limit
+    last = charges[-1] if charges else None
     refused = books.refusals
     return {
         "protected": books.protected if charges else None,
@@ -205,25 +206,23 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         last = charges[-1].release
         table.add_row(
             Text(f"rounds left like the last ({_release_text(last)})"),
-            _rounds_left_text(rounds_left, policies.rounds_left(file) or 0),
+            _rounds_left_text(rounds_left, policies.rounds_left(file) or 0),  # by budget and policy, and by the budget alone
         )
     if budget.claims:
         text = f"counted as if code that is not ldpfl's did what its authors claim, which is not proved: {', '.join(budget.claims)}"
         table.add_row("author's claim", Text(printable(text), style="yellow"))
     replaced = f"for replacing {_REPLACED[books.protected]}" if charges else "which is nothing so far; the policy says what is protected"
     hint = "" if policy else "; the policy may allow less: --policy FILE shows what was spent of its bounds"
-    validity = (
-        ". The epsilon is valid for any rounds that a server chooses, so it exceeds a ledger's until the budget is nearly used"
-        if charges
-        else ""
-    )
+    validity = ""
+    if charges:
+        validity = ". The epsilon is valid for any rounds that a server chooses, so it exceeds a ledger's until the budget is nearly used"
     table.caption = f"against whoever keeps all that this client ever sent, {replaced}{hint}{validity}{_two_bounds_note(spent, spends)}"
     table.caption_justify = "left"
     return table
 
 
 def _two_bounds_note(spent: float, spends: Sequence[PolicySpend]) -> str:
-    """Return a note on why the budget and the policy's ``lifetime_epsilon`` show different spent epsilons; empty if they show the same."""
+    """Return a note on why the epsilon ``spent`` of the budget differs from that of the policy's ``lifetime_epsilon``; empty if equal."""
     spent_by_policy = next((spend.epsilon for spend in spends if spend.setting == "lifetime_epsilon"), spent)
     if number(spent_by_policy) == number(spent):
         return ""
@@ -236,11 +235,13 @@ def _two_bounds_note(spent: float, spends: Sequence[PolicySpend]) -> str:
 
 
 def _rounds_left_text(rounds_left: int | None, allowed_by_budget: int) -> Text:
-    """Return the number of ``rounds_left`` as text, and the number that the budget allows if the policy allows fewer."""
+    """Return the number of ``rounds_left`` as text, None meaning without bound. Add the budget's number if the policy allows fewer."""
     if rounds_left is None:
         return Text("not bounded by an epsilon: values leave without protection", style="red")
     by_policy = f" by the policy; the budget alone would allow {allowed_by_budget:,}" if rounds_left < allowed_by_budget else ""
-    return Text(f"{rounds_left:,}{by_policy}") if rounds_left else Text(f"0{by_policy}" if by_policy else "0: exhausted", style="red")
+    if rounds_left:
+        return Text(f"{rounds_left:,}{by_policy}")
+    return Text(f"0{by_policy}" if by_policy else "0: exhausted", style="red")
 
 
 def _runs_table(budget: Budget) -> Table:
@@ -276,14 +277,15 @@ def _parameter(release: Release) -> tuple[str, float]:
 
 
 def _charge_row(charge: Charged) -> dict[str, Any]:
-    """Return a charge by the names of :func:`_charge_fields`."""
+    """Return a charge's values by the names of :func:`_charge_fields`, which lists them in the same order."""
     name, value = _parameter(charge.release)
     release = charge.release
     release_values = (release.mechanism, name, json_number(value), release.units, release.unit, release.author)
-    way = (charge.cohort, charge.transport, charge.linked, charge.person, charge.node)
-    values = (charge.number, charge.at, charge.run, charge.round, *release_values, *way)
+    sending_values = (charge.cohort, charge.transport, charge.linked, charge.person, charge.node)
+    values = (charge.number, charge.at, charge.run, charge.round, *release_values, *sending_values)
     # Texts are made printable: a server chose some of them, and the file may be somebody else's.
-    return dict(zip(_charge_fields(), (printable(value) if isinstance(value, str) else value for value in values), strict=True))
+    printable_values = [printable(value) if isinstance(value, str) else value for value in values]
+    return dict(zip(_charge_fields(), printable_values, strict=True))
 
 
 def _charge_fields() -> tuple[str, ...]:

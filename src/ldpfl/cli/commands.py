@@ -88,6 +88,7 @@ class Commands(Group):
         return click.Command(cmd_name, help=COMMANDS[cmd_name][1]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that ``args`` begins with, imported in place of its stand-in."""
         name, _, remaining_args = super().resolve_command(ctx, args)
         return name, None if name is None else command(name), remaining_args
 
@@ -96,7 +97,7 @@ def command(name: str) -> click.Command:
     """Import the command called ``name``, and return it with all its options."""
     module, _, attribute = COMMANDS[name][0].partition(":")
     target = getattr(_import_commands(f"ldpfl.cli.{module}"), attribute)
-    if not isinstance(target, typer.Typer):
+    if not isinstance(target, typer.Typer):  # a function: the command has no commands of its own
         single_command = typer.Typer(add_completion=False)
         single_command.command(name)(target)
         target = single_command
@@ -106,6 +107,6 @@ def command(name: str) -> click.Command:
 
 
 def _import_commands(module: str) -> ModuleType:
-    """Import a module of commands. If a package is missing, the error names the extra that installs it."""
+    """Import a module of commands without garbage collection, which would take time and find nothing."""
     with without_garbage_collection():
         return import_module(module)

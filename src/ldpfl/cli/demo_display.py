@@ -20,7 +20,7 @@ from ldpfl.util.number_format import counted, number
 
 
 class Display:
-    """Prints a line for each event, with the seconds since the start; on a terminal it also shows a spinner."""
+    """Display of a demo: a line for each event, with the seconds since the start, and on a terminal a spinner."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         self._console, self._rounds = console, rounds
@@ -41,7 +41,9 @@ class Display:
 
     def asked(self, round_: PlannedRound, names: tuple[str, ...]) -> None:
         """Print which nodes a round asks, to train or to measure the model."""
-        round_name, task = (f"{round_}/{self._rounds}", "train") if round_.is_training else (str(round_), "measure the model")
+        round_name, task = f"{round_}/{self._rounds}", "train"
+        if not round_.is_training:  # measuring rounds are not among the `rounds` of training
+            round_name, task = str(round_), "measure the model"
         self._print_line(f"{round_name}: asked {', '.join(names)}")
         self._status.update(Text(f"{round_name}: nodes {task} and upload; the relay waits for all"))
 
@@ -74,7 +76,8 @@ def _rounds_table(outcome: DemoOutcome) -> Table:
     """Return the table of rounds: uploads, records or numbers, and accuracy."""
     table = Table(title="rounds", title_justify="left")
     size_key = "dimension" if _is_sum(outcome) else "records_per_upload"
-    for heading in ("round", *(("vectors summed", "numbers") if _is_sum(outcome) else ("uploads mixed", "records")), "accuracy"):
+    relayed_headings = ("vectors summed", "numbers") if _is_sum(outcome) else ("uploads mixed", "records")
+    for heading in ("round", *relayed_headings, "accuracy"):
         table.add_column(heading, justify="right")
     upload_sizes = [terms[size_key] for terms in outcome.relayed.terms]
     for released, size in zip(outcome.relayed.released, upload_sizes, strict=True):
@@ -98,7 +101,7 @@ def _name_and_accuracy(planned: PlannedRound, result: dict[str, Any]) -> tuple[s
 
 
 def _is_sum(outcome: DemoOutcome) -> bool:
-    """Whether the relay added the reports up, instead of mixing them."""
+    """Whether the relay added the reports up, instead of mixing them. Only the terms of a sum have a dimension."""
     return "dimension" in outcome.relayed.terms[0]
 
 

@@ -104,7 +104,7 @@ def certificates(
 
 @contextmanager
 def _watched(console: Console, rounds: int) -> Iterator[tuple[Display, Callable[[float], None]]]:
-    """Show a demo's progress. Yield the display, and a function that waits so many seconds and raises if the demo is interrupted."""
+    """Show a demo's progress. Yield the display, and a function that waits a number of seconds and raises if the demo is interrupted."""
     from ldpfl.cli.demo_display import Display  # imported late: it needs the packages of the demo
 
     with _interruptible() as interrupts, Display(console, rounds) as display:

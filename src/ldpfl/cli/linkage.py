@@ -61,7 +61,7 @@ def linkage(
 
 
 def _attack_with_progress(setting: LinkageSetting, plan: LinkagePlan, out: Path | None) -> LinkageResult:
-    """Run the attack with a progress bar; an interrupt ends it."""
+    """Run the attack with a progress bar. Ctrl-C ends it with a KeyboardInterrupt, without a result."""
     console = terminal(stderr=True)
     with Interrupts() as interrupts, Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("rounds", total=None)

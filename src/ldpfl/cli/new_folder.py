@@ -11,6 +11,7 @@ def new_folder(name: str) -> Path:
 
     The folder is created by the code that writes into it. So two commands that begin in the same millisecond may get the same path.
     """
-    stamped = f"{name.replace('/', '-')}-{datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
-    names = (stamped, *(f"{stamped}-{number}" for number in range(2, 100)))
-    return next((folder for folder_name in names if not (folder := Path("runs") / folder_name).exists()), Path("runs") / stamped)
+    milliseconds_stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # %f has six digits, microseconds
+    stamped = f"{name.replace('/', '-')}-{milliseconds_stamp}"
+    folders = [Path("runs") / folder_name for folder_name in (stamped, *(f"{stamped}-{number}" for number in range(2, 100)))]
+    return next((folder for folder in folders if not folder.exists()), folders[0])

@@ -88,7 +88,8 @@ def check_node(
     trial = Trial(_pairs(node_config, "--node-config"), _pairs(train_config, "--train-config")) if try_ else None
     console, faults = terminal(), 0
     for finding in operators.check_node(node, trial):
-        faults += finding.standing is Standing.WRONG
+        if finding.standing is Standing.WRONG:
+            faults += 1
         line = Text.assemble((f"{finding.standing.value:<6}", _COLOURS[finding.standing]), f"{finding.what:<10}", finding.said)
         console.print(line, soft_wrap=True)
     if faults:
@@ -96,12 +97,12 @@ def check_node(
 
 
 def _pairs(text: str, option: str) -> dict[str, str | int | float | bool]:
-    """Return the settings in ``text``, in the form that Flower takes: ``key=value``, separated by spaces, with values as in TOML."""
+    """Return the settings in ``text``, the value of ``option``. As for Flower, they are ``key=value``, with values as in TOML."""
     pairs = _PAIR.findall(text)
     try:
         if _PAIR.sub("", text).strip():
             raise ValueError("some of it is not of the form KEY=VALUE")
-        settings = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in pairs))
+        settings = tomllib.loads("\n".join(f"{json.dumps(key)} = {value}" for key, value in pairs))  # quoted, "a.b" is one key
     except ValueError as error:
         raise ConfigError(f"{option} is {text!r}, expected KEY=VALUE with spaces between, and texts in quotes: {error}") from None
     return settings

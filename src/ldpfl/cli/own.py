@@ -81,7 +81,8 @@ def predict(
     if out is None:
         print(text, end="")
         return
-    terminal().print(Text(f"{out}: {counted(text.count(chr(10)) - 1, 'row')}"), soft_wrap=True)
+    row_count = text.count("\n") - 1  # without the heading
+    terminal().print(Text(f"{out}: {counted(row_count, 'row')}"), soft_wrap=True)
 
 
 def export(
@@ -197,7 +198,7 @@ def init(
         api.begin_mechanism(mechanism)
         print(f"wrote the package {mechanism}: install it with pip install -e {mechanism}; its README.md says how to test and use it")
         return
-    if flower is not None:
+    if flower is not None:  # the data and columns go to the app apart from the other changes
         chosen = recipe or (OWN if data is not None else DEFAULT)
         changes = overrides_of(
             None, None, None, task, model, target_epsilon, set_, chosen, evaluation_epsilon=evaluation_epsilon, text=text
@@ -251,8 +252,9 @@ def _init_app(
 
 def _left_to_do(app: BegunApp) -> str:
     """Return the steps that the user has to do before a policy and a budget can be written."""
-    layers, key = "" if app.is_sized else " --layers SIZES", " --key KEY" if app.by_sum else ""
-    command = f"ldpfl policy init {app.folder}{layers}{key}"
+    layers_flag = "" if app.is_sized else " --layers SIZES"
+    key_flag = " --key KEY" if app.by_sum else ""
+    command = f"ldpfl policy init {app.folder}{layers_flag}{key_flag}"
     if app.open_bounds:
         records = f", and add the line mechanism.records=NUMBER, the mean number of {app.mean_left} of a node" if app.mean_left else ""
         bounds = f"fill in data.bounds of {', '.join(app.open_bounds)} in {app.folder / 'pyproject.toml'}"

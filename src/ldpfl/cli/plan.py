@@ -75,6 +75,7 @@ def plan(
                 f"--regime and --target need each other and --clients, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
                 "missing: give all three"
             )
+        # Flags that are false count as not given.
         other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
         other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
         unfit_flags = [flag for flag, value in other_flags.items() if value is not None]

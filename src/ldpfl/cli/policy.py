@@ -94,11 +94,9 @@ def _print_rows(data: Path, checked_rows: Rows) -> None:
     rows, useless, misfit = checked_rows.count, checked_rows.useless, checked_rows.misfit
     message = f"{'The row' if rows == 1 else f'All {rows:,} rows'} of {printable(str(data))} can be trained on"
     if misfit:
-        summary = (
-            f"{useless:,} of the {counted(rows, 'row')} cannot be trained on"
-            if useless
-            else f"{counted(rows, 'row')} can be trained on, some with missing values"
-        )
+        summary = f"{counted(rows, 'row')} can be trained on, some with missing values"
+        if useless:
+            summary = f"{useless:,} of the {counted(rows, 'row')} cannot be trained on"
         message = f"Some values of {printable(str(data))} do not fit and count as missing: {summary}. The first: {misfit}"
     terminal().print(Text(f"{message}: export LDPFL_DATA={quote(str(data.absolute()))}", style="yellow" if misfit else ""), soft_wrap=True)
 
@@ -122,8 +120,10 @@ def _parse_layers(text: str) -> list[tuple[str, tuple[int, ...]]]:
     parts = [part.strip().rpartition("=") for part in text.split(",") if part.strip()]
     layers = [(name.strip(), tuple(size.strip() for size in shape.split("x"))) for name, _, shape in parts]
     names = [name for name, _ in layers]
+    # Either no array has a name, or each array has a name of its own.
+    has_wrong_names = any(names) and len({*names} - {""}) != len(names)
     are_sizes = all(size.isascii() and size.isdigit() and int(size) > 0 for _, shape in layers for size in shape)
-    if not are_sizes or (any(names) and len({*names} - {""}) != len(names)):
+    if not are_sizes or has_wrong_names:
         raise ConfigError(
             f"--layers is {text!r}, expected sizes, as in 500,10, or a name and a shape for each array, as in w=10x50,b=10, no name twice"
         )
@@ -131,7 +131,7 @@ def _parse_layers(text: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _print_left(budget: Path, policy: Policy) -> None:
-    """Print what ``budget``, which existed before the policy, has left, and which limits must cover all apps over the same data."""
+    """Print how much is left of ``budget``, which existed before the policy, and which limits must cover all apps over the same data."""
     books = read_budget(budget, policy).books
     limit, charges = books.limit, books.charges
     left = number(max(0.0, limit.epsilon - books.spent(limit.delta)))
@@ -153,7 +153,7 @@ _PROTECTED = {
 
 
 def _print_fitted(fitted: FittedPolicy, out: Path, budget: Path) -> None:
-    """Print what the written policy allows, the claims that it rests on, and how the SuperNode is given its files."""
+    """Print what the written policy allows, the claims that it rests on, and the variables that name its files to the SuperNode."""
     console, policy, claimed = terminal(), fitted.policy, fitted.claimed
     budget_state = f"{budget} existed already and is unchanged" if fitted.budget_was_there else f"{budget} holds the budget"
     console.print(Text(f"{out} holds the policy; {budget_state}."), soft_wrap=True)

@@ -80,7 +80,7 @@ def run(
     is_new = data is not None and out is not None and RunFolder(out).is_vacant and not more_rounds
     # None: go on with the config in the folder, changed by the overrides.
     config = None if resume and recipe is None and not is_new else api.configure(recipe or default, overrides)
-    folder = RunFolder(out or _default_folder(config or api.configure()))
+    folder = RunFolder(out or _default_folder(config or api.configure()))  # without --out, there is a config, as no run is resumed
     errors = terminal(stderr=True)
     resume_command = _resume_command(folder.path, _flags(data_dir, device))
     try:
@@ -109,7 +109,10 @@ def run(
         raise _with_next_step(error, resume_command if folder.config_path.exists() else "the same command") from error
     if report:
         _write_report(folder.path, errors)
-    _print_as_json(result) if as_json else _print_result(folder.path, result)
+    if as_json:
+        _print_as_json(result)
+    else:
+        _print_result(folder.path, result)
 
 
 @contextmanager
@@ -142,7 +145,7 @@ def _print_as_json(result: dict[str, Any]) -> None:
 
 
 def _with_next_step(error: WriteError, next_command: str) -> WriteError:
-    """Return ``error`` with its remedy, and the command that resumes the run."""
+    """Return ``error`` with its remedy and ``next_command`` added to the message. The command resumes the run or sweep, or restarts it."""
     message = f"{error}: nothing that was finished is lost; {error.remedy} and go on with: {next_command}"
     return WriteError(message, error.reason, error.remedy)
 
@@ -154,7 +157,8 @@ def _resume_command(folder: Path, flags: str) -> str:
 
 def _flags(data_dir: Path | None, device: str) -> str:
     """Return the flags that a resumed run or sweep needs again, because they are not part of its config."""
-    data_flag = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir and str(data_dir) != os.environ.get(DATA_DIR_VARIABLE) else ""
+    is_from_environment = str(data_dir) == os.environ.get(DATA_DIR_VARIABLE)  # and so will be there again
+    data_flag = f" --data-dir {shlex.quote(str(data_dir))}" if data_dir and not is_from_environment else ""
     return data_flag + (f" --device {device}" if device != "auto" else "")
 
 
@@ -188,7 +192,7 @@ def sweep(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Run a recipe over several settings and seeds. Rerun the same command to resume."""
-    if (name is not None) + (data is not None) + resume != 1:
+    if [name is not None, data is not None, resume].count(True) != 1:
         raise ConfigError("give ldpfl sweep exactly one of these: the name or file of a sweep, --data, or --resume")
     if data is None and (axis or target or client or person or task or model or called or seeds != 1):
         unfit = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
@@ -213,6 +217,7 @@ def sweep(
     sweep_file = folder / SWEEP
     try:
         with Interrupts() as interrupts, ProgressDisplay(errors, lines=False, check=interrupts.check) as display:
+            # By its name, a sweep that ships with ldpfl is recognised, whose seeds everybody knows.
             result = api.sweep(config if name is None else name, settings=changes, progress=display, **options)
     except KeyboardInterrupt:
         if not sweep_file.exists():
@@ -238,7 +243,7 @@ def sweep(
 
 
 def _sweep_command(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:
-    """Return the command that starts a sweep again, for a sweep that could not be resumed because nothing of it was written."""
+    """Return the command that starts a sweep anew. It is for a sweep of which nothing was written, so that it cannot be resumed."""
     options = [(flag, str(value)) for flag, value in flags.items() if value is not None]
     options += [("--axis", axis) for axis in axes] + [("--set", setting) for setting in settings] + [("--out", str(folder))]
     return printable(shlex.join(["ldpfl", "sweep", *([name] if name else []), *(word for option in options for word in option)]))
@@ -288,7 +293,7 @@ _RESTART_HINT = "resume it by starting its ServerApp again with this folder"
 
 
 def _next_step(run: UnfinishedRun) -> str:
-    """Return how an unfinished run is resumed. For a user's own app, also say whether it may be finished: only the app knows that."""
+    """Return how an unfinished run is resumed. A run of a user's own app may be finished, which only the app knows: then say so."""
     if run.own_app:
         released = f"what it released: ldpfl ledger {shlex.quote(str(run.folder))}" if run.released else ""
         all_rounds_done = run.done > 0 and run.done >= run.rounds
@@ -308,13 +313,9 @@ def _next_step(run: UnfinishedRun) -> str:
 def _show_sweep(sweep: StoredSweep, *, as_json: bool) -> None:
     """Print how many of a sweep's runs are finished, and how it is resumed."""
     if as_json:
-        counts = {
-            "finished": sweep.done + sweep.stopped == sweep.runs,
-            "runs_done": sweep.done,
-            "stopped": sweep.stopped,
-            "runs": sweep.runs,
-        }
-        print_json({"name": sweep.name, "kind": "sweep", **counts})
+        is_over = sweep.done + sweep.stopped == sweep.runs
+        counts = {"runs_done": sweep.done, "stopped": sweep.stopped, "runs": sweep.runs}
+        print_json({"name": sweep.name, "kind": "sweep", "finished": is_over, **counts})
         return
     given_up = f", {sweep.stopped} given up" if sweep.stopped else ""
     print(f"{sweep.name}: a sweep, {sweep.done} of {counted(sweep.runs, 'run')} finished{given_up}")

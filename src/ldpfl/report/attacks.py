@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ldpfl.attacks.compare import ComparedRuns, Comparison
 from ldpfl.attacks.on_run import AttackRow, RunAttack
+from ldpfl.util.number_format import counted
 
 _KINDS = {
     "unprotected": "reconstructed from the unprotected model",
@@ -20,8 +21,7 @@ _HOW_TO_READ = "a larger distance is a worse reconstruction; compare it with the
 
 def attack_table(result: RunAttack) -> Table:
     """Return the table of an attack on a run: distances to real images of the class, and how many are recognised."""
-    seeds = len(result.plan.seeds)
-    title = f"{result.name}: reconstruction of label {result.label}, {seeds} seed{'s' * (seeds > 1)}"
+    title = f"{result.name}: reconstruction of label {result.label}, {counted(len(result.plan.seeds), 'seed')}"
     table = Table(title=Text(title), title_justify="left")
     table.add_column("against real test images of the label")
     for heading in ("images", "Fréchet distance", "recognised*"):
@@ -36,15 +36,15 @@ def attack_table(result: RunAttack) -> Table:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return the table of attacks on several runs: a line for each protection, over runs and attack seeds."""
-    seeds = len(comparison.plan.seeds)
-    title = f"reconstruction of label {comparison.label}: {comparison.runs} runs, {seeds} seed{'s' * (seeds > 1)} of the attack on each"
+    seeds = counted(len(comparison.plan.seeds), "seed")
+    title = f"reconstruction of label {comparison.label}: {comparison.runs} runs, {seeds} of the attack on each"
     table = Table(title=Text(title), title_justify="left")
     table.add_column(f"against {comparison.images:,} real test images")
     for heading in ("attacks", "Fréchet distance", "recognised*", "accuracy"):
         table.add_column(heading, justify="right")
     for line in comparison.lines:
         row = line.row
-        attacks, accuracy = ("-", "-") if row.accuracy is None else (f"{len(row.distances)}", f"{row.accuracy:.1%}")
+        attacks, accuracy = ("-", "-") if row.accuracy is None else (f"{len(row.distances)}", f"{row.accuracy:.1%}")  # None: a reference
         table.add_row(Text(_line_name(line)), attacks, _mean_and_deviation(row), f"{sum(row.shares) / len(row.shares):.1%}", accuracy)
     notes = _notes([line.row for line in comparison.lines], comparison.extractor, comparison.features, comparison.classifier_accuracy)
     if comparison.left_out:
@@ -68,7 +68,7 @@ def _row_name(row: AttackRow, result: RunAttack) -> str:
 
 
 def _image_counts(row: AttackRow) -> str:
-    """Return the number of reconstructed images, and that of real ones if it differs."""
+    """Return the number of reconstructed images, and that of real ones if it differs. All attacks of a row have the same numbers."""
     distance = row.distances[0]
     return f"{distance.other:,}" if distance.other == distance.real else f"{distance.other:,} to {distance.real:,}"
 

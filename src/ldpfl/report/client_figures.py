@@ -17,7 +17,8 @@ def how_measured(result: Mapping[str, Any]) -> str:
     if not result.get("at_clients"):
         return ""
     last = result["at_clients"][-1]
-    unit, held_back = _counted_unit(result), "records that they hold back from training, released with noise"
+    unit = _counted_unit(result)
+    held_back = "records that they hold back from training, released with noise"
     where = f"on {last['records']:,} {held_back}"
     if unit == "person":
         where = f"on {counted(last['records'], unit)}, all of whose records are held back from training, released with noise"
@@ -30,7 +31,7 @@ def how_measured(result: Mapping[str, Any]) -> str:
 
 
 def _sentence_on_auroc(last: Mapping[str, Any]) -> str:
-    """Return a sentence on why the AUROC is left out; empty if it is not."""
+    """Return a sentence on why the AUROC is left out of the ``last`` evaluation; empty if it is not left out."""
     if last.get("rare_class"):
         return " The AUROC is left out: the held-back records of one class are too few to be seen above the noise."
     error_by_bins = last.get("binning")
@@ -63,7 +64,7 @@ def _counted_unit(result: Mapping[str, Any]) -> str:
 
 
 def _sentence_on_count(last: Mapping[str, Any], unit: str) -> str:
-    """Return sentences on the number of ``unit``s if the run's terms assume it instead of counting them, and on its noisy estimate."""
+    """Return sentences on the number of ``unit``s and its noisy estimate. They are empty unless the run's terms state the number."""
     if not last.get("stated"):
         return ""
     estimate = last.get("counted")
@@ -97,13 +98,13 @@ def confusion_columns(result: Mapping[str, Any]) -> list[str]:
 
 
 def _class_names(result: Mapping[str, Any], count: int) -> list[str]:
-    """Return the names of ``count`` classes: the run's own if there are as many, else their numbers."""
+    """Return the names of ``count`` classes. If the run names another number of classes, or none, return their indices."""
     names = list(result.get("classes", ()))
     return names if len(names) == count else [str(index) for index in range(count)]
 
 
 def confusion_caption(result: Mapping[str, Any]) -> str:
-    """Return the text above the confusion matrix."""
+    """Return the text above the confusion matrix; empty if there is no matrix."""
     noise = result["at_clients"][-1].get("confusion_noise") if result.get("at_clients") else None
     if noise is None:
         return ""
@@ -113,6 +114,8 @@ def confusion_caption(result: Mapping[str, Any]) -> str:
 
 def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the cells of a row for each bin of scores whose count exceeds the noise: predicted, observed with interval, records."""
-    for bin_ in result["at_clients"][-1].get("calibration", ()) if result.get("at_clients") else ():
+    if not result.get("at_clients"):
+        return
+    for bin_ in result["at_clients"][-1].get("calibration", ()):
         observed = f"{bin_['observed']:.1%} ({100 * bin_['low']:.1f} to {100 * bin_['high']:.1f})"
         yield [f"{bin_['predicted']:.1%}", observed, f"{bin_['rows']:,}"]

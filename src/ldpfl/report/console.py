@@ -37,7 +37,7 @@ def print_anything() -> None:
 def _replacement(error: UnicodeError) -> tuple[str, int]:
     """Return the text for the characters that cannot be encoded, and the position after them, as an error handler of ``codecs`` must."""
     if not isinstance(error, UnicodeEncodeError):
-        raise error
+        raise error  # the handler is for output; bytes that were read have no right replacement
     text = error.object[error.start : error.end]
     return "".join(map(_ascii_form, text)), error.end
 

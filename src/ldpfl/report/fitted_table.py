@@ -35,7 +35,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Minimum width at which the column is readable."""
+        """Minimum width at which the column is readable. Long names are folded; all other texts stand on one line."""
         longest = max(map(cell_len, [self.title, *self.cells]))
         return min(longest, max(_MIN_NAME_WIDTH, cell_len(self.title))) if self.is_name else longest
 
@@ -61,7 +61,7 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the first selection of columns that fits the terminal, or else all rows as lists."""
         for columns in self._column_selections():
-            if sum(column.width + _BETWEEN_COLUMNS for column in columns) + 1 <= options.max_width:
+            if sum(column.width + _BETWEEN_COLUMNS for column in columns) + 1 <= options.max_width:  # 1 for the frame
                 yield self._as_table(columns)
                 return
         yield from self._as_records()
@@ -69,7 +69,7 @@ class FittedTable:
     def _column_selections(self) -> Iterator[list[Column]]:
         """Yield selections of columns to try: all columns, then without the first step of ``dropped`` columns, and so on."""
         for step in sorted({column.dropped for column in self.columns} | {0}):
-            yield [column for column in self.columns if not 0 < column.dropped <= step]
+            yield [column for column in self.columns if column.dropped == 0 or column.dropped > step]
 
     def _as_table(self, columns: Sequence[Column]) -> Table:
         """Return a table of the given columns; its caption names those that have no room."""
@@ -89,7 +89,8 @@ class FittedTable:
     def _as_records(self) -> Iterator[Text]:
         """Yield each row as a heading of its names, and one line for each figure."""
         yield Text(self.title, style="italic")
-        names, figures = ([column for column in self.columns if column.is_name is are_names] for are_names in (True, False))
+        names = [column for column in self.columns if column.is_name]
+        figures = [column for column in self.columns if not column.is_name]
         for row in range(self.row_count):
             row_name = ", ".join(f"{column.title} {column.cells[row]}" for column in names)
             yield Text(row_name, style="bold", overflow="fold")

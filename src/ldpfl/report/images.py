@@ -20,7 +20,7 @@ _BACKGROUND, _GAP_GRAY = 255, 96  # brightness of the sheet, and of the gaps in 
 
 
 def draw_image_grid(path: Path, images: Tensor, *, columns: int = 10, rows: int = 10) -> None:
-    """Write the first ``rows * columns`` of ``images`` (N, C, H, W) uint8, C 1 or 3, as a PNG grid.
+    """Write the first ``rows * columns`` of ``images`` as a PNG grid: N images of C channels, 1 or 3, height H and width W, as uint8.
 
     Raises:
         ConfigError: there is no image, or images are neither grey nor coloured.
@@ -29,7 +29,7 @@ def draw_image_grid(path: Path, images: Tensor, *, columns: int = 10, rows: int 
 
 
 def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, columns: int = 8, rows: int = 8, abreast: int = 3) -> None:
-    """Write one grid for each (heading, images) of ``panels``, under their headings, ``abreast`` in a row, as a PNG.
+    """Write a PNG with a grid for each (heading, images) of ``panels``, below its heading. ``abreast`` grids stand in a row.
 
     Raises:
         ConfigError: there is no panel, or one without images, or images are neither grey nor coloured.
@@ -40,8 +40,10 @@ def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, colum
     grids = [_grid(images, columns, rows) for _, images in panels]
     heading_widths = [int(font.getlength(heading)) + 1 for heading, _ in panels]
     column_numbers = range(min(abreast, len(panels)))
+    # Panels are laid out row by row, so a slice in steps of `abreast` is a column of the sheet.
     widths = [max(*(grid.width for grid in grids[column::abreast]), *heading_widths[column::abreast]) for column in column_numbers]
     heights = [max(grid.height for grid in grids[start : start + abreast]) for start in range(0, len(grids), abreast)]
+    # Two margins above each row of grids leave room for its headings.
     size = (sum(widths) + _MARGIN * (len(widths) + 1), sum(heights) + _MARGIN * (2 * len(heights) + 1))
     sheet = Image.new("RGB", size, (_BACKGROUND,) * 3)
     pen = ImageDraw.Draw(sheet)
@@ -57,7 +59,7 @@ def _grid(images: Tensor, columns: int, rows: int) -> Image.Image:
     """Return the first ``rows * columns`` of ``images`` in a grid, enlarged by ``_SCALE``."""
     if images.dim() != 4 or len(images) == 0 or images.shape[1] not in (1, 3) or images.dtype != torch.uint8:
         raise ConfigError(f"a grid needs images (N, 1 or 3, H, W) of uint8, got {images.dtype} {tuple(images.shape)}")
-    drawn = images[: rows * columns].cpu().expand(-1, 3, -1, -1)
+    drawn = images[: rows * columns].cpu().expand(-1, 3, -1, -1)  # grey images get three equal channels
     _, _, height, width = drawn.shape
     columns = min(columns, len(drawn))
     cell_height, cell_width = height + _GAP, width + _GAP

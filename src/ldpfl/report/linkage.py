@@ -37,9 +37,9 @@ def linkage_table(result: LinkageResult) -> Table:
     """
     setting, watched = result.setting, result.setting.watched
     title = f"{setting.clients} clients, {setting.parameters} parameters: reports linked by when they arrive, {_trials_text(result)}"
-    table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))  # 80 columns
+    table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))  # without a frame, to fit 80 columns
     table.add_column("channel", no_wrap=True)
-    rounds = [f"% named after\n{count} round{'s' * (count > 1)}" for count in watched]
+    rounds = [f"% named after\n{count} {'round' if count == 1 else 'rounds'}" for count in watched]
     for heading in ("T in s", *rounds, "pairs\n(AUC)", f"linked,\nof {setting.parameters}", "epsilon"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in result.rows:
@@ -74,7 +74,7 @@ def _notes(setting: LinkageSetting) -> list[str]:
 
 def _trials_text(result: LinkageResult) -> str:
     trials = result.plan.trials
-    return f"{trials} trial{'s' * (trials > 1)}"
+    return f"{trials} {'trial' if trials == 1 else 'trials'}"
 
 
 def _percent_text(value: float) -> str:
@@ -87,7 +87,7 @@ def _with_deviation(figure: Figure, form: Callable[[float], str]) -> str:
 
 
 def draw_linkage(path: Path, result: LinkageResult) -> None:
-    """Draw the observer's success against the longest delay T: reports named, pairs told apart, the largest linked set, and its epsilon.
+    """Draw the observer's success against the longest delay T: reports named, pairs distinguished, largest linked set, and its epsilon.
 
     Bands are one standard deviation of a trial. Channels without a delay are horizontal lines.
 
@@ -99,7 +99,7 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
     with figure_file(path, kind, (10.0, 7.0)) as figure:
         named, pairs, linked, epsilon = figure.subplots(2, 2, sharex=True).flat
         _draw_channels(named, result, lambda row: row.attributed(last), scale=100)
-        if last:
+        if last:  # the smallest number of watched rounds is another one
             _draw_channels(named, result, lambda row: row.attributed(0), scale=100, dotted=True)
         _draw_channels(pairs, result, lambda row: row.auc)
         _draw_channels(linked, result, lambda row: row.linked)
@@ -127,7 +127,7 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
 def _draw_channels(
     panel: Axes, result: LinkageResult, figure_of: Callable[[LinkageRow], Figure], *, scale: float = 1, dotted: bool = False
 ) -> None:
-    """Draw a figure of each channel's rows against the longest delay T; as a horizontal line if the channel has no delay."""
+    """Draw a figure (mean and deviation) of each channel against the longest delay T; a horizontal line for a channel without delays."""
     for channel, colour in _COLOURS.items():
         rows = [row for row in result.rows if row.channel == channel]
         label = "" if dotted else _LEGEND[channel]
@@ -145,7 +145,7 @@ def _draw_channels(
 
 
 def _scaled_delays(rows: Sequence[LinkageRow], setting: LinkageSetting) -> list[float]:
-    """Return the longest delays T of rows that have one, divided by the spread of finishing times if there is any."""
+    """Return the longest delays T of rows that have one, in units of the spread of finishing times, or in seconds if that is 0."""
     return [row.delay / (setting.spread or 1.0) for row in rows if row.delay is not None]
 
 

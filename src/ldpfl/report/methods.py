@@ -46,13 +46,14 @@ def citation() -> str:
 def bibtex(name: str) -> str:
     """Return the software's citation for BibTeX, with the ``name`` of a run."""
     fields = {
-        "author": "{ldpfl maintainers}",
+        "author": "{ldpfl maintainers}",  # in braces, BibTeX does not split it into a first and a last name
         "title": "ldpfl: federated learning under local differential privacy",
         "year": YEAR,
         "version": ldpfl.__version__,
         "note": f"run {name}",
     }
-    return "@software{ldpfl,\n" + "".join(f"  {f'{key:<7} = {{{value}}},'}\n" for key, value in fields.items()) + "}"
+    lines = [f"  {key:<7} = {{{value}}}," for key, value in fields.items()]
+    return "\n".join(["@software{ldpfl,", *lines, "}"])
 
 
 def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statement: Statement, kind: Kind) -> str:
@@ -77,7 +78,8 @@ def methods(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, statem
 def _training_sentence(config: RunConfig, result: Mapping[str, Any], ledger: Ledger, kind: Kind) -> Iterator[str]:
     """Yield the sentence on the model, the size of the training and the software."""
     version = result.get("versions", {}).get("ldpfl", ldpfl.__version__)
-    model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(public_name(config.model.name).rpartition(':')[2])})"
+    name = public_name(config.model.name).rpartition(":")[2]  # the model's name, without the file that defines it
+    model = "A model" if kind is Kind.OWN_APP else f"A model ({printable(name)})"
     clients = max((event.population for event in ledger.events), default=result["clients"])
     sizes = f"in {counted(result['rounds'], 'round')} with {counted(clients, 'client')}"
     start = f"{model} was trained by federated learning {sizes}, with ldpfl {printable(version)}"
@@ -130,7 +132,7 @@ def _guarantee_sentence(row: Guarantee) -> str:
 
 def _mechanism_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     """Yield the sentences on who sent reports in each round, and how they were randomised."""
-    events = [event for event in ledger.events if not event.histograms]
+    events = [event for event in ledger.events if not event.histograms]  # without measurements
     if not events:
         return
     name = printable(events[-1].release.mechanism)
@@ -164,7 +166,7 @@ def _participants(events: Sequence[RoundEvent]) -> str:
 
 
 def _noise_clause(events: Sequence[RoundEvent]) -> str:
-    """Return the clause on how the last round's mechanism protects its values; epsilons and noises may be ranges over the rounds."""
+    """Return the clause on how the mechanism protects values. If its epsilon or noise differs between rounds, state the range."""
     releases = [event.release for event in events]
     last = releases[-1]
     if any(isinstance(release, UnprotectedRelease) for release in releases):
@@ -180,7 +182,7 @@ def _noise_clause(events: Sequence[RoundEvent]) -> str:
     epsilon = _range_text([release.parameter for release in releases])
     unit = "bit" if isinstance(last, BinaryRelease) else "value"
     kind = "" if isinstance(last, BinaryRelease | PureRelease) else "protected "
-    return f"{last.units:,} {kind}{unit}{'s' * (last.units > 1)}, each of which is {epsilon}-locally differentially private on its own"
+    return f"{counted(last.units, kind + unit)}, each of which is {epsilon}-locally differentially private on its own"
 
 
 def _range_text(values: Sequence[float]) -> str:
@@ -191,7 +193,7 @@ def _range_text(values: Sequence[float]) -> str:
 
 def _measurement_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     """Yield the sentences on measurements beside training: of the model at clients, and of columns beforehand."""
-    measured = ledger.events[: ledger.measured]
+    measured = ledger.events[: ledger.measured]  # columns are measured before the first round of training
     if evaluations := [event for event in ledger.events[len(measured) :] if event.histograms]:  # later sums are of the model's scores
         release = "sums of what they measured were released by that mechanism with noise"
         if isinstance(evaluations[0].release, BinaryRelease):

@@ -53,7 +53,11 @@ def model_card(
         ("For a paper or an ethics board", (f"{_escape_markdown(methods)}\n",)),
         ("How to cite", (f"{_escape_markdown(citation())}\n",)),
     )
-    body = "\n".join(f"{f'## {title}' if title else f'# {_escape_markdown(config.name)}'}\n\n{''.join(lines)}" for title, lines in sections)
+    texts = []
+    for title, lines in sections:
+        heading = f"## {title}" if title else f"# {_escape_markdown(config.name)}"
+        texts.append(f"{heading}\n\n{''.join(lines)}")
+    body = "\n".join(texts)
     return f"{_front_matter(config, described, encoder, statement)}\n{body}\nMade with ldpfl {version}.\n"
 
 
@@ -109,8 +113,8 @@ def _data_lines(config: RunConfig, described: ModelFile, encoder: Encoder | None
     sizes = f"{counted(config.clients.count, 'client')}, {counted(rounds, 'round')}"
     yield f"Trained on {trained_on}: {sizes}, mechanism `{config.mechanism.name}`.\n"
     if encoder is None:
-        shape = "" if described.shape is None else f" A sample has the shape {described.shape}."
-        yield f"{shape.strip()}\n" if shape else ""
+        if described.shape is not None:
+            yield f"A sample has the shape {described.shape}.\n"
         return
     data = encoder.data
     yield f"\nInputs: {_code_list([data.text] if data.text else data.columns)}. No value of a row is in these files.\n"
@@ -148,9 +152,10 @@ def _without_advice(caveat: str) -> str:
     kept = []
     for sentence in re.split(r"(?<=\.) (?=[A-Z])", caveat):
         clauses = re.split(r"(; |: |, so )", sentence)  # clauses at even places, with separators between them
-        end = next((place for place in range(0, len(clauses), 2) if _ADVICE.search(clauses[place])), len(clauses) + 1)
-        # The separator before the advice goes with it. Of a sentence that begins with advice, nothing is kept.
-        kept += ["".join(clauses[: end - 1]).removesuffix(".")] if end else []
+        advice = [place for place in range(0, len(clauses), 2) if _ADVICE.search(clauses[place])]
+        end = advice[0] - 1 if advice else len(clauses)  # the separator before the advice goes with it
+        if end > 0:  # else the sentence begins with advice, and nothing of it is kept
+            kept.append("".join(clauses[:end]).removesuffix("."))
     return ". ".join(kept)
 
 

@@ -73,7 +73,8 @@ def _draw_point(figure: SubFigure, private_variants: Sequence[str], point: Point
     """Draw the three panels of one point, and a legend below them."""
     budget, noise, accuracy = figure.subplots(1, 3)
     for curve in curves:
-        index, rounds = (private_variants.index(curve.row.variant) if _is_private(curve) else None), len(curve.score[0])
+        index = private_variants.index(curve.row.variant) if _is_private(curve) else None
+        rounds = len(curve.score[0])
         style = _UNPROTECTED_STYLE if index is None else _line_style(index, len(private_variants), rounds)
         if curve.norm:
             _draw_mean_and_range(budget, curve.paper_epsilon, style)
@@ -99,7 +100,7 @@ def _finish_panels(figure: SubFigure, panels: Sequence[Axes]) -> None:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.grid(alpha=0.3)
     handles, labels = panels[-1].get_legend_handles_labels()
-    columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + _SAMPLE_WIDTH)))
+    columns = max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + _SAMPLE_WIDTH)))  # as many as fit, at most 4
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, handlelength=6)
 
 
@@ -110,14 +111,14 @@ def _is_private(curve: Curve) -> bool:
 
 def _line_style(index: int, count: int, rounds: int) -> dict[str, Any]:
     """Return the style of variant ``index`` of ``count``. Lines that coincide differ in width, and have markers in different rounds."""
-    marker_step = max(count, rounds // 4)
+    marker_step = max(count, rounds // 4)  # some four markers on a line, or fewer with many variants
     return {
         "color": _COLOURS[index % len(_COLOURS)],
         "linestyle": _STYLES[index % len(_STYLES)],
         "linewidth": 3.0 - 2.0 * index / count,
         "marker": _MARKERS[index % len(_MARKERS)],
         "markersize": 5,
-        "markevery": (index * marker_step // count % rounds, marker_step),
+        "markevery": (index * marker_step // count % rounds, marker_step),  # index of the first marked round, and the step
     }
 
 

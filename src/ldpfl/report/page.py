@@ -156,8 +156,10 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
 def _config_text(folder: RunFolder, *, hide_seed: bool, hide_paths: bool) -> str:
     """Return the text of the config in the folder, without the seed and without this machine's paths if they must be hidden."""
     text = read_text(folder.config_path)
-    for key in (*(["seed"] if hide_seed else []), *(["path", "test_path"] if hide_paths else [])):
+    hidden_keys = (["seed"] if hide_seed else []) + (["path", "test_path"] if hide_paths else [])
+    for key in hidden_keys:
         text = re.sub(rf"^{key} = .*$", f"# {key}: in the run's folder", text, count=1, flags=re.MULTILINE)
+    # Names of models and data may contain a path, too.
     return _QUOTED.sub(lambda quoted: f'"{public_name(quoted[1])}{quoted[2]}', text) if hide_paths else text
 
 
@@ -167,7 +169,7 @@ _QUOTED = re.compile(r'"((?:[^"\\\n]++|\\.)*+)("?)')
 
 def _left_out_sentence(config: RunConfig) -> str:
     """Return the sentence of a public page that says what was left out."""
-    figures = "the noise-free baseline, how much was clamped or clipped, and times"
+    figures = "the noise-free baseline, how much was clipped, and times"
     if scores_are_public(config):
         return f"Left out, because the guarantee does not cover it: {figures}. Scores were measured on the public test split."
     scores = "scores, which were measured on rows that are not protected"
@@ -191,6 +193,7 @@ def _main_figures(result: dict[str, Any], statement: Statement) -> Iterator[_Fig
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
     if score is not None:
         interval = result.get("intervals", {}).get(metric)
+        # Only the interval is taken from the text "value (low to high)".
         interval_text = "" if interval is None else f", {with_interval(metric, score, interval).partition(' (')[2].rstrip(')')}"
         yield _Figure(metric, format_score(metric, score), f"on {result['evaluated_on']} data{interval_text}")
     if result.get("scores", {}).get(COMMONEST) is not None:
@@ -235,7 +238,7 @@ def _spent_plot(ledger: Ledger, statement: Statement) -> Markup | str:
 def _measuring_sentence(ledger: Ledger, rounds: int) -> str:
     """Return sentences on releases other than training: rounds that measured columns, and evaluations at clients; empty if none."""
     measured = ledger.measured
-    evaluations = sum(event.histograms for event in ledger.events) - measured
+    evaluations = sum(event.histograms for event in ledger.events) - measured  # both kinds of measurements release histograms
     sentences = [f"{counted(measured, 'round')} of measuring, then {rounds} of training."] if measured else []
     sentences += [f"{evaluations} of the charged releases are measurements of the model at clients."] if evaluations else []
     return " ".join(sentences)
@@ -277,12 +280,12 @@ _PREDICTED = "What was observed against what was predicted, for each tenth of th
 def _risk_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each interval of predicted risk, and the number of test rows in it."""
     if result.get("risks"):
-        for (low, high), rows in zip(pairwise(result["risks"]["edges"]), result["risks"]["rows"], strict=True):
-            yield f"{low:.2%} to {high:.2%}", f"{rows:,}"
+        for (low, high), row_count in zip(pairwise(result["risks"]["edges"]), result["risks"]["rows"], strict=True):
+            yield f"{low:.2%} to {high:.2%}", f"{row_count:,}"
 
 
 def _first_clipped_fractions(folder: RunFolder) -> Any:
-    """Return each layer's fraction of clipped values in the first round with clients, as the file of metrics has it; empty if damaged."""
+    """Return each layer's fraction of clipped values in the first round that had clients. Empty if the file of metrics is damaged."""
     try:
         lines = from_json_lines(folder.metrics_path)
         return next((line.get("clipped_fraction") for line in lines if isinstance(line, dict) and line.get("clients")), {})
@@ -294,6 +297,7 @@ def _layer_values(folder: RunFolder, result: dict[str, Any], *, public: bool) ->
     """Yield the page's values for each layer: noise, and the clipped fractions of the first and last round."""
     stored: Any = {} if public else _first_clipped_fractions(folder)
     stored_by_layer = stored if isinstance(stored, dict) else {}  # the file may be damaged
+    # JSON readers may return 0 and 1 as integers.
     first_fractions = {name: fraction for name, fraction in stored_by_layer.items() if isinstance(fraction, float) or fraction in (0, 1)}
     for name, layer in result["layers"].items():
         yield {

@@ -83,7 +83,8 @@ def plot_calibration(axes: Axes, result: Mapping[str, Any]) -> None:
     tenths, predicts_risks = result["calibration"], result.get("event") is not None
     predicted, observed = ([tenth[name] for tenth in tenths] for name in ("predicted", "observed"))
     distances = [[tenth["observed"] - tenth["low"] for tenth in tenths], [tenth["high"] - tenth["observed"] for tenth in tenths]]
-    low, high = min(0.0, *predicted) if predicts_risks else min(predicted), max([*predicted, *observed])
+    low = min(0.0, *predicted) if predicts_risks else min(predicted)
+    high = max([*predicted, *observed])
     axes.plot([low, high], [low, high], color="0.55", linestyle="--", label="predicted as observed")
     # An observed value may lie outside its interval, and Matplotlib refuses negative lengths.
     error_bars = [[max(0.0, distance) for distance in side] for side in distances]
@@ -128,7 +129,7 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     marks = sorted(mark for mark in marks if isfinite(mark[0]))
     low, high = _scale_of_epsilon(axes, [mark[0] for mark in marks], room=30)
     axes.set_ylim(-0.6, max(1, len(marks)) - 0.4)
-    for height, (epsilon, text, is_bound) in enumerate(reversed(marks)):
+    for height, (epsilon, text, is_bound) in enumerate(reversed(marks)):  # the smallest epsilon is highest
         axes.plot([epsilon], [height], marker="o" if is_bound else "x", markersize=8, color="tab:blue" if is_bound else "tab:red")
         # A mark in the left half of the scale has its text on the right, and one in the right half on the left.
         side, offset = ("left", 9) if epsilon < (low * high) ** 0.5 else ("right", -9)
@@ -160,14 +161,16 @@ def _scale_of_epsilon(axes: Axes, epsilons: Sequence[float], *, room: float) -> 
 
 
 def plot_worth(axes: Axes, rows: Sequence[tuple[Row, float]], *, joined: bool) -> None:
-    """Draw scores of a sweep against proved epsilons, ``rows`` of (row, epsilon): a colour for each variant, its points joined or not."""
+    """Draw scores of a sweep against proved epsilons, from pairs (row, epsilon). A line joins the points of a variant if ``joined``."""
     _scale_of_epsilon(axes, [epsilon for _, epsilon in rows], room=3)
     for number, variant in enumerate(dict.fromkeys(row.variant for row, _ in rows)):
         points = sorted(((epsilon, row) for row, epsilon in rows if row.variant == variant), key=lambda pair: pair[0])
         means, deviations = _means_and_deviations([row for _, row in points])
-        epsilons, style = [epsilon for epsilon, _ in points], f"{'osD^vPX*'[number // 10 % 8]}{'-' * joined}"
+        epsilons = [epsilon for epsilon, _ in points]
+        marker = "osD^vPX*"[number // 10 % 8]  # Matplotlib has ten colours, "C0" to "C9"; the next ten variants get another marker
+        form = f"{marker}-" if joined else marker
         axes.errorbar(
-            epsilons, means, deviations, fmt=style, color=f"C{number % 10}", markersize=5, capsize=2, linewidth=1, label=literal(variant)
+            epsilons, means, deviations, fmt=form, color=f"C{number % 10}", markersize=5, capsize=2, linewidth=1, label=literal(variant)
         )
     axes.set_xlabel("epsilon that holds for a whole run")
     axes.set_ylabel(literal(metric_heading(rows[0][0].metric)))
@@ -212,7 +215,7 @@ def plot_sweep(panels: Sequence[Axes], sweep: SweepConfig, rows: Sequence[Row]) 
 
 
 def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str) -> None:
-    """Draw a line for each variant. It is horizontal if the variant does not depend on the axis, or has no finite budget."""
+    """Draw a line for each variant. It is horizontal if the variant does not depend on the first ``axis``, or has no finite budget."""
     by_budget, values = sweep.plot_against == "budget", list(sweep.points[axis])
     positions_of_values = [float(value) if isinstance(value, int | float) else number for number, value in enumerate(values)]
     if not by_budget and any(isinstance(value, str) for value in values):
@@ -222,7 +225,8 @@ def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: s
         variant_rows = [row for row in rows if row.variant == variant]
         positions = [row.budget if by_budget else positions_of_values[values.index(row.point[0][1])] for row in variant_rows if row.point]
         if len(positions) < len(variant_rows) or not all(map(isfinite, positions)):
-            panel.axhline(_means_and_deviations(variant_rows)[0][0], color="0.4", linestyle="--", linewidth=1, label=literal(variant))
+            first_mean = _means_and_deviations(variant_rows)[0][0]
+            panel.axhline(first_mean, color="0.4", linestyle="--", linewidth=1, label=literal(variant))
         elif variant_rows:
             means = _means_and_deviations(variant_rows)
             panel.errorbar(positions, *means, color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=literal(variant))
@@ -257,7 +261,7 @@ def mark_numbers(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:
-    """Draw each row's score against its bytes, in its variant's colour, and join the rows of each value of the axis by a line."""
+    """Draw each row's score against its bytes, in its variant's colour, and join the rows of each value of the first ``axis`` by a line."""
     for index, value in enumerate(sweep.points[axis] if axis else []):
         connected = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
         shade = str(0.8 - 0.6 * index / max(1, len(sweep.points[str(axis)]) - 1))
@@ -334,7 +338,7 @@ def figure_file(path: Path, kind: str, size: tuple[float, float]) -> Iterator[Fi
     with styled_figure(size) as figure:
         yield figure
         with replace_atomically(path) as temporary:
-            metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+            metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]  # a date would change the bytes
             figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
 
 
@@ -363,5 +367,6 @@ def _run_label(result: dict[str, Any]) -> str:
     if result["epsilon_per_unit"] is None:
         return "not private"
     privacy = result.get("privacy", {})
-    delta = "" if privacy.get("local_pure") != "infinity" else f" at δ = {privacy['delta']:g}"
+    has_pure_epsilon = privacy.get("local_pure") != "infinity"  # an epsilon at delta 0
+    delta = "" if has_pure_epsilon else f" at δ = {privacy['delta']:g}"
     return literal(f"{result['mechanism']}, ε = {epsilon_text(result['epsilon_per_unit'])} a {result['unit']}{delta}")

@@ -62,6 +62,7 @@ def notes_on(privacy: dict[str, Any]) -> Iterator[Text]:
 
 def _target_verdict(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best guarantee over the whole run keeps the target, and a sentence that says so."""
+    # An infinite epsilon is the text "infinity" here.
     over_run = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
     valid = [row for row in over_run if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
     if not valid:
@@ -82,9 +83,10 @@ def guarantee_table(privacy: dict[str, Any]) -> Table:
     table.add_column("epsilon", justify="right")
     table.add_column("status")
     for protected, trusted, epsilon, status in guarantee_rows(privacy):
-        claimed = status == CLAIM
-        style = "red" if claimed else "yellow" if AUTHORS_CLAIM in status else ""
-        table.add_row(protected, trusted, Text(epsilon, "strike" if claimed else ""), Text(status, style))
+        epsilon_style, status_style = "", "yellow" if AUTHORS_CLAIM in status else ""
+        if status == CLAIM:
+            epsilon_style, status_style = "strike", "red"
+        table.add_row(protected, trusted, Text(epsilon, epsilon_style), Text(status, status_style))
     table.caption = "\n".join(_legend(privacy["guarantees"]))
     table.caption_justify = "left"
     return table
@@ -95,6 +97,7 @@ def guarantee_rows(privacy: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
     A line without an epsilon has the status "-": there is nothing that could be proved.
     """
+    # The sort keeps the order of lines with equal keys, so a bound at delta 0 stays before the one that shares its line.
     rows = _table_rows(sorted(privacy["guarantees"], key=_sort_key))
     return [(protected, trusted, epsilon, "-" if epsilon == NO_EPSILON else status) for protected, trusted, epsilon, status in rows]
 
@@ -111,13 +114,14 @@ def _legend(guarantees: list[dict[str, Any]]) -> Iterator[str]:
     if any(row["delta"] == 0 and row["status"] in HOLDS for row in guarantees):
         yield "pure: with delta = 0; nobody: against a server that sees who sent what"
     shuffled = [row for row in guarantees if row["trust_model"] in ("shuffled", "summed") and row["status"] in HOLDS]
-    if shuffled:
+    if shuffled:  # the last assumption is on what the other clients do
         yield f"{_SUM_LEGEND if shuffled[0]['trust_model'] == 'summed' else _SHUFFLER_LEGEND}; {shuffled[0]['assumptions'][-1]}"
     if any(not row["adaptive"] for row in shuffled):
         yield _FIXED_LEGEND
     if any(row["status"] in HOLDS and row["scope"] == "run" for row in guarantees):
         yield _SCHEDULE_LEGEND
-    for claim in {row["source"]: None for row in guarantees if row["status"] == "claimed" and row["source"]}:
+    claims = [row["source"] for row in guarantees if row["status"] == "claimed" and row["source"]]
+    for claim in dict.fromkeys(claims):  # each source once
         yield f"struck out, because it does not hold: {printable(claim)}"  # the ledger may be somebody else's
 
 
@@ -167,12 +171,13 @@ def regime_title(plan: dict[str, Any]) -> str:
 
 
 def regime_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each figure of a plan for a regime, that is for who is protected from whom."""
+    """Yield name and value of each figure of a plan for a training regime. A regime says who is protected from whom."""
     by_record = plan["regime"].startswith("records")
     records_each = f", {counted(plan['records'], plan['part'])} each" if by_record else ""
-    yield "clients", f"{plan['clients']:,}{records_each}{'; --records sets how many' if by_record and plan['records'] == 1 else ''}"
+    hint = "; --records sets how many" if by_record and plan["records"] == 1 else ""
+    yield "clients", f"{plan['clients']:,}{records_each}{hint}"
     yield "weights, rounds", f"{plan['weights']:,}; {plan['rounds']:,}"
-    value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)
+    value = number(plan["value"], ROUND_FLOOR if plan["parameter"] == "epsilon" else ROUND_CEILING)  # towards more noise
     # The figures of the regime local assume these options, which are not the mechanism's defaults.
     options = ", norm 1, magnitude_share 0" if plan["regime"] == "local" else ""
     yield "mechanism", f"{plan['mechanism']}, {plan['parameter']} {value}{options}"
@@ -209,7 +214,7 @@ def canary_table(audit: RunAudit) -> Table:
     table = Table(title=Text(f"{audit.name}: what a round's pool of {audit.clients} clients reveals of a canary"), title_justify="left")
     for heading in ("weights seen", "guessed right", f"{audit.confidence:.0%} interval", "epsilon at least", "at most, if the claim held"):
         table.add_column(heading, justify="right")
-    for row in audit.rows:
+    for row in audit.rows:  # ends of intervals are rounded outwards, to a tenth of a per cent
         table.add_row(
             f"{row.weights:,}",
             f"{row.accuracy:.1%}",
@@ -243,7 +248,7 @@ def _solution_lines(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _table_rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield unit, trust model, epsilon and status of each line. A bound with delta = 0 shares its line with the next one."""
+    """Yield unit, trust model, epsilon and status of each line. A bound at delta 0 is shown in the line of the next bound of its kind."""
     pure_epsilons: dict[tuple[str, str, str], str] = {}
     for row in guarantees:
         line_key = (row["trust_model"], row["scope"], row["unit"])
@@ -255,7 +260,7 @@ def _table_rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, st
         elif row["status"] == "estimate":
             yield protected, trusted, f"~ {epsilon_text(row['epsilon'])}", "estimate"
         elif row["delta"] == 0 and row["unit"] in PROTECTED:
-            pure_epsilons[line_key] = epsilon_text(row["epsilon"])  # shares its line with the one for delta, which comes next
+            pure_epsilons[line_key] = epsilon_text(row["epsilon"])
         elif not row["adaptive"]:
             claim = "" if row["status"] == "proved" else f", {row['status']}"
             yield protected, trusted, interval(row["lower"], row["epsilon"]), f"fixed inputs{claim}"
@@ -264,17 +269,20 @@ def _table_rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, st
 
 
 def _epsilon_cell(row: dict[str, Any], pure: str | None) -> str:
-    """Return a proved epsilon as text, with the bound at delta = 0 if it is another one."""
+    """Return a proved epsilon as text, with ``pure``, the epsilon at delta 0 as text, if the two differ."""
     if row["delta"] == 0:
         text = epsilon_text(row["epsilon"])
         return text if text == NO_EPSILON else f"{text} (pure)"
     bounds = interval(row["lower"], row["epsilon"])
-    return bounds if pure is None or pure == bounds else f"{bounds} ({'no pure bound' if pure == NO_EPSILON else f'{pure} pure'})"
+    if pure is None or pure == bounds:
+        return bounds
+    return f"{bounds} (no pure bound)" if pure == NO_EPSILON else f"{bounds} ({pure} pure)"
 
 
 def interval(lower: float | None, upper: float | str) -> str:
     """Return ``lower .. upper``, or one number if both look the same; ``lower or more`` if no upper bound is known."""
-    low_text, high_text = number(lower, ROUND_FLOOR) if lower is not None else "", epsilon_text(upper)
+    low_text = "" if lower is None else number(lower, ROUND_FLOOR)
+    high_text = epsilon_text(upper)
     if low_text and high_text == NO_EPSILON:
         return f"{low_text} or more"
     return f"{low_text} .. {high_text}" if low_text and low_text != high_text else high_text

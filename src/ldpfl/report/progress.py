@@ -40,20 +40,22 @@ class _SweepProgress:
         """``rounds`` and ``runs`` are the numbers of all rounds and runs; ``rounds_before`` were finished by an earlier process."""
         self.rounds, self.runs, self.rounds_before, self.started_at = rounds, runs, rounds_before, started_at
         self.rounds_done, self.runs_done = rounds_before, 0
-        self._timed_from: tuple[int, float] | None = None
+        self._timed_from: tuple[int, float] | None = None  # rounds done and time when the first round of this process ended
         self._forecast_given = False
 
     def record(self, rounds_done: int, runs_done: int, now: float) -> str:
         """Record the progress at the time ``now``. Return a forecast once, if the sweep takes long; empty otherwise."""
         self.rounds_done, self.runs_done = rounds_done, runs_done
         if self._timed_from is None:
-            self._timed_from = (rounds_done, now) if rounds_done > self.rounds_before else None
+            if rounds_done > self.rounds_before:
+                self._timed_from = (rounds_done, now)
             return ""
         timed_rounds, seconds = rounds_done - self._timed_from[0], now - self._timed_from[1]
         if self._forecast_given or timed_rounds < 1 or seconds < _MIN_TIMED_S:
             return ""
         self._forecast_given = True
-        seconds_left, runs_left = (self.rounds - rounds_done) * seconds / timed_rounds, self.runs - runs_done
+        seconds_left = (self.rounds - rounds_done) * seconds / timed_rounds
+        runs_left = self.runs - runs_done
         if seconds_left < _MIN_FORECAST_S or not runs_left:
             return ""
         run_time = format_duration(seconds_left / runs_left)
@@ -86,7 +88,7 @@ class ProgressDisplay:
         check: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``check`` is called with every step, and may raise to end the run. No warning is printed twice."""
+        """``lines``: whether to print lines where no bars can be drawn. ``check`` is called at every step, and may raise to end the run."""
         self._console, self._clock = console, clock
         self._check = check
         self._warnings_shown = set[str]()
@@ -120,7 +122,8 @@ class ProgressDisplay:
             self._progress.update(self._sweep_bar, visible=False)
         self._progress.stop()
         self._console.print(Text(title), soft_wrap=True)
-        self._progress, self._preparation_bar, self._phase_bars, self._sweep_bar = self._bars(), None, {}, None
+        self._progress, self._phase_bars = self._bars(), {}
+        self._preparation_bar = self._sweep_bar = None
         if self._sweep is not None and self._sweep.runs_done < self._sweep.runs:
             self._draw_sweep(self._sweep)
         self._progress.start()

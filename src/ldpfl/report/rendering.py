@@ -78,7 +78,7 @@ def inline_figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Mar
             axes.patch.set_alpha(0.0)
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]
+    text = text[text.index("<svg") :]  # without the head of an SVG file, which has no place within a page
     for drawn, replacement in _PAGE_COLOURS.items():
         text = text.replace(drawn, replacement)
     # Without its own width and height, the picture takes the width that the page gives it.
@@ -87,7 +87,7 @@ def inline_figure(draw: Callable[[Any], None], size: tuple[float, float]) -> Mar
 
 
 def _with_unique_ids(text: str) -> str:
-    """Return an SVG whose ids are unique on the page. Ids to which nothing in it refers are removed."""
+    """Return an SVG whose ids are unique on the page, by a prefix made of its content. Ids to which nothing in it refers are removed."""
     prefix = hashlib.sha256(text.encode()).hexdigest()[:8]
     referred = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", text)

@@ -123,13 +123,16 @@ def _our_cell(line: dict[str, Any], form: str) -> str:
 
 
 def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig, results: Sequence[ReproducedRow]) -> None:
-    """Draw our figures and the paper's: lines against the first axis if its values are numbers, else bars. The paper's are open marks."""
+    """Draw our figures and the paper's: lines against the first axis if its values are numbers, else bars. The paper's are diamonds."""
     axis = next(iter(sweep.axes), None)
-    numbers = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
-    height = 4.4 if numbers else 1.4 + 0.5 * len(results)
+    is_numeric = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
+    height = 4.4 if is_numeric else 1.4 + 0.5 * len(results)
     with figure_file(path, "svg", (7.2, height)) as figure:
         axes = figure.subplots()
-        _draw_lines(axes, str(axis), reproduction, sweep, results) if numbers else _draw_bars(axes, reproduction, results)
+        if is_numeric:
+            _draw_lines(axes, str(axis), reproduction, sweep, results)
+        else:
+            _draw_bars(axes, reproduction, results)
         title = "\n".join(filter(None, [f"{reproduction.source}: {reproduction.title}", reproduction.changes_note]))
         axes.set_title(literal(title), fontsize=10)
         axes.grid(alpha=0.3)
@@ -142,7 +145,8 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
     values = [float(value) for value in sweep.points[axis]]
     for number, variant in enumerate(sweep.variants):
         ours = [result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None]
-        heights, colour = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours], f"C{number % 10}"
+        heights = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours]  # `or 0.0` is for mypy
+        colour = f"C{number % 10}"
         if ours and not ours[0].point:  # the variant does not depend on the axis
             axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))
         elif ours:
@@ -158,6 +162,7 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
                 label=literal(variant),
             )
         paper_figures = [(result, _paper_figure(reproduction, result)) for result in results if result.variant == variant]
+        # Results that do not depend on the axis are marked at its first value.
         marks = [(float(dict(result.point).get(axis, values[0])), value) for result, value in paper_figures if value is not None]
         if marks:
             axes.plot(*zip(*marks, strict=True), color=colour, marker="D", fillstyle="none", linestyle="none", label=f"{variant}, paper")
@@ -205,7 +210,10 @@ def _our_figure(shows: Shows, result: ReproducedRow) -> float | None:
 
 def _our_spread(shows: Shows, result: ReproducedRow) -> float | None:
     """Return the deviation over the seeds of the figure that ``shows`` names; None for fewer than two seeds, or if it is not measured."""
-    if result.row is None or len(result.distances if shows == "distance" else result.row.score) < 2:
+    if result.row is None:
+        return None
+    measured = result.distances if shows == "distance" else result.row.score
+    if len(measured) < 2:
         return None
     if shows == "distance":
         return statistics.stdev(result.distances)
@@ -234,8 +242,10 @@ def _all_stopped(result: ReproducedRow) -> bool:
 
 def _for_json(epsilon: Any) -> float | str | None:
     """Return an epsilon with six digits; an infinite one as a word, because JSON has no infinity."""
-    if epsilon is None or epsilon == "infinity" or not isfinite(epsilon):
-        return None if epsilon is None else "infinity"
+    if epsilon is None:
+        return None
+    if epsilon == "infinity" or not isfinite(epsilon):
+        return "infinity"
     return float(f"{epsilon:.6g}")
 
 

@@ -31,8 +31,10 @@ _SHARE_METRICS_AT_THRESHOLDS = (SENSITIVITY, SPECIFICITY, PPV)
 
 
 def seed_text(result: Mapping[str, Any]) -> str:
-    """Return the run's seed for a title; "" if it is secret. Noise on a user's own data does not follow from a seed that is shown."""
-    return "" if result.get("seed_is_secret") else f", {'public ' if result.get('own_data') else ''}seed {result['seed']}"
+    """Return the run's seed for a title; "" if it is secret. The noise on a user's own data does not follow from a "public seed"."""
+    if result.get("seed_is_secret"):
+        return ""
+    return f", {'public ' if result.get('own_data') else ''}seed {result['seed']}"
 
 
 def _is_share(metric: str) -> bool:
@@ -76,6 +78,7 @@ def with_interval(metric: str, score: float | None, interval: Sequence[float | N
     if interval is None or None in interval or score is None:
         return format_score(metric, score)
     low, high = (display_factor(metric) * float(end or 0.0) for end in interval)
+    # With "#", zeros at the end are kept, so that both ends have three digits.
     number_format = ".1f" if _is_share(metric) else "#.3g" if max(abs(low), abs(high)) < 100 else ".4g"
     return f"{format_score(metric, score)} ({low:{number_format}} to {high:{number_format}})"
 
@@ -89,10 +92,11 @@ def score_change(metric: str, without: float, score: float, cause: str = "noise"
 
 def event_sentence(result: Mapping[str, Any]) -> str:
     """Return sentences on which of two classes is the event and how often it occurs; for more classes, a sentence with their names."""
+    names = list(result.get("classes", ()))
     if result.get("event") is None:
-        names = list(result.get("classes", ()))
-        return f"The classes are {', '.join(names[:_MAX_NAMED])}{', ...' * (len(names) > _MAX_NAMED)}." if names else ""
-    observed, names = result["scores"].get(OBSERVED), list(result.get("classes", ()))
+        more = ", ..." if len(names) > _MAX_NAMED else ""
+        return f"The classes are {', '.join(names[:_MAX_NAMED])}{more}." if names else ""
+    observed = result["scores"].get(OBSERVED)
     sentence = (
         f"The event is {result['event']!r}, the second class: {format_score(OBSERVED, observed)} of {result['test_rows']:,} test rows."
     )
@@ -157,7 +161,7 @@ def _has_events(result: Mapping[str, Any]) -> bool:
 
 
 def _site_figures(result: Mapping[str, Any]) -> list[str]:
-    """Return the names of each client's figures: the main score, and further ones that show, for example, too high or low predictions."""
+    """Return the names of the figures in the table of clients: the main score, and further ones that show, say, too high predictions."""
     further = (PREDICTED, OBSERVED) if result.get("event") is not None else _FURTHER_SITE_FIGURES
     known = {name for site in result.get("sites", ()) for name in site["scores"]}
     return [name for name in dict.fromkeys((result["metric"], *further)) if name in known]
@@ -174,7 +178,8 @@ def site_heading(result: Mapping[str, Any]) -> str:
 
 def site_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Return the cells of the table of clients, the worst first; "-" for a figure that a client lacks, see :func:`site_notes`."""
-    names, rows = _site_figures(result), []
+    names = _site_figures(result)
+    rows = []
     for site in result.get("sites", ()):
         figures = [with_interval(name, site["scores"].get(name), site["intervals"].get(name)) for name in names]
         events = [f"{site['events']:,}" if site.get("events") is not None else "-"] if _has_events(result) else []
@@ -229,7 +234,7 @@ def intervals_sentence(result: Mapping[str, Any]) -> str:
 
 
 def noise_unit_sentence(result: Mapping[str, Any]) -> str:
-    """Return a sentence on the unit of the noise in the mean if it is not that of the weights or gradients; otherwise an empty text."""
+    """Return a sentence on the unit of the noise in the mean. Empty if the noise has the unit of the weights or gradients."""
     return "Noise is in multiples of the clipping norm (mechanism.clip_norm)." if result["mechanism"] == "dp-sgd" else ""
 
 

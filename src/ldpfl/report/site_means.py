@@ -40,7 +40,7 @@ def site_means(sites: Sequence[Mapping[str, Any]]) -> dict[str, SiteMeans]:
     names = dict.fromkeys(name for site in sites for name in site["scores"])
     all_scores = {name: [score for site in sites if (score := site["scores"].get(name)) is not None and isfinite(score)] for name in names}
     return {
-        name: _summary(sorted(scores, reverse=name in _LOWER_IS_BETTER))
+        name: _summary(sorted(scores, reverse=name in _LOWER_IS_BETTER))  # the worst first
         for name, scores in all_scores.items()
         if name not in _WITHOUT_A_WORST and len(scores) >= MIN_CLIENTS
     }

@@ -34,7 +34,7 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
     planned_cells = [cell for cell, _ in runs]
     sweep_rows, count = rows(results), len({cell.folder_name for cell in planned_cells})
     finished = len({cell.folder_name for cell, _ in results})
-    with_epsilon = [
+    with_epsilon = [  # `best` is the epsilon and the trusted party
         (row, best[0]) for row in sweep_rows if row.score and (best := best_figure(row.privacy)) is not None and isfinite(best[0])
     ]
     known_variants = {row.variant for row, _ in with_epsilon}
@@ -66,8 +66,10 @@ def _summary_sentence(planned_cells: Sequence[Cell]) -> str:
     models = _common_value([config.model.name for config in configs], "models")
     data = _common_value(["its own data" if config.data.brought else config.data.name for config in configs], "data sets")
     clients = _common_value([f"{config.clients.count:,} clients" for config in configs], "numbers of clients")
-    settings, seeds = len({(cell.variant, cell.point) for cell in planned_cells}), len({cell.seed for cell in planned_cells})
-    return f"{models} on {data} with {clients}: {settings} setting{'s' * (settings > 1)}, {seeds} seed{'s' * (seeds > 1)} each."
+    settings = len({(cell.variant, cell.point) for cell in planned_cells})
+    seeds = len({cell.seed for cell in planned_cells})
+    setting_noun, seed_noun = "setting" if settings == 1 else "settings", "seed" if seeds == 1 else "seeds"
+    return f"{models} on {data} with {clients}: {settings} {setting_noun}, {seeds} {seed_noun} each."
 
 
 def _common_value(values: Sequence[str], plural: str) -> str:

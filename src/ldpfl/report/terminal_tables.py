@@ -47,11 +47,7 @@ _SHUFFLED = "shuffled_upper_adaptive"
 
 def result_table(result: dict[str, Any]) -> Table:
     """Return the table at the end of a run: scores, privacy, communication, time; "-" for a figure that is not known."""
-    table = Table(
-        title=Text(f"{result['name']}{seed_text(result)}"),
-        show_header=False,
-        title_justify="left",
-    )
+    table = Table(title=Text(f"{result['name']}{seed_text(result)}"), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
     metric, score, baseline = result["metric"], result["score"], result["noise_free_score"]
@@ -61,7 +57,7 @@ def result_table(result: dict[str, Any]) -> Table:
             table.add_row(ACCURACY, format_score(ACCURACY, result["scores"][ACCURACY]))
         table.add_row("commonest class, always", format_score(COMMONEST, result["scores"][COMMONEST]))
     if baseline is not None and score is not None:
-        # A score with clamping and without noise, if there is one, separates the loss by clamping from the loss by noise.
+        # A score with clipped values and without noise, if there is one, separates the loss by clipping from the loss by noise.
         clamped_score = result.get("clamped_score")
         without_noise = baseline if clamped_score is None else clamped_score
         costs = [score_change(metric, without_noise, score)]
@@ -105,7 +101,8 @@ def quality_tables(result: dict[str, Any]) -> list[Table]:
         tables.append(_table_of_cells("figures on test rows", figure_columns(result), figure_rows(result), caption))
     tables += at_clients_tables(result)
     if result.get("sites"):
-        rows, more = site_rows(result), max(0, len(result["sites"]) - _MAX_SITES)
+        rows = site_rows(result)
+        more = max(0, len(rows) - _MAX_SITES)
         not_shown = f"and {counted(more, 'client')} more, in result.json and report.html." if more else ""
         caption = " ".join(filter(None, (not_shown, site_spread(result), site_notes(result))))
         tables.append(_table_of_cells(site_heading(result).lower(), site_columns(result), rows[:_MAX_SITES], caption))
@@ -139,12 +136,16 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         epsilon_keys = {"pure": "local_pure", **epsilon_keys}
     if any(row.privacy.get(_SHUFFLED) is not None for row in rows):
         epsilon_keys["shuffled"] = _SHUFFLED
+    # Rows are recognised by identity, because they hold dicts and so cannot be members of a set.
     frontier_ids = {id(row) for row in frontier(rows)} if sweep.plot_against == "budget" else set()
     columns = [
-        *_identifying_columns(sweep, rows, [" *" * (id(row) in frontier_ids) for row in rows]),
+        *_identifying_columns(sweep, rows, [" *" if id(row) in frontier_ids else "" for row in rows]),
         Column(metric_heading(metric_of(rows)), [score_with_spread(row) for row in rows]),
         Column("bytes", [f"{row.bytes_per_client:,}" if row.bytes_per_client else "-" for row in rows], dropped=2),
-        *(Column(title, [_epsilon_cell(row, key) for row in rows], dropped=3 * (title == "pure")) for title, key in epsilon_keys.items()),
+        *(
+            Column(title, [_epsilon_cell(row, key) for row in rows], dropped=3 if title == "pure" else 0)
+            for title, key in epsilon_keys.items()
+        ),
         Column("seconds", [f"{row.seconds:.0f}" for row in rows], dropped=1),
     ]
     legend = ["bytes: of one client in one round; local: epsilon of its whole run, trusting nobody"]
@@ -158,43 +159,44 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         legend[0] += "; a record: the epsilon protects one record of a client, not the client as a whole"
     if "person" in protected:
         legend[0] += "; a person: the epsilon protects all records of one person at a client, not the client as a whole"
-    legend += [CLAIM_LEGEND] * any(map(claim_mark, rows))
+    if any(map(claim_mark, rows)):
+        legend.append(CLAIM_LEGEND)
     if frontier_ids:
         legend.append("* worth its price: no other row with at most its bytes and local epsilon is as accurate (up to two standard errors)")
     reasons = dict.fromkeys(f"{row.variant} stopped: {reason}" for row in rows for reason in row.stopped)
     reasons |= dict.fromkeys(f"failed: {reason}" for row in rows for reason in row.failed)
     seeds = len(sweep.each_seed)
-    return FittedTable(f"{sweep.name}, {seeds} seed{'s' * (seeds > 1)}", columns, "\n".join([*legend, *reasons]))
+    return FittedTable(f"{sweep.name}, {seeds} {'seed' if seeds == 1 else 'seeds'}", columns, "\n".join([*legend, *reasons]))
 
 
 def noise_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
     """Return the table of noise schedules, for the rows of a sweep that have one."""
     noisy = [row for row in rows if row.noise]
-    cells = zip(*map(_noise_figures, noisy), strict=True)
+    cells = zip(*map(_noise_figures, noisy), strict=True)  # by column
     figures = [Column(title, column_cells) for title, column_cells in zip(("noise", "noised weights", "papers' sum"), cells, strict=True)]
     legend = "noise: L2 norms added up over clients and rounds; papers' sum: epsilon as LaDP-FL adds it up, no guarantee"
     return FittedTable("", [*_identifying_columns(sweep, noisy, [""] * len(noisy)), *figures], legend)
 
 
 def _identifying_columns(sweep: SweepConfig, rows: Sequence[Row], marks: Sequence[str]) -> list[Column]:
-    """Return the columns that identify a row: its variant with its mark, unless there is only one variant, and its value of each axis."""
+    """Return the columns that identify a row: variant with mark, unless it is the same in all rows, and the value of each axis."""
     variants = [row.variant + mark for row, mark in zip(rows, marks, strict=True)]
     points = [[str(value) for _, value in row.point] or ["-"] * len(sweep.axes) for row in rows]
     axes = [Column(title, [point[index] for point in points], is_name=True) for index, title in enumerate(sweep.headings)]
-    is_only_variant = len(sweep.variants) == 1 and len(axes) > 0 and not any(marks)
-    return [*([] if is_only_variant else [Column("variant", variants, is_name=True)]), *axes]
+    variants_are_equal = len(sweep.variants) == 1 and len(axes) > 0 and not any(marks)
+    return [*([] if variants_are_equal else [Column("variant", variants, is_name=True)]), *axes]
 
 
 def score_with_spread(row: Row) -> str:
     """Format the score of a row of a sweep, with its spread over the seeds."""
     if row.mean is None:
         return "failed" if row.failed else "stopped"
-    times = display_factor(row.metric)
-    digits = 2 if times > 1 else 4
-    spread = f" ± {times * row.deviation:.{digits}f}" if len(row.score) > 1 else ""
+    factor = display_factor(row.metric)
+    digits = 2 if factor > 1 else 4
+    spread = f" ± {factor * row.deviation:.{digits}f}" if len(row.score) > 1 else ""
     without_score = len(row.stopped) + len(row.failed)
     missing = f" ({len(row.score)} of {len(row.score) + without_score} seeds)" if without_score else ""
-    return f"{times * row.mean:.{digits}f}{spread}{missing}"
+    return f"{factor * row.mean:.{digits}f}{spread}{missing}"
 
 
 def _epsilon_cell(row: Row, key: str) -> str:
@@ -234,11 +236,12 @@ def _noise_figures(row: Row) -> tuple[str, ...]:
 
 
 def layer_table(result: dict[str, Any]) -> Table:
-    """Return the table of layers: noise in the last round, and if values were clamped to a range, its radius and how many were clipped."""
+    """Return the table of layers: the noise in the last round. If values are clipped to ranges, also the radius and the clipped share."""
     has_ranges = any(layer["radius"] is not None for layer in result["layers"].values())
     table = Table(title="layers, last round", title_justify="left")
     table.add_column("layer")
-    for title in ("weights", *["radius"] * has_ranges, "noise std of the mean", *["clipped*"] * has_ranges):
+    titles = ["weights", "radius", "noise std of the mean", "clipped*"] if has_ranges else ["weights", "noise std of the mean"]
+    for title in titles:
         table.add_column(title, justify="right")
     for name, layer in result["layers"].items():
         radius = [_number_or_dash(layer["radius"])] if has_ranges else []

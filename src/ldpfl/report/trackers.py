@@ -39,7 +39,7 @@ class Tracker(Protocol):
 
 
 class MLflow:
-    """A run of MLflow, where ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` say; else in the experiment ``ldpfl``.
+    """A run of MLflow. ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` say where; the default experiment is ``ldpfl``.
 
     The low-level client adds no tags about the user, the command and the machine, as ``mlflow.start_run`` would.
     """
@@ -47,7 +47,8 @@ class MLflow:
     is_local: ClassVar[bool] = False
 
     def __init__(self, folder: Path) -> None:
-        self._entities, self._client = _import_client("mlflow.entities", "mlflow"), _import_client("mlflow", "mlflow").MlflowClient()
+        self._entities = _import_client("mlflow.entities", "mlflow")
+        self._client = _import_client("mlflow", "mlflow").MlflowClient()
         self._run = ""
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -90,7 +91,7 @@ _MAX_PARAMS, _MAX_PARAM_LENGTH, _MAX_TAG_LENGTH = 100, 6000, 5000
 class WandB:
     """A run of Weights & Biases, in the project ``WANDB_PROJECT``, else ``ldpfl``; its local files are in the run's folder.
 
-    The data that the client collects by itself are switched off: the console's text has exact scores, the command may have a seed or path.
+    The client may not collect data by itself: the console's text has exact scores, and the command may have a seed or a path.
     """
 
     is_local: ClassVar[bool] = False
@@ -115,6 +116,7 @@ class WandB:
         self._run.log(dict(figures), step=step)
 
     def conclude(self, figures: Mapping[str, float], texts: Mapping[str, str], step: int, files: Path | None) -> None:
+        """Record the final figures and texts, and keep the files. ``step`` is not needed: every tracker gets it."""
         self._run.summary.update({**figures, **texts})
         if files is not None:
             artifact = self._library.Artifact(f"ldpfl-{self._run.id}", type="model")
@@ -132,11 +134,12 @@ class TensorBoard:
     is_local: ClassVar[bool] = True
 
     def __init__(self, folder: Path) -> None:
-        _import_client("torch.utils.tensorboard", "tensorboard")
+        _import_client("torch.utils.tensorboard", "tensorboard")  # only to raise early
         self._folder = folder / "tensorboard"
         self._writer: SummaryWriter | None = None
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Open the files. Name and settings are not written, because the run's folder has them."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(self._folder)

@@ -55,7 +55,7 @@ def figures_so_far(folder: RunFolder, config: RunConfig) -> dict[str, Any]:
         "seconds": sum(metrics.seconds for metrics in checkpoint.history),
         "device": checkpoint.origin.rpartition(" on ")[2],
     }
-    finite_figures: dict[str, Any] = finite(figures)
+    finite_figures: dict[str, Any] = finite(figures)  # figures that are not finite become None, as in result.json
     return finite_figures
 
 

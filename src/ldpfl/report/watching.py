@@ -27,7 +27,8 @@ class _LatestPage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock, self._stamp, self._text = threading.Lock(), object(), ""  # a new object equals no stamp of the files
+        self._lock, self._text = threading.Lock(), ""
+        self._stamp = object()  # equals no stamp of the files, so the first call renders the page
 
     def text(self) -> str:
         """Return the page, rendered again only if the run has written its files since the last call."""
@@ -38,7 +39,7 @@ class _LatestPage:
             return self._text
 
     def _current_stamp(self) -> object:
-        """Return a value that changes when a file of the run changes from which the page is made."""
+        """Return a value that changes when one of the files changes from which the page is made."""
         return tuple(_time_and_size(self._folder / name) for name in ("checkpoint.safetensors", LEDGER_FILE, "result.json"))
 
     def _render(self) -> str:
@@ -69,23 +70,24 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path) -> None:
         super().__init__((HOST, 0), _Handler)  # port 0: the system chooses a free one
-        self.latest, self.path_of_page = _LatestPage(folder), f"/{secrets.token_urlsafe(12)}/"
+        self.latest = _LatestPage(folder)
+        self.path_of_page = f"/{secrets.token_urlsafe(12)}/"  # unguessable: only those who are given the address can read the page
         self.host_and_port = f"{HOST}:{self.server_address[1]}"
-        self._free_threads = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._free_connections = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, or close it if there are too many: connections could use up the file descriptors that the run needs."""
-        if self._free_threads.acquire(blocking=False):
+        """Serve a connection, or close it if there are too many. Connections use up file descriptors, which the run needs, too."""
+        if self._free_connections.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in its thread, then free its place."""
+        """Serve a connection in its thread, and then let another one take its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free_threads.release()
+            self._free_connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing. A browser that reloads closes its connection, and the terminal shows the run."""
@@ -97,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page if both the host and the path are right."""
-        # Another site can make a browser send requests here, with its own name as the host. Those and guessed paths get no page.
+        # Another site can make a browser send requests here, but with the site's own name as the host.
         is_page = self.headers.get("Host") == self.server.host_and_port and self.path == self.server.path_of_page
         body = (self.server.latest.text() if is_page else "there is no such page").encode()
         self.send_response(200 if is_page else 404)
@@ -114,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def watching(folder: Path) -> Iterator[str]:
-    """Serve the page of the run in ``folder`` to this machine alone, at an address that cannot be guessed; yield the address."""
+    """Serve the page of the run in ``folder`` to this machine alone, while the block lasts. Yield the address, which nobody can guess."""
     with _Server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         thread.start()
