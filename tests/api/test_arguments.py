@@ -124,6 +124,10 @@ ROWS = pd.DataFrame({"secret": [123456]})
             lambda: any_of.run(data=None, target="died", rounds=1),
             "target names a column of your data, but data is None: give data=..., a file, a folder or a data frame",
         ),
+        (
+            lambda: any_of.run(settings={"data.target": "died"}, rounds=1),
+            "data.target names a column of your data, but data is None: give data=..., a file, a folder or a data frame",
+        ),
         (lambda: any_of.run(device=5), "run: device is 5, expected str | device | None"),
         (lambda: any_of.run(settings=5), "run: settings is 5, expected Mapping[str, Any] | Sequence[str] | None"),
         (lambda: any_of.run(folder=5), "run: folder is 5, expected str | Path | None"),

@@ -184,7 +184,7 @@ def _check_data_given(what: object, data: object, model: str | nn.Module | None,
         raise ConfigError(
             f"model is given, but data is None: give data=... (yours, or the name of a built-in data set), or name a recipe ({DEFAULT!r})"
         )
-    columns = [key for key in given_keys if key in _COLUMN_SETTINGS]
+    columns = [key for given in given_keys if (key := given.partition("=")[0]) in _COLUMN_SETTINGS]
     if columns and what is None and data is None and not any(key.startswith("data.path") for key in given_keys):
         raise ConfigError(f"{columns[0]} names a column of your data, but data is None: give data=..., a file, a folder or a data frame")
 

@@ -133,8 +133,8 @@ def _unfinished_run(run_folder: RunFolder, config: RunConfig, kind: Kind) -> Unf
     """Return the progress of a run without a result."""
     stopped, last = run_folder.stopped(), run_folder.checkpoint()
     has_score = last is not None and last.history and isfinite(last.history[-1].score)
-    # An origin ends in "on DEVICE". A run resumes only on the kind of device that it began on.
-    first_device = last.origin.rpartition(" on ")[2] if last else ""
+    # An origin ends in "on DEVICE" or "on DEVICE, compiled". A run resumes only on the kind of device that it began on.
+    first_device = last.origin.rpartition(" on ")[2].partition(",")[0] if last else ""
     is_from_hub = not (config.data.brought or is_bundled(config.data.name))
     return UnfinishedRun(
         folder=run_folder.path,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,7 +83,7 @@ def predict(
     if out is None:
         print(text, end="")
         return
-    row_count = text.count("\n") - 1  # without the heading
+    row_count = sum(1 for _ in csv.reader(StringIO(text))) - 1  # without the heading; a cell may hold line breaks
     terminal().print(Text(f"{out}: {counted(row_count, 'row')}"), soft_wrap=True)
 
 

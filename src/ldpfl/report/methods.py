@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 import ldpfl
@@ -174,7 +174,7 @@ def _noise_clause(events: Sequence[RoundEvent]) -> str:
         return f"without a proved protection ({printable(reason)})"
     if isinstance(last, GaussianRelease):
         # Replacing one unit changes the sum by at most twice the bound, and mu is this change divided by the standard deviation.
-        noise = _range_text([2 / release.mu if isinstance(release, GaussianRelease) else inf for release in releases])
+        noise = _range_text([2 / release.mu for release in releases if isinstance(release, GaussianRelease)])
         person_mean = "the mean gradient of each person's records"
         bounded = {"record": "each record's gradient", "person": person_mean}.get(last.unit, "its vector")
         sampling = f", and each {last.unit} took part with probability {last.rate:g}" if last.rate < 1 else ""
