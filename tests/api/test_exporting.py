@@ -330,7 +330,7 @@ def test_a_public_page_has_a_name_of_its_own(run: Path, ldpfl: CommandLine) -> N
     before = public.read_text()
     assert "a page for its owner alone" in ldpfl("report", run).out
     assert public.read_text() == before != own.read_text()
-    assert "ldpfl run overwrites this file with the owner's page" in ldpfl.refused("report", run, "--public", "--out", own)
+    assert "so the next run would overwrite the public page" in ldpfl.refused("report", run, "--public", "--out", own)
     assert ldpfl("report", run, run, "--public").code == 0
     assert Path("report-public.html").is_file()
 

@@ -171,7 +171,7 @@ def test_concordance_is_harrell_s_on_the_times_themselves() -> None:
     assert found == {"concordance": pytest.approx(expected, abs=1e-12)}
     assert 0.5 < expected < 0.95
     assert task.measured(iter([(torch.zeros(300, 3), targets)]), every=True) == {"concordance": 0.5}
-    with pytest.raises(ConfigError, match="have 3 columns: give 5"):
+    with pytest.raises(ConfigError, match="have 3 columns, expected 5"):
         task.measured(iter([(logits, targets[:, :3])]), every=True)
 
 

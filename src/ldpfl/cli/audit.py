@@ -40,7 +40,8 @@ def audit(
         unused = [flag for flag, value in (("--epsilon", epsilon), ("--error-rate", error_rate)) if value is not None]
         if unused:
             raise ConfigError(
-                f"{' and '.join(unused)} works only with a mechanism, but {what} is a run, audited by its config: leave it out"
+                f"{what} is a run, whose settings come from its config, but {' and '.join(unused)} changes a mechanism's: leave out "
+                f"{' and '.join(unused)}"
             )
         _audit_run(Path(what), data_dir, device, trials or _RUN_TRIALS, seed or 0, as_json=as_json)
         return

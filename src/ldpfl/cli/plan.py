@@ -88,7 +88,8 @@ def plan(
         return
     if evaluation_epsilon:
         raise ConfigError(
-            "--evaluation-epsilon is a part of --target, but --regime is missing: give --regime (any but local), or leave it out"
+            "--evaluation-epsilon needs --regime, which decides how it counts: give --regime (any but local), or leave out "
+            "--evaluation-epsilon"
         )
     setting: dict[str, Any] = {
         "epsilon": epsilon,

@@ -28,8 +28,8 @@ def report(
     """Write a self-contained HTML report on runs, a sweep or a plan: accuracy, privacy, plots."""
     if public and out is not None and out.resolve() in [(folder / _OWNERS_PAGE).resolve() for folder in what]:
         raise ConfigError(
-            f"--public with --out {out}: ldpfl run overwrites this file with the owner's page whenever it ends. Give another --out, or "
-            f"leave it out to write {_PUBLIC_PAGE}"
+            f"--out {out} is the file to which ldpfl run writes the full page, with figures that are not protected, so the next run would "
+            f"overwrite the public page: give another --out, or leave out --out to write {_PUBLIC_PAGE}"
         )
     name = _PUBLIC_PAGE if public else _OWNERS_PAGE
     file = out or (what[0] / name if len(what) == 1 and what[0].is_dir() else Path(name))

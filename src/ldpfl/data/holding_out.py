@@ -152,8 +152,8 @@ def split_off_validation(dataset: Dataset, share: float) -> tuple[Dataset, Sampl
         is_validation = torch.from_numpy(uniform_by_name(dataset.test_persons, "validation") < share)
     if not is_validation.any() or is_validation.all():
         raise ConfigError(
-            f"data.validation = {share:g} takes {int(is_validation.sum())} of {len(dataset.test)} test rows, but both parts need at least "
-            "one: change data.validation, or add test rows"
+            f"data.validation = {share:g} takes {int(is_validation.sum())} of {len(dataset.test)} test rows for validation, but validation "
+            "and test need at least one each: change data.validation, or add test rows"
         )
     is_left = ~is_validation
     clients, persons = (None if array is None else array[is_left.numpy()] for array in (dataset.test_clients, dataset.test_persons))

@@ -337,7 +337,9 @@ def _read_rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> t
             cells.append(row if fits else [""] * len(header))
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}") from None
+        raise DataError(
+            f"{path}, line {reader.line_num} cannot be read as CSV ({error}): correct the line, or save the table again as CSV in UTF-8"
+        ) from None
     if not header:
         raise DataError(f"{path} is empty: expected a header and rows")
     return header, cells, lines

@@ -212,7 +212,7 @@ class ModelFile(BaseModel):
         except LdpflError:
             raise
         except Exception as error:  # options that fit no model may fail in any way, and the file may be somebody else's
-            raise ValueError(f"no such model can be made, {type(error).__name__}: {error}") from error
+            raise ValueError(f"the model {model.name} cannot be built with its options, {type(error).__name__}: {error}") from error
 
 
 def check_present(path: Path) -> None:

@@ -141,8 +141,8 @@ class Runner:
             checkpoint = folder.checkpoint_to_resume(start)
             if checkpoint.ledger.events[: len(start.ledger.events)] != start.ledger.events:
                 raise ConfigError(
-                    f"{folder.path} measured its columns under other settings than its config has now, and measuring again would not be "
-                    "charged: start the run in a new folder"
+                    f"the columns of the run in {folder.path} were measured under other settings than its config has now, and the stated "
+                    "epsilon would not count measuring them again: put its config back, or start the run in a new folder"
                 )
             save = partial(_save_added_round, folder, config, checkpoint.state.round + 1) if more_rounds else folder.save_round
             final = self._run_rounds(federation, checkpoint, config.training.rounds, save, _label(config))

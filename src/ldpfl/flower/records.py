@@ -185,7 +185,10 @@ class RecordGradients:
         records: Records = import_named(self.records) if isinstance(self.records, str) else self.records
         task = records(context)
         if not isinstance(task, RecordTask):
-            raise PrivacyError(f"the records of this node's app must be an ldpfl.flower.RecordTask, got a {type(task).__name__}")
+            raise PrivacyError(
+                f"the function that LdpClientApp(records=...) names returned a {type(task).__name__}, expected an ldpfl.flower.RecordTask: "
+                "return RecordTask(model, inputs, targets, loss=...)"
+            )
         if terms.config.data.person and task.persons is None:
             raise PrivacyError("data.person asks to protect persons, but this node's RecordTask has no persons: give it `persons`")
         mechanism = terms.mechanism(terms.ranges(layout))

@@ -119,7 +119,9 @@ class Accepted(socket.socket):
         else:
             max_tls_bytes = _SPARE_TLS_BYTES + 2 * self.http_bytes
         if self._tls_bytes > max_tls_bytes:
-            raise ConnectionAbortedError(f"the connection brought {self._tls_bytes} bytes of TLS with too little HTTP in them")
+            raise ConnectionAbortedError(
+                f"the connection brought {self._tls_bytes} bytes of TLS, allowed {max_tls_bytes} with {self.http_bytes} of HTTP"
+            )
         turn_bytes = _NEW_TURN_BYTES  # bytes to read before other connections have their turn
         if 2 * self.http_bytes > self._tls_bytes:  # more than half of what the connection brought is HTTP
             turn_bytes = _UPLOAD_TURN_BYTES if self.http_bytes > _UPLOAD_BYTES else _TURN_BYTES

@@ -112,7 +112,9 @@ class Store:
                 connection.execute(insert(rounds).values(values))
             row = require_owner(round_row(connection, run, number), owner)
             if terms_in_row(row) != terms:
-                raise Conflict(f"round {number} of {run} was opened before with other terms: use those terms, or another number")
+                raise Conflict(
+                    f"round {number} of {run} was opened before with other terms (settings): use the same ones, or another round number"
+                )
             status = self._status(connection, row, owner)
         if is_new:
             log_round("round_opened", run, number, **terms.model_dump())

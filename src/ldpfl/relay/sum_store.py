@@ -131,7 +131,7 @@ class Sums:
             body.seek(-ENVELOPE_BYTES, SEEK_END)
             envelope = body.read()
         if hashlib.sha256(envelope).hexdigest() != expected.upload_id:
-            raise Refusal("the upload's id is not the SHA-256 of the envelope at the body's end; nothing was stored")
+            raise Refusal("the upload's id is not the SHA-256 of its envelope, which ends the body: send that as id. Nothing was stored")
         try:
             check_signed(envelope, expected.signing_key, expected.binding)
         except ProtocolError as error:

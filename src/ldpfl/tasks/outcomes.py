@@ -132,8 +132,8 @@ def appended_times(targets: Tensor, intervals: int) -> tuple[NDArray[np.float64]
     """
     if targets.shape[1] != intervals + 2:
         raise ConfigError(
-            f"targets to measure survival on have {targets.shape[1]} columns: give {intervals + 2}, one for each of the {intervals} "
-            "intervals, then time and event (ldpfl.tasks.outcomes.with_times)"
+            f"the targets for measuring survival have {targets.shape[1]} columns, expected {intervals + 2}: one for each of the "
+            f"{intervals} intervals, then time and event, as ldpfl.tasks.outcomes.with_times makes them"
         )
     return targets[:, -2].double().numpy(), targets[:, -1].numpy() > 0
 

@@ -119,15 +119,17 @@ class Setting:
         """Refuse values that are out of range or do not fit each other."""
         if min(self.clients, self.weights, self.rounds) < 1:
             raise ConfigError(f"clients, weights and rounds must be at least 1, got {self.clients}, {self.weights}, {self.rounds}")
-        if self.clients > MOST_CLIENTS or self.weights * self.rounds > MOST_REPORTS:
-            raise ConfigError(
-                f"a plan is for at most {MOST_CLIENTS:.0e} clients and {MOST_REPORTS:.0e} weights x rounds, got {self.clients:,} and "
-                f"{self.weights * self.rounds:,}: plan for fewer"
-            )
+        for name, value, most in (
+            ("clients", self.clients, MOST_CLIENTS),
+            ("weights x rounds", self.weights * self.rounds, MOST_REPORTS),
+        ):
+            if value > most:
+                raise ConfigError(f"{name} is {value:,}, expected at most {int(most):,}: plan for fewer")
         check_delta(self.delta)
         if not 0 <= self.colluding < self.cohort:
             raise ConfigError(
-                f"colluding must lie between 0 and {self.cohort - 1}, since {self.cohort} clients take part, got {self.colluding}"
+                f"colluding, the number of clients that collude, must lie between 0 and {self.cohort - 1}, since {self.cohort} clients "
+                f"take part, got {self.colluding}"
             )
         if self.layers is not None and not 1 <= self.layers <= min(self.weights, _MAX_LAYERS):
             raise ConfigError(f"a model of {self.weights:,} weights has 1 to {min(self.weights, _MAX_LAYERS):,} layers, got {self.layers}")
