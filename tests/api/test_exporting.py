@@ -121,6 +121,33 @@ def test_a_model_of_another_round_or_run_is_not_exported_with_this_guarantee(run
     ldpfl("export", more, tmp_path / "out")
 
 
+def test_the_same_weights_at_other_places_are_another_model(run: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
+    """Weights that are a few values each, as after a round of random bits, are in other models, too."""
+    exchanged = tmp_path / "exchanged"
+    shutil.copytree(run, exchanged)
+    tensors = load_file(run / "model.safetensors")
+    save_file({name: tensor.flatten().flip(0).reshape(tensor.shape) for name, tensor in tensors.items()}, exchanged / "model.safetensors")
+    assert "has other weights than the run's checkpoint" in ldpfl.refused("export", exchanged, tmp_path / "out")
+
+
+class Transposed(nn.Module):
+    """A model with a parameter that is not contiguous, and two equal ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 1).repeat(1, 2).T[:1])
+        self.first, self.second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows @ self.weight + self.first + self.second
+
+
+def test_a_parameter_that_is_not_contiguous_is_saved_and_exported(rows: Path, tmp_path: Path) -> None:
+    result = api.run(data=rows, **HOW, settings=FEW, model=Transposed(), folder=tmp_path / "run")
+    api.export(result, tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors")["weight"].shape == (1, 2)
+
+
 def test_a_certificate_is_not_compared_with_a_ledger_that_was_put_back(run: Path, ldpfl: CommandLine, tmp_path: Path) -> None:
     more = tmp_path / "more"
     shutil.copytree(run, more)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -139,18 +140,41 @@ def _check_model_is_of_checkpoint(run_folder: RunFolder, tensors: Mapping[str, T
     """Raise unless ``tensors`` are the model of the run's checkpoint, to which its ledger belongs.
 
     Raises:
-        DataError: a weight of the checkpoint's model is not in the model's file.
+        DataError: they are not.
     """
     checkpoint = run_folder.checkpoint_needed()
     if checkpoint is None:
         return
-    stored = [tensor.view(torch.int32).flatten() for tensor in tensors.values() if tensor.dtype == torch.float32]
-    weights = checkpoint.state.model.contiguous().view(torch.int32)  # as bits, since a NaN differs from itself
-    if not stored or not torch.isin(weights, torch.cat(stored)).all():
+    if not _is_some_of(_content(checkpoint.state.model), map(_content, tensors.values())):
         raise DataError(
             f"{run_folder.model_path} has other weights than the run's checkpoint, so the ledger may not be that of this model: one of the "
             "two was changed, or is of another run or an earlier round; put back the latest ones"
         )
+
+
+def _content(tensor: Tensor) -> bytes:
+    """Return the values of ``tensor`` as bytes."""
+    return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _is_some_of(whole: bytes, pieces: Iterable[bytes]) -> bool:
+    """Return whether ``whole`` is some of ``pieces``, each used once, one after another in any order.
+
+    A model's file has frozen tensors and buffers, too, and its order is not that of the checkpoint's vector.
+    """
+    counts = Counter(piece for piece in pieces if piece)
+    tried, open_ways = set[tuple[int, tuple[int, ...]]](), [(0, tuple(counts.values()))]  # where the next piece starts, how many are left
+    while open_ways:
+        way = start, left = open_ways.pop()
+        if start == len(whole):
+            return True
+        if way in tried:
+            continue
+        tried.add(way)
+        for kind, piece in enumerate(counts):
+            if left[kind] and whole.startswith(piece, start):
+                open_ways.append((start + len(piece), (*left[:kind], left[kind] - 1, *left[kind + 1 :])))
+    return False
 
 
 def write_model(run_folder: RunFolder, out: Path) -> None:

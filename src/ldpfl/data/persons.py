@@ -70,14 +70,19 @@ _MAX_NUMBER_LENGTH = 60
 """Maximum number of characters, and of digits before or after the point, of a name that is read as a number."""
 
 
+def visible_text(text: str) -> str:
+    """Return ``text`` stripped, without characters of no width, and in one Unicode form (NFKC)."""
+    visible = "".join(sign for sign in text if sign.isascii() or category(sign) != "Cf")
+    return normalize("NFKC", visible).strip()
+
+
 def normalise_text(text: str) -> str:
-    """Return the form in which names are compared: without characters of no width, in one Unicode form (NFKC), and numbers in one form.
+    """Return the form in which names are compared: the :func:`visible_text`, and numbers in one form.
 
     One file may write 17 as 17.0, +17, 017 or 1.7E1. Two persons whose names become equal are protected as one, and so each of them. One
     person with two names would count as two, and its epsilon would be larger than stated.
     """
-    visible = "".join(sign for sign in text if sign.isascii() or category(sign) != "Cf")
-    name = normalize("NFKC", visible).strip()
+    name = visible_text(text)
     if len(name) > _MAX_NUMBER_LENGTH or not _NUMBER.fullmatch(name):
         return name
     number = Decimal(name.replace(",", "."))

@@ -641,7 +641,7 @@ class RunFolder:
         checkpoint.ledger.save(self.ledger_path, result["privacy"])
         # All tensors of the module are cloned, since a shared parameter appears under several names and safetensors refuses shared memory.
         trained = task.module_with(checkpoint.state.model)
-        tensors = {name: value.detach().clone() for name, value in tensors_to_save(trained).items()}
+        tensors = {name: value.detach().contiguous().clone() for name, value in tensors_to_save(trained).items()}
         with replace_atomically(self.model_path) as temporary:
             save_file(tensors, temporary)
         save_adapter(trained, self.adapter_path, described.name)
