@@ -263,15 +263,18 @@ def _check_realised_epsilon(outcomes: Outcomes, claimed: float, size_name: str, 
 def _check_bit_probabilities(
     reports: WholeReports, outcomes: Outcomes, release: BinaryRelease, size_name: str, error: float
 ) -> ClaimResult:
-    """Test whether some bit on the wire is rarer, or more frequent, than randomised response at the stated epsilon allows."""
+    """Test whether some bit on the wire is rarer, or more frequent, than randomised response at the stated epsilon allows.
+
+    All tests of bits together fail with probability ``error``. ``size_name`` names the model that was tried, for the result.
+    """
     smallest_allowed = 1 / (1 + exp(release.epsilon))
-    share = error / (len(outcomes.set_bit_counts) * outcomes.set_bit_counts[0].size)  # for each bit under each input
+    error_of_bit = error / (len(outcomes.set_bit_counts) * outcomes.set_bit_counts[0].size)  # of each bit under each input
     bits = payload_bits(reports.mechanism, reports.ranges)
     padding = 8 * ceil(bits / 8) - bits  # number of bits that are always 0
-    uppers = []
+    uppers = []  # for each input and bit, an upper limit of the probability of the bit's rarer value
     for ones, count in zip(outcomes.set_bit_counts, outcomes.report_counts, strict=True):
-        limits = [min(clopper_pearson(int(hits), count, share)[1], clopper_pearson(count - int(hits), count, share)[1]) for hits in ones]
-        uppers.append(limits)
+        limits = [[clopper_pearson(int(hits), count, error_of_bit)[1] for hits in (of_one, count - of_one)] for of_one in ones]
+        uppers.append([min(of_one, of_zero) for of_one, of_zero in limits])
     worst = np.sort(np.min(np.array(uppers), axis=0))[padding:]  # without the padding: its bits are never 1, so they come first
     rarest = float(worst[0]) if worst.size else 1.0
     claim = f"claimed: a bit at epsilon {release.epsilon:g} has each value with probability {smallest_allowed:.4g} or more"

@@ -597,7 +597,7 @@ def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def known_keys(mechanism: str = "duchi") -> tuple[str, ...]:
-    """Return the dotted keys of all settings of a config with this ``mechanism``. An unknown one has those of all mechanisms."""
+    """Return the dotted keys of all settings of a config with this ``mechanism``; of an unknown one, those that every mechanism has."""
     others = [key for key in _by_dotted_key(RunConfig().model_dump()) if not key.startswith("mechanism.")]
     try:
         settings = settings_of(mechanism).model_fields

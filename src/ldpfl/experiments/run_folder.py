@@ -576,10 +576,11 @@ class RunFolder:
         return replace(checkpoint, personal=load_personal(self.personal_path(checkpoint.state.round), start.personal))
 
     def is_damaged(self) -> bool:
-        """Return whether the run's config, checkpoint or result cannot be read. A folder without a config is not damaged."""
+        """Return whether the run's config, checkpoint or result is there and cannot be read. A folder without a config is not damaged."""
         try:
-            if self.config_path.exists():  # each of the three calls raises if its file cannot be read
-                self.config(), self.checkpoint(), self.result()
+            if self.config_path.exists():
+                for read in (self.config, self.checkpoint, self.result):
+                    read()  # raises if its file cannot be read
         except LdpflError:
             return True
         return False

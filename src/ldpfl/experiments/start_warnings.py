@@ -121,7 +121,7 @@ def _scale_warnings(config: RunConfig, data: Dataset) -> Iterator[str]:
 
 
 def _one_class_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
-    """Yield a warning if nearly all clients have rows of a single class, because of a user's column of clients or own partition.
+    """Yield a warning if nearly all clients have rows of a single class, because the user's column of clients or partition follows it.
 
     Sorted rows that are divided in blocks have this fault. At each border between two classes, one client may have rows of both. ldpfl's
     own ``iid`` and ``quantity`` draw rows at random, whatever their order, and persons are dealt out by their names.
@@ -139,7 +139,8 @@ def _one_class_warnings(config: RunConfig, data: Dataset, division: Division) ->
     has_one_class = lowest == np.maximum.reduceat(classes, starts)
     borders = np.unique(classes).size - 1  # between the classes, if rows are sorted by class
     # Sorted rows leave at most one client with two classes at each border, and every class has a client of its own.
-    if (~has_one_class).sum() > borders or np.unique(lowest[has_one_class]).size <= borders:
+    looks_sorted = (~has_one_class).sum() <= borders and np.unique(lowest[has_one_class]).size > borders
+    if not looks_sorted:
         return
     cause, remedy = f"as data.partition {settings.partition!r} divides them", "set data.partition to 'iid', which draws rows at random"
     if data.clients is not None:

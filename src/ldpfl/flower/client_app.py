@@ -273,7 +273,7 @@ class LdpClientApp(ClientApp):
             # One thread, because a fork may follow, and PyTorch's threads do not survive it.
             with confined_process.one_thread(), confined_process.errors_may_be_shown():
                 request = read_request(message.content, *key)
-            if not self._is_ldpfl_app:  # then a guarantee for records rests on the code of the app's author
+            if not self._is_ldpfl_app:  # then no guarantee for records is "proved": it rests on the code of the app's author
                 request = replace(request, ask=request.ask.of_own_app())
             self._last_read = message.content, key, request
         return self._last_read[2]

@@ -69,10 +69,12 @@ class RelayedRounds(ABC):
 
     @abstractmethod
     def relay_terms(self, round_: OpenRound, agreement: str) -> Terms | SumTerms:
-        """Return the terms on which a round is opened at the relay.
+        """Return the terms on which a round is opened at the relay: ``SumTerms`` if the relay adds reports up, else ``Terms``.
+
+        ``agreement`` is the digest, in hex, of what all nodes must agree on in this round.
 
         Raises:
-            ValidationError: the round does not fit a relay.
+            ValidationError: the relay's limits do not allow such a round: its reports are too long, for example.
         """
 
     @abstractmethod

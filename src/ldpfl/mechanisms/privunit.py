@@ -223,11 +223,13 @@ class _DirectionNoise(Noise):
     def _worst_variance(self) -> float:
         """Return the largest variance of a client's estimate in one weight.
 
-        With lengths sent, it is V (1 + 1 / m^2) - N^2, for a vector with all of its length in one weight, at the worst length N. Otherwise
-        it is norm^2 (1 / m^2 + 1 / d), for the zero vector, whose direction is random; other vectors have norm^2 / m^2.
+        m is the law's scale, and V(N) = _second_moment(N). If lengths are sent (magnitude_share > 0), the variance is V(N) (1 + 1 / m^2) -
+        N^2, for a vector with all of its length N in one weight, at the worst N. Otherwise it is norm^2 (1 / m^2 + 1 / d), for the zero
+        vector, whose direction is random; other vectors have norm^2 / m^2.
         """
         noise = 1 / self.mechanism.law.scale**2
-        length = self.mechanism.norm * min(1.0, (1 + noise) / 2)  # the worst N: the maximum of ``with_length``, quadratic in N, up to norm
+        # V(N) is norm * N plus a constant, so the variance is largest at N = norm (1 + 1 / m^2) / 2, or at norm if that is less.
+        length = self.mechanism.norm * min(1.0, (1 + noise) / 2)
         with_length = self._second_moment(length) * (1 + noise) - length**2
         return with_length if self.mechanism.magnitude_share else self.mechanism.norm**2 * (noise + 1 / self.ranges.dimension)
 

@@ -112,11 +112,11 @@ def _peft_config(adapter: Adapter, task: str | None, trained_layers: Sequence[st
 
 def _check_modules(module: nn.Module, adapter: Adapter) -> None:
     """Raise a :class:`ConfigError` if a layer that ``adapter`` names is not in ``module``. The last part of a layer's name suffices."""
-    layers = {name: part for name, part in module.named_modules() if not [*part.children()] and [*part.parameters()]}
-    suffixes = sorted({name.rpartition(".")[2] for name in layers})
     for layer in adapter.modules:
         if not any(name == layer or name.endswith(f".{layer}") for name, _ in module.named_modules()):
-            raise ConfigError(f"model.adapter_modules: the model has no layer {layer!r}: {did_you_mean(layer, suffixes)}")
+            innermost = [name for name, part in module.named_modules() if not [*part.children()] and [*part.parameters()]]
+            suggestions = sorted({name.rpartition(".")[2] for name in innermost})
+            raise ConfigError(f"model.adapter_modules: the model has no layer {layer!r}: {did_you_mean(layer, suggestions)}")
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -178,13 +178,13 @@ def base_digest(module: nn.Module) -> str:
     """Return the SHA-256, in hex, of the frozen tensors of a pretrained ``module``: parameters, and buffers that are saved with them.
 
     The digest is empty for a module without frozen parameters. Names are those of the base, so an adapter does not change the digest.
-    Layers whose trained copies are used in their place do not count.
+    Where an adapter trains a copy of a layer and keeps the unused original, the original does not count.
     """
     if not has_base(module):
         return ""
     trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
     frozen: dict[str, Tensor] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    for name, tensor in module.state_dict(keep_vars=True).items():  # keep_vars: the same objects as the parameters, so ids can be compared
         if id(tensor) not in trained and not _COPIED_LAYER.search(name):
             frozen[_ADDED_BY_ADAPTER.sub("", name)] = tensor
     return digest_of(frozen)

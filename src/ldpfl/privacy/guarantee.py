@@ -220,7 +220,7 @@ class Statement(Shown):
 
     @property
     def verdict(self) -> str:
-        """How well the run protects its clients, as a sentence for readers who do not know differential privacy. Empty without a row."""
+        """How well the run protects its clients, in a sentence for readers who do not know differential privacy; or empty."""
         best = self.best
         if best is None:
             return ""
@@ -230,10 +230,10 @@ class Statement(Shown):
         unproved = "" if self.status == "proved" else _UNPROVED
         # Two upper bounds of the probability of a right guess between two data sets: by (epsilon, delta), and by total variation.
         by_epsilon = (exp(best.epsilon) + best.delta) / (1 + exp(best.epsilon))
-        by_noise = (1 + self.distance) / 2
+        by_noise = (1 + self.distance) / 2  # ``distance`` is the total variation
         source = "by epsilon" if by_epsilon <= by_noise else "by the noise of all releases, which epsilon bounds less closely"
         probability = min(1.0, min(by_epsilon, by_noise) * (1 + _DIGITS))
-        percent = f"{ceil(100_000 * probability) / 1000:g} %"
+        percent = f"{ceil(100_000 * probability) / 1000:g} %"  # rounded up to three decimals
         return _VERDICT.format(held=_HELD[self.protected], percent=percent, trusted=trusted, source=source) + unproved
 
     def figures(self) -> dict[str, float | str | None]:

@@ -165,7 +165,8 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
         # Results that do not depend on the axis are marked at its first value.
         marks = [(float(dict(result.point).get(axis, values[0])), value) for result, value in paper_figures if value is not None]
         if marks:
-            axes.plot(*zip(*marks, strict=True), color=colour, marker="D", fillstyle="none", linestyle="none", label=f"{variant}, paper")
+            paper_label = literal(f"{variant}, paper")
+            axes.plot(*zip(*marks, strict=True), color=colour, marker="D", fillstyle="none", linestyle="none", label=paper_label)
         given_up = [result for result in results if result.variant == variant and _all_stopped(result)]
         stopped = [float(dict(result.point).get(axis, values[0])) for result in given_up]
         if stopped:  # on the lower edge, whatever the scale is

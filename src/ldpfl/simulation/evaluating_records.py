@@ -378,15 +378,16 @@ def _deviation(share: float, count: int) -> float:
 def _auroc_figure(negatives: NDArray[np.float64], positives: NDArray[np.float64], noise: float) -> Figure:
     """Return the AUROC from the counts in bins of scores, ``negatives`` for the first class and ``positives`` for the second.
 
-    It is the probability that a record of the second class has the higher score; ties count half. Deviations are to first order (delta
-    method). Scaling all counts of a class does not change the AUROC, so the noise in a class's total does no harm. ``noise`` is the
-    standard deviation of the noise in each count.
+    It is the probability that a record of the second class has the higher score; ties count half. ``noise`` is the standard deviation of
+    the noise in each count. The deviations by this noise and by sampling are to first order (delta method). Scaling all counts of a class
+    does not change the AUROC.
     """
     below = np.cumsum(negatives) - negatives / 2
     above = positives.sum() - np.cumsum(positives) + positives / 2
     value = float((positives * below).sum() / (positives.sum() * negatives.sum()))
     # The derivative of the AUROC by each count.
     slopes = np.stack([(above / positives.sum() - value) / negatives.sum(), (below / negatives.sum() - value) / positives.sum()])
+    # By sampling, the variance of a count is about the count itself (Poisson). A count with noise may be negative.
     variance = (np.maximum([negatives, positives], 0.0) * slopes**2).sum()
     # Ties count half. In truth between none and all tied pairs are in order, so the error is at most half their share.
     ties = max(float(negatives @ positives), 0.0) / float(negatives.sum() * positives.sum())

@@ -245,11 +245,11 @@ def ordered_class_figures(predicted: Floats, classes: NDArray[np.int64]) -> Figu
 
 
 def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -> Figures:
-    """Return the :class:`Figures` of a model that predicts ``survival`` (n, K).
+    """Return the :class:`Figures` of a model that predicts ``survival`` (n, K), the probability that a time lies beyond each of ``cuts``.
 
-    These are the probabilities that a row's time lies beyond each of ``cuts`` (K,). ``times_and_events`` (n, 2) are the observed times, and
-    1 for an event, else 0. Harrell's C is a ratio of sums over pairs. In a resample, a pair of rows drawn a and b times counts as a + b - 1
-    instead of a b, which is right to first order. The integrated Brier score of a resample has the weights of all rows.
+    ``times_and_events`` (n, 2) are the observed times, and 1 for an event, else 0. Harrell's C is a ratio of sums over pairs. In a
+    resample, a pair of rows drawn a and b times counts as a + b - 1 instead of a b, which is right to first order. In the integrated Brier
+    score, the weights for censoring are those of all rows, and not estimated anew for each resample.
     """
     times, events = times_and_events[:, 0], times_and_events[:, 1] > 0
     pairs, right = count_comparable_pairs(times, events, survival.sum(axis=1))
@@ -259,6 +259,7 @@ def survival_figures(survival: Floats, times_and_events: Floats, cuts: Floats) -
     def figures(counts: Floats) -> dict[str, Floats]:
         """Return each figure (B,) by name. ``counts`` (B, n) says how often each of n rows is drawn in each of B resamples."""
         rows, drawn_pairs, drawn_right, errors = (counts @ row_terms).T
+        # ``drawn`` adds up a + b over all pairs. Less the number of pairs, it is the sum of a + b - 1.
         return {CONCORDANCE: (drawn_right - all_right) / (drawn_pairs - all_pairs), INTEGRATED_BRIER: errors / rows}
 
     return Figures(figures)

@@ -58,7 +58,10 @@ class ScatteringFeatures(FeatureMap):
         return (maps * height * width // self.pooled**2,)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the scattering of images as vectors (N, F) of length 1, after the steps that the attributes switch on."""
+        """Return the scattering of images (N, C, H, W) as vectors (N, F) of length 1.
+
+        If the attributes say so, maps are averaged with those of the mirrored image, pooled, and replaced by their square roots.
+        """
         maps = Scattering()(inputs)
         if self.mirrored:
             maps = (maps + Scattering()(inputs.flip(-1))) / 2

@@ -141,16 +141,19 @@ class TrialCount:
 
 
 def best_of_trials_epsilon(power: Callable[[Array], Array], epsilon: Callable[[float], float], count: TrialCount, delta: float) -> float:
-    """Return an upper bound of epsilon at ``delta`` for releasing the best of a random number of trials.
+    """Return an upper bound of epsilon at ``delta`` for releasing the best of a random number K of trials.
+
+    With f(x) = E[x^K], the bound is log max over p of f'(1 - p) / f'(1 - T(p)), plus the trial's epsilon at delta / E[K]; the module's
+    docstring has the source.
 
     Args:
         power: increasing function T of the trial: maps the probability p of an event to the largest probability that the event can have for
             a neighbouring data set.
-        epsilon: epsilon of a trial by delta.
-        count: law of the number of trials.
+        epsilon: maps a delta to the epsilon of one trial at this delta.
+        count: law of the number K of trials.
     """
     largest_probabilities = power(_PROBABILITIES)
-    # The slope increases: between two grid points, the ratio is at most its numerator at the lower one over its denominator at the upper.
+    # f' increases in x: between two grid points, the ratio is at most its numerator at the lower one over its denominator at the upper.
     ratios = count.slope(1 - _PROBABILITIES[:-1]) / count.slope(1 - largest_probabilities[1:])
     margin = _ROUNDING if count.limit > 1 else 0.0  # the slope of a single trial is constant, so its ratio of 1 is exact
     return log(float(ratios.max())) + margin + epsilon(delta / (count.exact_mean * (1 + _ROUNDING)))
