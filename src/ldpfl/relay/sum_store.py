@@ -300,12 +300,9 @@ def _add_up(connection: Connection, row: Row[Any], shares: list[Share]) -> int:
 
 
 def merge_partial_sums(connection: Connection, row: Row[Any]) -> None:
-    """Add up all partial sums of a round into its first parts, one part at a time. The caller must hold the round exclusively.
-
-    The parts of partial sum k are numbered from k times the number of parts of one sum.
-    """
+    """Add up all partial sums of a round into its first parts, one part at a time. The caller must hold the round exclusively."""
     terms = require_terms(row, SumTerms)
-    parts_of_sum = len(terms.sum_parts())
+    parts_of_sum = len(terms.sum_parts())  # the parts of partial sum k are numbered from k times this
     is_in_round = parts.c.round_id == row.id
     for number in connection.scalars(select(parts.c.number).where(is_in_round, parts.c.number >= parts_of_sum)).all():
         data = connection.scalars(delete(parts).where(is_in_round, parts.c.number == number).returning(parts.c.data)).one()

@@ -135,11 +135,9 @@ class Tokens:
 def _insert_token(connection: Connection, token: str, owner: Owner) -> bool:
     """Store a token unless ``owner`` has a newer or only token already; return whether it was stored.
 
+    Raise a :class:`ConfigError` if the signing key is another client's, or an aggregator's.
     No statement may violate a constraint, because PostgreSQL would log the client's name with the error. Two clients may not share a
     signing key: in a sum with both, the aggregator would reject one as a forgery.
-
-    Raises:
-        ConfigError: the signing key is another client's, or an aggregator's.
     """
     key = owner.signing_key
     if key is not None:
