@@ -211,6 +211,26 @@ def test_a_write_ahead_log_that_another_program_sets_meanwhile_keeps_nothing(
     store.close()
 
 
+def test_two_relays_end_a_write_ahead_log_together(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a connection, which keeps the log until it is closed."""
+    monkeypatch.setattr("ldpfl.relay.database._SQLITE_WAIT_S", 0.2)
+    first, second = (Store(open_engine(str(tmp_path / "relay.db")), clock=clock) for _ in range(2))
+    opened(first, min_clients=1)
+    with closing(sqlite3.connect(tmp_path / "relay.db", isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+    for store in (first, second):
+        assert store.status("aggregator", RUN, 1).state == "open"
+    for store in (first, second):  # the first cannot set the mode while the second has a connection
+        with suppress(StoreUnavailable):
+            store.status("aggregator", RUN, 1)
+    put(first, "alice")
+    put(second, "bob")
+    assert first.status("aggregator", RUN, 1).uploads == 2
+    assert not (tmp_path / "relay.db-wal").exists()
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize("end", ["", "-journal", "-wal", "-shm"])
 @pytest.mark.parametrize("mode", [0o666, 0o640, 0o604, 0o620])
 def test_a_store_that_others_may_use_is_refused(tmp_path: Path, end: str, mode: int) -> None:

@@ -25,6 +25,7 @@ def verify(certificate: Certificate | str | Path, *, ledger: str | Path | None =
     Raises:
         DataError: the certificate was changed, is signed by another key, is about another ledger, or charges less than the ledger; or the
             run's folder holds another ledger than its checkpoint.
+        ConfigError: the config in the run's folder cannot be read.
     """
     import ldpfl_verify  # slow to import
 

@@ -171,16 +171,17 @@ def _unfit_journal_error(mode: str) -> UnfitStore:
 def _begin_sqlite(connection: Connection) -> None:
     """Begin a SQLite transaction: exclusive, unless the connection has the option ``READ_ONLY``. SQLAlchemy calls this."""
     # EXCLUSIVE: a writer waits for other processes at its beginning, not in the middle or at its commit.
-    kind = connection.get_execution_options().get("sqlite_begin", "EXCLUSIVE")
-    connection.exec_driver_sql(f"BEGIN {kind}")
-    if kind == "EXCLUSIVE" and connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal":
+    begin = f"BEGIN {connection.get_execution_options().get('sqlite_begin', 'EXCLUSIVE')}"
+    connection.exec_driver_sql(begin)
+    if connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal":
         # Another program has set this mode since the file was opened.
         connection.exec_driver_sql("ROLLBACK")
         try:
             _set_journal_mode(connection.connection.driver_connection)
         except sqlite3.OperationalError:
+            connection.invalidate()  # another relay, too, can set the mode only while this one has no connection
             raise _unfit_journal_error("wal") from None
-        connection.exec_driver_sql("BEGIN EXCLUSIVE")
+        connection.exec_driver_sql(begin)
 
 
 def _create_tables(engine: Engine, store_name: str) -> None:
