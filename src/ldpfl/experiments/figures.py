@@ -176,7 +176,7 @@ def _pop_findings_as_caveats(
         if OBSERVED not in entries["scores"]:  # numbers or counts: a mean that is off may be the reason why R2 shows nothing learnt
             caveats.append(f"{OFF_MEAN}: {off}. {_remedy_for_numbers(config)}")
         else:
-            caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation, entries['scores'], baseline, clipped)}")
+            caveats.append(f"{OFF}: {off}. {_remedy_for_risks(config, federation, entries, baseline, clipped)}")
     return caveats
 
 
@@ -228,13 +228,14 @@ def _common_event_caveats(entries: Mapping[str, Any], config: RunConfig) -> list
 
 
 def _remedy_for_risks(
-    config: RunConfig, federation: Federation, scores: Mapping[str, float], baseline: Reference | None, clipped: float | None
+    config: RunConfig, federation: Federation, entries: Mapping[str, Any], baseline: Reference | None, clipped: float | None
 ) -> str:
     """Return why the mean predicted risk may be far from the observed share of events, and what to do about it.
 
-    The baseline has no noise, but clips and takes as many rounds. If its mean risk is off by at least half as much as that of the run,
-    clipping or too few rounds are the cause. Otherwise noise is.
+    The baseline has no noise, but clips and takes as many rounds. If its mean risk is off, too, and at least half as much as that of the
+    run, clipping or too few rounds are the cause. Otherwise noise is. ``entries`` has the run's ``scores`` and their ``intervals``.
     """
+    scores, (low, high) = entries["scores"], entries["intervals"][OBSERVED]
     if emphasis := _emphasis_settings(config):
         return (
             f"{emphasis} moved the predicted probabilities: train with the default loss, or use the predictions as a ranking, with a "
@@ -244,7 +245,7 @@ def _remedy_for_risks(
     risk_without_noise = baseline.scores.get(PREDICTED) if baseline else None
     if risk_without_noise is None:
         steps = " and ".join((*_larger_norm(config), fewer_rounds))
-    elif 2 * abs(risk_without_noise - scores[OBSERVED]) < abs(scores[PREDICTED] - scores[OBSERVED]):
+    elif low <= risk_without_noise <= high or 2 * abs(risk_without_noise - scores[OBSERVED]) < abs(scores[PREDICTED] - scores[OBSERVED]):
         steps, cause = f"a larger epsilon or {fewer_rounds} (without noise the mean risk is {risk_without_noise:.2%})", ""
     else:
         steps = " or ".join((*_larger_norm(config), "more training.rounds"))
