@@ -251,8 +251,10 @@ def _remedy_for_risks(
         steps = " or ".join((*_larger_norm(config), "more training.rounds"))
         steps += f" (without noise the mean risk is {risk_without_noise:.2%}, so noise is not the cause, but grows with either)"
     remedy = f"take {steps}; or add a number to all log odds, so that the mean risk is the share that you expect"
-    if config.data.class_shares or (federation.encoder is not None and federation.encoder.shares):
-        return cause + remedy.capitalize()
+    if config.data.class_shares:
+        return f"{cause}{remedy[0].upper()}{remedy[1:]}"
+    if federation.encoder is not None and federation.encoder.shares:
+        return f"{cause}The base rate was measured with noise: state data.class_shares, where the public knows them; else {remedy}"
     return (
         f"{cause}No base rate was measured for these data: state the shares of the classes in data.class_shares, where the public knows "
         f"them; else {remedy}"
