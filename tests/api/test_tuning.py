@@ -343,3 +343,15 @@ def _noisier(tuning: Tuning, found: Any, secret: int) -> Any:
     cell = found[0]
     louder = cell.config.mechanism.model_copy(update={"noise_multiplier": 1.0})
     return [type(cell)(cell.variant, cell.point, 1, cell.config.model_copy(update={"mechanism": louder}))]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_who_runs_the_trials_is_told_of_persons_with_several_rows_and_the_release_is_not(tmp_path: Path, ldpfl: CommandLine) -> None:
+    FRAME.assign(patient=[f"P{place // 3}" for place in range(300)]).to_csv(tmp_path / "rows.csv", index=False)
+    settings = ["training.rounds=2", 'data.columns=["age"]', "data.bounds={age=[20,80]}", "training.server_learning_rate=0.5,2"]
+    flags = [word for setting in settings for word in ("--set", setting)]
+    how = ("--data", tmp_path / "rows.csv", "--target", "sick", "--client", "site", "--trials", "2", "--target-epsilon", "6")
+    outcome = ldpfl("tune", *how, *flags, "--out", tmp_path / "tuned")
+    assert "300 rows have 100 different values of patient" in outcome.err
+    assert not any(b"patient" in file.read_bytes() for file in (tmp_path / "tuned" / "release").iterdir())

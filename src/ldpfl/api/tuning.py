@@ -18,6 +18,7 @@ from ldpfl.api.configuring import overrides_by_key, setting_texts, settings_and_
 from ldpfl.api.exporting import write_model
 from ldpfl.api.running import displayed, runner_for
 from ldpfl.api.sweeping import WatchedRuns
+from ldpfl.data.leaks import REPEATED
 from ldpfl.errors import ConfigError
 from ldpfl.experiments.other_folders import PRIVATE, TUNED
 from ldpfl.experiments.shipped import DEFAULT, OWN, sweep_names
@@ -158,6 +159,9 @@ def tune(
         watched = WatchedRuns(display, runner.data_dir, jobs, lambda number, total, cell: f"trial {number}/{total}: {setting_label(cell)}")
         chosen = run_tuning(tuning, replace(runner, observer=watched), out, watched.begins, watched.planned)
         watched.ended()
+        for caveat in (chosen.folder.result() or {}).get("caveats", ()):
+            if caveat.startswith(REPEATED):  # for whoever runs the trials, as it depends on the rows
+                display.warn(caveat)
         if chosen.settings_tried == 1:  # a warning for whoever runs the trials: the release must not tell how many there were
             display.warn(
                 f"by chance, all trials had the same one of {len(chosen.labels)} settings, so nothing was compared. More trials (--trials) "

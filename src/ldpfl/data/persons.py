@@ -55,7 +55,8 @@ def normalise_names(given: Iterable[object]) -> list[str]:
 def _normalise_name(value: object) -> str:
     """Return the name in one cell, by the rules of :func:`normalise_names`. A float such as 7.0 is a number that pandas has converted."""
     if isinstance(value, str):
-        return "" if means_no_value(value, MISSING_WORDS) else normalise_text(value)
+        name = normalise_text(value)
+        return "" if means_no_value(name, MISSING_WORDS) else name
     if isinstance(value, bool):
         return ""
     if isinstance(value, Integral):
