@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import ldpfl
@@ -187,8 +186,8 @@ def write_model(run_folder: RunFolder, out: Path) -> None:
     described, target = run_folder.model_file().without_local_folders(), RunFolder(out)
     make_folder(out)
     with replace_atomically(target.model_path) as temporary:
-        described.copy_weights(run_folder.model_path, temporary)
-        _check_model_is_of_checkpoint(run_folder, load_file(temporary))
+        tensors = described.copy_weights(run_folder.model_path, temporary)
+        _check_model_is_of_checkpoint(run_folder, tensors)
     if described.base and run_folder.adapter_path.exists():
         copy_adapter(run_folder.adapter_path, out)
     if (encoder := run_folder.measured_encoder()) is not None:

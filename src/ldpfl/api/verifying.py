@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ldpfl.api.arguments import checked
 from ldpfl.errors import ConfigError, DataError
-from ldpfl.privacy.ledger import LEDGER_FILE
 
 if TYPE_CHECKING:
     from ldpfl_verify import Certificate, SecondOpinion
@@ -43,8 +42,10 @@ def check_ledger_of_run(ledger: Path) -> None:
     Raises:
         DataError: the ledger is older than the run's checkpoint or result, or another run's.
     """
-    folder = ledger if ledger.is_dir() else ledger.parent
-    if (ledger.is_dir() or ledger.name == LEDGER_FILE) and (folder / "config.toml").exists():
+    from ldpfl.api.accounting import folder_of_ledger  # takes long to import
+
+    folder = Path(folder_of_ledger(ledger))
+    if (folder / "config.toml").exists():
         from ldpfl.experiments.run_folder import RunFolder  # imports PyTorch
 
         with suppress(ConfigError):  # this machine's ldpfl cannot read the config: an auditor's may lack the run's mechanism

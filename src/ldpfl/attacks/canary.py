@@ -248,7 +248,7 @@ class _CanaryTrials:
         return scores
 
     def _score(self, trial: int) -> NDArray[np.float64]:
-        """Run one trial, and return for each of ``sizes`` the auditor's sum over so many weights, the first ones in ``order``."""
+        """Run one trial. Return the auditor's sum over the first n weights in ``order``, for each n in ``sizes``."""
         self.values[0] = self.canaries[trial % 2]
         # All clients draw new random bits in each trial.
         streams = SeededStreams.of(range(len(self.values)), self.seed, Purpose.MECHANISM, _KEY, trial)

@@ -1,4 +1,4 @@
-"""What an observer of arrival times makes of them: how probably each report is of each window, and how good such guesses are.
+"""How an observer guesses senders by arrival times: the probability that a report is of a window, and how often such guesses are right.
 
 In shapes, d is the number of parameters and n the number of clients, and so of windows. A client sends one report for each parameter.
 """

@@ -1,4 +1,4 @@
-"""Whole reports of clients that hold known values: counts of what is sent, and what remains of the reports in a mixed pool."""
+"""Whole reports of clients that hold known values: how often each payload is sent, and what a mixed pool keeps of the reports."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def sweep(
 
 
 def _sweep_command(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:
-    """Return the command that starts a sweep anew. It is for a sweep of which nothing was written, so that it cannot be resumed."""
+    """Return the command that starts a sweep anew. A sweep needs it if nothing was written, because then it cannot be resumed."""
     options = [(flag, str(value)) for flag, value in flags.items() if value is not None]
     options += [("--axis", axis) for axis in axes] + [("--set", setting) for setting in settings] + [("--out", str(folder))]
     return printable(shlex.join(["ldpfl", "sweep", *([name] if name else []), *(word for option in options for word in option)]))

@@ -9,7 +9,6 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import lru_cache
 from math import inf
 
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from ldpfl.data.cells import Kind, are_codes
 from ldpfl.data.identifiers import identifier_kind, identifier_note, note_on_possible_sites
-from ldpfl.data.persons import normalise_names
+from ldpfl.data.persons import normalise_names, written_number
 from ldpfl.data.samples import Inputs
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import MAX_EXACT, Table, cell_text
@@ -195,12 +194,12 @@ def _is_text_of_rounded_float(text: str) -> bool:
     That is a float of 2^53 or more, such as 9007199254740992.0 or 1.1010519491231E17, or one from 1e11 on that has fewer digits than its
     whole number, such as 1.23457E+11, as Excel and others write long numbers.
     """
-    parts = re.fullmatch(r"\s*[+-]?(\d+[.,]\d*|[.,]\d+|\d+(?=[eE][+-]))([eE][+-]?\d{1,3})?\s*", text)
-    if parts is None:
+    word = text.strip()
+    number = None if word.lstrip("+-").isdecimal() else written_number(word)  # a whole number was written with all its digits
+    if number is None:
         return False
-    size = abs(Decimal(text.strip().replace(",", ".")))
-    digits = len(re.sub(r"[.,]", "", parts[1]).lstrip("0"))
-    return size >= MAX_EXACT or (size >= _SHORTENED_FROM and digits <= size.adjusted())
+    has_fewer_digits = len(number.as_tuple().digits) <= number.adjusted()
+    return abs(number) >= MAX_EXACT or (abs(number) >= _SHORTENED_FROM and has_fewer_digits)
 
 
 _SHORTENED_FROM = 10**11

@@ -79,7 +79,7 @@ def split_off_share_by_name(parts: Division, names: Names, share: float) -> tupl
 def held_out_by_person(persons: Iterable[Hashable]) -> NDArray[np.bool_]:
     """Return a mask (N,) of the test rows of a run with ``data.person``: all rows of about one in :data:`TEST_SHARE` persons.
 
-    ``persons`` (N,) names the person of each row. That name alone decides, in the Unicode form NFC: an accent may be encoded in two ways.
+    ``persons`` (N,) names the person of each row. That name alone decides, normalised as in a run (:func:`normalise_names`).
     """
     return uniform_by_name(normalise_names(cell_text(person) for person in persons), "test") < 1 / TEST_SHARE
 

@@ -65,10 +65,15 @@ def _normalise_name(value: object) -> str:
 
 
 _NUMBER = re.compile(r"[+-]?(?:\d+|(?:\d+[.,]\d*|[.,]\d+)(?:[eE][+-]?\d{1,3})?|\d+[eE][+-]\d{1,3})")
-"""Matches a number as programs write it, also with a decimal comma. A code such as 12E5, without a point or a sign, is none."""
+"""Matches a number as programs write it, also with a decimal comma."""
 
 _MAX_NUMBER_LENGTH = 60
 """Maximum number of characters, and of digits before or after the point, of a name that is read as a number."""
+
+
+def written_number(text: str) -> Decimal | None:
+    """Return the number that a program wrote as ``text``, or None. A code such as 12E5, without a point or a sign, is no number."""
+    return Decimal(text.replace(",", ".")) if _NUMBER.fullmatch(text) else None
 
 
 def visible_text(text: str) -> str:
@@ -84,10 +89,8 @@ def normalise_text(text: str) -> str:
     person with two names would count as two, and its epsilon would be larger than stated.
     """
     name = visible_text(text)
-    if len(name) > _MAX_NUMBER_LENGTH or not _NUMBER.fullmatch(name):
-        return name
-    number = Decimal(name.replace(",", "."))
-    if abs(number.adjusted()) >= _MAX_NUMBER_LENGTH:
+    number = written_number(name) if len(name) <= _MAX_NUMBER_LENGTH else None
+    if number is None or abs(number.adjusted()) >= _MAX_NUMBER_LENGTH:
         return name
     digits = f"{number:f}" if number else "0"  # a number 0 may have a sign
     return digits.rstrip("0").rstrip(".") if "." in digits else digits

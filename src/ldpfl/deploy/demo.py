@@ -205,7 +205,7 @@ def _follow(trial: Trial, submitted: Running, processes: Processes, watch: Watch
     """
 
     def has_ended() -> bool:
-        """Tell the observer what is new. Return whether the run has ended, or raise if it cannot go on."""
+        """Report news to the observer. Return whether the run has ended. Raise if it cannot go on."""
         watch.tell_news()
         _check_no_refusal(watch.site)
         check_server_app_starts(watch.site)

@@ -158,8 +158,8 @@ class ModelFile(BaseModel):
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
         return module
 
-    def copy_weights(self, weights: Path, to: Path) -> None:
-        """Write only the tensors of the safetensors file ``weights`` to the file ``to``. Metadata are left out.
+    def copy_weights(self, weights: Path, to: Path) -> dict[str, Tensor]:
+        """Write only the tensors of the safetensors file ``weights`` to the file ``to``, and return them. Metadata are left out.
 
         Raises:
             DataError: the file is missing, damaged, or of another built-in model.
@@ -172,9 +172,11 @@ class ModelFile(BaseModel):
                     _check_shapes(
                         self._make_module(ModelConfig(name=self.name, options=self.options, mend=self.mend)), _stored_shapes(weights)
                     )
-            save_file(load_file(weights), to)
+            tensors = load_file(weights)
+            save_file(tensors, to)
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise DataError(f"{weights} is damaged, or of another model: {first_line(error)}") from error
+        return tensors
 
     def _model_to_make(self, caller_model: str | nn.Module | None) -> ModelConfig:
         """Return the settings of the model to make.

@@ -147,7 +147,7 @@ class HarmonySettings(EpsilonSettings):
 
     name: Literal["harmony"] = "harmony"
     group: Count | Literal["layer"] = "layer"
-    """Number of weights in a group, of which a client sends one. ``layer``: each layer is one group, as in Optimal LDP-FL."""
+    """Size of a group of weights. A client sends one weight of each group. ``layer``: each layer is one group, as in Optimal LDP-FL."""
     sends_bits: ClassVar[bool] = True
 
     def at(self, epsilon: float) -> Harmony:

@@ -245,8 +245,8 @@ class RotatedSignSettings(EpsilonSettings):
     """Clipping norm: a longer gradient or update is shortened to it. With a small one nearly all are, so only their directions count."""
 
     group: Count = 1
-    """Number of rotated coordinates in a group, of which one is drawn in secret and sent. It saves bytes, and costs little accuracy if
-    epsilon is small."""
+    """Size of a group of rotated coordinates. A client sends one of each group, drawn in secret. This saves bytes, and costs little
+    accuracy if epsilon is small."""
 
     uses_ranges: ClassVar[bool] = False
     sends_bits: ClassVar[bool] = True

@@ -178,7 +178,7 @@ def _begin_sqlite(connection: Connection) -> None:
         connection.exec_driver_sql("ROLLBACK")
         try:
             _set_journal_mode(connection.connection.driver_connection)
-        except sqlite3.OperationalError:
+        except (sqlite3.OperationalError, UnfitStore):
             connection.invalidate()  # another relay, too, can set the mode only while this one has no connection
             raise _unfit_journal_error("wal") from None
         connection.exec_driver_sql(begin)

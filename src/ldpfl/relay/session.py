@@ -76,7 +76,7 @@ _SET_AT_START = {
         "end each one (SELECT gid, owner, database FROM pg_prepared_xacts; in that database ROLLBACK PREPARED 'GID'), then ",
     ),
 }
-"""Settings of the whole server: the value that the relay needs, the harm of others, what to do before a change. A restart changes them."""
+"""Settings of the whole server, which a restart changes: the value that the relay needs, the harm of others, what to do before a change."""
 
 _QUERY_STRONG_RIGHTS = """SELECT rolname,
     CASE WHEN rolsuper THEN 'SUPERUSER' WHEN rolreplication THEN 'REPLICATION' ELSE 'BYPASSRLS' END

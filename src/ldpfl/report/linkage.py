@@ -12,7 +12,7 @@ from rich.text import Text
 from ldpfl.attacks.linkage import Figure, LinkageResult, LinkageRow, LinkageSetting, LinkChannel
 from ldpfl.attacks.linkage_posterior import CONFIDENCE
 from ldpfl.report.plots import figure_file, require_plot
-from ldpfl.util.number_format import number
+from ldpfl.util.number_format import counted, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ def linkage_table(result: LinkageResult) -> Table:
     title = f"{setting.clients} clients, {setting.parameters} parameters: reports linked by when they arrive, {_trials_text(result)}"
     table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 2, 0, 0))  # without a frame, to fit 80 columns
     table.add_column("channel", no_wrap=True)
-    rounds = [f"% named after\n{count} {'round' if count == 1 else 'rounds'}" for count in watched]
+    rounds = [f"% named after\n{counted(count, 'round')}" for count in watched]
     for heading in ("T in s", *rounds, "pairs\n(AUC)", f"linked,\nof {setting.parameters}", "epsilon"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in result.rows:
@@ -74,7 +74,7 @@ def _notes(setting: LinkageSetting) -> list[str]:
 
 def _trials_text(result: LinkageResult) -> str:
     trials = result.plan.trials
-    return f"{trials} {'trial' if trials == 1 else 'trials'}"
+    return counted(trials, "trial")
 
 
 def _percent_text(value: float) -> str:

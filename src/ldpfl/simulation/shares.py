@@ -228,7 +228,7 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ClientFacts:
-    """What k clients know about themselves before a round: numbers of samples and of earlier releases, memory, and personal layers."""
+    """What each of k clients knows before a round: its numbers of samples and of earlier releases, its memory and its personal layers."""
 
     samples: Tensor
     joined: Tensor

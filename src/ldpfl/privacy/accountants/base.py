@@ -10,7 +10,7 @@ _DELTAS = tuple(0.8**power for power in range(1, 60))
 
 
 class Accountant(ABC):
-    """Composes releases, of which later ones may depend on the outputs of earlier ones."""
+    """Composes releases. Later ones may depend on the outputs of earlier ones."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:

@@ -93,7 +93,7 @@ class CountedBits(ShuffledAccountant):
 
 
 class SummedNoise(ShuffledAccountant):
-    """Integer reports with Gaussian noise, of which only the sum over the cohort is seen. It has the noise of all honest clients.
+    """Integer reports with Gaussian noise. Only their sum over the cohort is seen, and it has the noise of all honest clients.
 
     Other reports are not supported. They are rounded to floats one by one, and the low digits of such a sum reveal more than its noise
     hides (decision 0023).
