@@ -83,7 +83,7 @@ def with_personal_layers(trainer: Trainer, shared: ParameterLayout, personal: Pa
 
 
 def task_of_all_layers(shared: LocalTask, weights: Tensor, personal: ParameterLayout) -> tuple[LocalTask, Tensor]:
-    """Return the task of training all layers, and their initial weights (d + p,): first d that are sent, then p that are personal.
+    """Return the task of training all layers, and their initial weights (d + p,) in the module's order. Clients send d and keep p of them.
 
     ``weights`` (d,) are the initial weights of the layers that clients send. The personal layers begin with the weights of the module.
     """
