@@ -123,12 +123,12 @@ def give(store: Store, client: str | Owner, share: bytes, number: int = 1) -> No
     store.sums.add(expected, BytesIO(share)).result(60)
 
 
-def die_before(last: int, store: Store) -> None:
-    """Have this process killed (9) before the ``last``-th statement or commit of ``store`` from now on."""
+def die_before(last: int, store: Store, having: str = "") -> None:
+    """Have this process killed (9) before the ``last``-th statement or commit of ``store`` from now on; of those ``having`` a text."""
     left = [last]
 
-    def count(*_: object) -> None:
-        left[0] -= 1
+    def count(*seen: object) -> None:
+        left[0] -= having in str(seen)
         if left[0] == 0:
             os.kill(os.getpid(), 9)
 
