@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from ldpfl.api.predicting import load_model as load_model, predict as predict, predict_csv as predict_csv
     from ldpfl.api.regimes import plan_regime as plan_regime
     from ldpfl.api.reproducing import reproduce as reproduce
-    from ldpfl.api.running import check as check, load_run as load_run, prepare as prepare, run as run
+    from ldpfl.api.running import (
+        check as check,
+        load_run as load_run,
+        prepare as prepare,
+        run as run,
+        training_cost as training_cost,
+    )
     from ldpfl.api.showing import show as show
     from ldpfl.api.sweeping import NOISE_PLOT as NOISE_PLOT, sweep as sweep, sweep_config as sweep_config
     from ldpfl.api.tuning import tune as tune, tuned_settings as tuned_settings
@@ -54,7 +60,7 @@ __getattr__, __dir__ = lazy_imports.exports(
         "ldpfl.api.predicting": ("load_model", "predict", "predict_csv"),
         "ldpfl.api.regimes": ("plan_regime",),
         "ldpfl.api.reproducing": ("reproduce",),
-        "ldpfl.api.running": ("check", "load_run", "prepare", "run"),
+        "ldpfl.api.running": ("check", "load_run", "prepare", "run", "training_cost"),
         "ldpfl.api.showing": ("show",),
         "ldpfl.api.sweeping": ("NOISE_PLOT", "sweep", "sweep_config"),
         "ldpfl.api.tuning": ("tune", "tuned_settings"),

@@ -25,10 +25,11 @@ from ldpfl.errors import ConfigError, LdpflError
 from ldpfl.experiments.reproduction import ReproducedRow, SizeName, load_reproduction, reproduced_rows
 from ldpfl.experiments.sweep_config import Cell, SweepConfig, cells, load_sweep
 from ldpfl.experiments.sweep_run import open_folder, stored_sweep
-from ldpfl.report.progress import ProgressDisplay, format_duration
+from ldpfl.report.progress import ProgressDisplay
 from ldpfl.report.reproduction import draw_reproduction, tidy, to_csv
 from ldpfl.simulation.workers import cores
 from ldpfl.util.files import to_json, write_text
+from ldpfl.util.number_format import format_duration
 
 TABLE, PLOT, ABOUT = "table.csv", "plot.svg", "about.json"
 """Files in the folder of a reproduced table or figure, beside its runs."""

@@ -24,7 +24,9 @@ from ldpfl.experiments.model_check import Checked, check as look_over
 from ldpfl.experiments.more_rounds import config_with_more_rounds
 from ldpfl.experiments.run_folder import RunFolder
 from ldpfl.experiments.runner import Finished, Runner
+from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.experiments.shipped import DEFAULT, OWN
+from ldpfl.experiments.training_cost import TrainingCost, training_cost as estimate_training_cost
 from ldpfl.report.console import terminal
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.progress import ProgressDisplay
@@ -125,6 +127,28 @@ def run(
         result = RunResult.of(finished, path)
         announcer.finished(result)
         return result
+
+
+@with_torch_defaults()
+@checked
+def training_cost(
+    what: str | Path | RunConfig,
+    settings: Settings = (),
+    *,
+    data_dir: str | Path | None = None,
+    device: str | torch.device | None = "auto",
+) -> TrainingCost:
+    """Estimate how long a run takes on this machine and how much memory it needs, from a few of its steps. The arguments are :func:`run`'s.
+
+    Raises:
+        ConfigError: there is no such recipe or setting, a setting does not fit, or the model is solved for without steps.
+        LdpflError: the data or the model does not fit.
+    """
+    config = resolve_settings(config_for_call(run, what, settings, {}), NO_CALLER_OBJECTS)
+    if config.training.method == "least-squares":
+        raise ConfigError("the cost of training was asked for (--cost), but least squares train no steps: they solve for the model at once")
+    data = load_dataset(config, None if data_dir is None else Path(data_dir))
+    return estimate_training_cost(config, *build(config, data, choose_device(device), secret=new_secret(config)))
 
 
 def _config_to_resume(folder: RunFolder, *, is_described: bool) -> RunConfig | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click.core import ParameterSource
 from rich.progress import track
 from rich.text import Text
 
@@ -18,6 +19,11 @@ from ldpfl.report.privacy import lines_table, plan_table, print_guarantees, regi
 
 
 def plan(
+    context: typer.Context,
+    what: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="With --cost: a recipe or config file whose training is estimated.")
+    ] = None,
+    *,
     epsilon: Annotated[float | None, typer.Option(help="Budget of one weight in one round.")] = None,
     clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
     weights: Annotated[int, typer.Option(help="Parameters of the model.")] = 21_840,
@@ -58,16 +64,25 @@ def plan(
         typer.Option(min=1, help="How many coordinates stay together, for the regime shuffled and for --cost."),
     ] = 1,
     cost: Annotated[
-        bool, typer.Option("--cost", help="Print the cost of a round over relays, or as a sum: bytes, processor time, memory.")
+        bool,
+        typer.Option("--cost", help="Print the cost of a round over relays, or as a sum; of a RECIPE, time and memory of its training."),
     ] = False,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the RECIPE.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of data sets, for a RECIPE; else LDPFL_DATA_DIR, or the hub.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw epsilon against the number of clients into this file (svg, png, pdf).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compute the privacy and cost of a planned federation.
 
     With --target-central and without --clients (or --epsilon), it solves for the missing one. With --regime and --target, it prints
-    the noise that keeps the target, and the error of a mean with this noise.
+    the noise that keeps the target, and the error of a mean with this noise. With a RECIPE and --cost, it estimates the training.
     """
+    if what is not None:
+        _check_recipe_options(context, cost)
+        _print_training_cost(what, set_, data_dir, as_json)
+        return
+    if set_:
+        raise ConfigError("--set changes a setting of a recipe, but the plan has none: name a recipe, with --cost, or leave out --set")
     if regime is not None or target is not None:
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
@@ -129,6 +144,26 @@ def plan(
     print_guarantees(console, planned.to_dict())
     if plot is not None:
         console.print(Text(f"plot: {plot}"), soft_wrap=True)
+
+
+def _check_recipe_options(context: typer.Context, cost: bool) -> None:
+    """Raise a :class:`ConfigError` if the options of a plan for a recipe are not those that have an effect."""
+    if not cost:
+        raise ConfigError(f"plan has a recipe, {context.params['what']!r}, but no --cost: add --cost, or see its guarantee by ldpfl ledger")
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    unfit = [f"--{name.replace('_', '-')}" for name in given if name not in ("what", "cost", "set_", "data_dir", "as_json")]
+    if unfit:
+        raise ConfigError(f"a recipe decides {', '.join(unfit)} by its settings: leave this out, and use --set (ldpfl settings lists them)")
+
+
+def _print_training_cost(what: str, settings: list[str] | None, data_dir: Path | None, as_json: bool) -> None:
+    """Print the estimated time and memory of the training of a recipe."""
+    with terminal(stderr=True).status("timing a few steps ..."):
+        estimated = api.training_cost(what, settings or (), data_dir=data_dir)
+    if as_json:
+        print(json.dumps(estimated.to_dict(), indent=2))
+    else:
+        terminal().print(lines_table(f"cost of training {what}, estimated", estimated.lines()))
 
 
 def _plan_regime(regime: str, target: float, as_json: bool, cost: bool, **arguments: Any) -> None:

@@ -12,6 +12,7 @@ from ldpfl.mechanisms.ranges import LayerRanges
 from ldpfl.relay.protocol import MAX_ROUND_BYTES, MAX_UPLOADS
 from ldpfl.transport.shuffling.records import RecordPlan
 from ldpfl.transport.shuffling.sealing import OVERHEAD
+from ldpfl.util.number_format import size_text
 
 SEAL_S, OPEN_S = 45e-6, 36e-6
 """Core seconds to encrypt, and to decrypt, one record: ``benchmarks/sealing.py`` and ``benchmarks/server_round.py``."""
@@ -131,12 +132,3 @@ def round_cost(mechanism: Mechanism, ranges: LayerRanges, clients: int, linked: 
         server_cores=cores,
         server_bytes=_PROCESS_BYTES * cores + (0 if mechanism.properties.adds_up else _COPIES * clients * ((report_bits + 7) // 8)),
     )
-
-
-def size_text(count: float) -> str:
-    """Format a number of bytes with three significant digits and a decimal unit."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} PB"

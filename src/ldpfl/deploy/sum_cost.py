@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from ldpfl.deploy.cost import HOUR_S, size_text
+from ldpfl.deploy.cost import HOUR_S
 from ldpfl.relay.protocol import MAX_UPLOADS
 from ldpfl.transport.sums import ENVELOPE_BYTES
+from ldpfl.util.number_format import size_text
 
 TAKE_S, TAKE_BYTE_S = 3.2e-3, 2.7e-9
 """Seconds of one core of a relay for an upload and for each of its bytes, HTTP and the sum included: ``benchmarks/sum.py``."""

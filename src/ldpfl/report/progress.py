@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ldpfl.report.scores import format_score
 from ldpfl.server import RoundMetrics
-from ldpfl.util.number_format import counted
+from ldpfl.util.number_format import counted, format_duration
 
 
 class _SecondsLeft(ProgressColumn):
@@ -67,14 +67,6 @@ _MIN_FORECAST_S = 60.0
 
 _MIN_TIMED_S = 5.0
 """A forecast needs rounds of so many seconds together."""
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in the unit in which it has about two digits."""
-    for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 class ProgressDisplay:

@@ -201,8 +201,13 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
 
 
 def max_clients_in_memory(weights: Tensor, device: torch.device) -> int:
-    """Return the number of clients whose gradient sums (d,), with all copies of them, fit into ``MEMORY_SHARE`` of the free memory."""
-    return max(1, int(MEMORY_SHARE * _free_bytes(device) / (_COPIES * weights.numel() * torch.float64.itemsize)))
+    """Return the number of clients whose gradient sums fit into ``MEMORY_SHARE`` of the free memory."""
+    return max(1, int(MEMORY_SHARE * _free_bytes(device) / bytes_of_sum(weights)))
+
+
+def bytes_of_sum(weights: Tensor) -> int:
+    """Return the size of a client's gradient sum, of the size of ``weights`` (d,), with all copies of it that are in memory at once."""
+    return _COPIES * weights.numel() * torch.float64.itemsize
 
 
 def _min_seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule, device: torch.device) -> float:

@@ -38,3 +38,20 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     ``counted(1, "report")`` is "1 report", and ``counted(2000, "entry", "entries")`` is "2,000 entries".
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in the unit in which it has about two digits."""
+    for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def size_text(count: float) -> str:
+    """Format a number of bytes with three significant digits and a decimal unit."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} PB"
