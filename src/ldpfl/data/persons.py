@@ -76,19 +76,27 @@ def written_number(text: str) -> Decimal | None:
     return Decimal(text.replace(",", ".")) if _NUMBER.fullmatch(text) else None
 
 
+_GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:['\u2019]\d{3})+|(?:\.\d{3}){2,})")
+"""Matches a whole number with a sign between thousands. One point is not such a sign but a decimal point."""
+
+
 def visible_text(text: str) -> str:
-    """Return ``text`` stripped, without characters of no width, and in one Unicode form (NFKC)."""
-    visible = "".join(sign for sign in text if sign.isascii() or category(sign) != "Cf")
-    return normalize("NFKC", visible).strip()
+    """Return ``text`` without characters of no width, with single blanks and plain hyphens, and in one Unicode form (NFKC)."""
+    if not text.isascii():
+        one_form = normalize("NFKC", "".join(sign for sign in text if sign.isascii() or category(sign) != "Cf"))
+        text = "".join("-" if sign == "\u2212" or category(sign) == "Pd" else sign for sign in one_form)
+    return " ".join(text.split())
 
 
 def normalise_text(text: str) -> str:
     """Return the form in which names are compared: the :func:`visible_text`, and numbers in one form.
 
-    One file may write 17 as 17.0, +17, 017 or 1.7E1. Two persons whose names become equal are protected as one, and so each of them. One
-    person with two names would count as two, and its epsilon would be larger than stated.
+    One file may write 1700 as 1700.0, +1700, 01700, 1.7E3 or 1,700. Two persons whose names become equal are protected as one, and so each
+    of them. One person with two names would count as two, and its epsilon would be larger than stated.
     """
     name = visible_text(text)
+    if _GROUPED_NUMBER.fullmatch(name):
+        name = re.sub(r"[^\d+-]", "", name)
     number = written_number(name) if len(name) <= _MAX_NUMBER_LENGTH else None
     if number is None or abs(number.adjusted()) >= _MAX_NUMBER_LENGTH:
         return name
