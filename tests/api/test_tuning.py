@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -134,7 +135,9 @@ def test_what_is_released_is_one_trial_and_its_guarantee(tmp_path: Path) -> None
             look(tmp_path / "t")
         with pytest.raises(ConfigError, match=r"is handed on as it is\. Its guarantee and settings are in tuned\.json"):
             look(made.folder)
-    for path in (tmp_path / "t" / "private" / "runs").iterdir():
+    runs = list((tmp_path / "t" / "private" / "runs").iterdir())
+    copied = shutil.copytree(runs[0], tmp_path / "copied")
+    for path in (*runs, copied):
         for hand_on in (
             api.certify,
             lambda run: api.certify(run / "ledger.json"),

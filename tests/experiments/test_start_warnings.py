@@ -111,3 +111,12 @@ def test_clients_of_one_class_each_are_said_with_the_column_and_the_remedy(tmp_p
     assert note.endswith("Set data.partition to 'iid', which draws rows at random")
     assert not notes(ordered.drop(columns="group"))
     assert not notes(ordered.assign(group=np.arange(400) % 2), client="group")
+
+
+@pytest.mark.parametrize(("names", "said"), [(["007", "7"], True), (["Ward A", "ward a"], True), (["7", "70"], False)])
+def test_names_of_clients_that_may_be_one_client_are_said(names: list[str], said: bool) -> None:
+    frame = rows(200).assign(site=np.array(names)[np.arange(200) % 2])
+    run = api.run(data=frame, client="site", settings=SETTINGS, **HOW)
+    found = [line for line in run.to_dict()["caveats"] if "two clients have similar names" in line]
+    assert [all(repr(name) in line for name in names) for line in found] == [True] * said
+    assert public_caveats(run.config, found) == []

@@ -324,6 +324,11 @@ def _check_class(label: int, task: Dataset) -> None:
 
 def rebuilt_federation(folder: RunFolder, config: RunConfig, task: Dataset, device: torch.device) -> Federation:
     """Build the run's federation anew. Raise a :class:`ConfigError` if ``task`` is not the data that the run was made with."""
+    if config.data.at_nodes:
+        raise ConfigError(
+            f"the rows of the clients of {folder.path} are at their nodes, so its training cannot be repeated here: run a simulation of "
+            "the same settings on other data, with --data, and audit or attack that"
+        )
     federation, start = build(config, task, device, secret=folder.secret(), measured=folder.measured_encoder())
     last = folder.checkpoint()
     recorded = last.origin if last else ""

@@ -62,13 +62,13 @@ class Kind(StrEnum):
         return self is not Kind.SIMULATION
 
 
-_LOCK, _KIND, _NO_BASELINE = ".lock", "kind.txt", ".no-baseline"
+_LOCK, _KIND, _NO_BASELINE, _TRIAL = ".lock", "kind.txt", ".no-baseline", "trial.txt"
 
 
 def _is_written_before_config(name: str) -> bool:
     """Return whether a run writes the file ``name`` before its config: the lock, an early file, or a killed process's temporary file."""
     early_files = (_KIND, secret_seed.FILE, "config.toml")
-    return name in (_LOCK, _KIND, _NO_BASELINE, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in early_files))
+    return name in (_LOCK, _KIND, _NO_BASELINE, _TRIAL, secret_seed.FILE) or name.startswith(tuple(f".{file}." for file in early_files))
 
 
 def _settings_of_own_app(config: RunConfig) -> dict[str, Any]:
@@ -125,6 +125,8 @@ class RunFolder:
     _no_baseline_path = Inside(_NO_BASELINE)
     """Marker file of a run without a baseline."""
     _kind_path = Inside(_KIND)
+    _trial_path = Inside(_TRIAL)
+    """Marker file of a trial of a tuning, which a copy of the folder keeps."""
 
     @property
     def is_vacant(self) -> bool:
@@ -140,7 +142,16 @@ class RunFolder:
     @property
     def is_trial(self) -> bool:
         """Whether the run is a trial of a tuning. Its ledger does not count the other trials."""
-        return trials_mark(self.path.resolve().parent.parent).exists()
+        return self._trial_path.exists() or trials_mark(self.path.resolve().parent.parent).exists()
+
+    def mark_as_trial(self) -> None:
+        """Mark the folder as that of a trial of a tuning, and create it if it is missing.
+
+        Raises:
+            WriteError: the folder cannot be written.
+        """
+        make_folder(self.path)
+        write_text(self._trial_path, TRIAL + "\n")
 
     def check_may_be_handed_on(self) -> None:
         """Raise unless the run's model, guarantee and public figures may be published.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ldpfl.data import Dataset
 from ldpfl.data.holding_out import TEST_SHARE
+from ldpfl.data.persons import normalise_text
 from ldpfl.data.samples import Division
 from ldpfl.experiments.config import ClientsConfig, RunConfig
 from ldpfl.experiments.planning.evaluation_noise import server_sees_senders
@@ -22,6 +23,9 @@ from ldpfl.mechanisms.dp_sgd import DpSgdSettings
 
 SCALE = "the inputs may be on a wrong scale"
 """Start of the note on inputs that are far from mean 0 and standard deviation 1. The note reveals a property of private rows."""
+
+SIMILAR = "two clients have similar names,"
+"""Start of the warning about clients that may be one."""
 
 SINGLE_CLASS = "clients have rows of one class each"
 """Start of the note on clients whose rows all have the same class. The note reveals a property of private rows."""
@@ -41,6 +45,7 @@ def start_warnings(config: RunConfig, data: Dataset, division: Division) -> Iter
         yield from _few_rows_warnings(config, data)
         yield from _scale_warnings(config, data)
         yield from _one_class_warnings(config, data, division)
+        yield from _similar_clients_warnings(data)
 
 
 def _made_up_clients_warnings(config: RunConfig, data: Dataset, division: Division) -> Iterator[str]:
@@ -61,6 +66,19 @@ def _made_up_clients_warnings(config: RunConfig, data: Dataset, division: Divisi
         f"the data name no clients, so their {unit} were dealt to {count:,} made-up clients of {division.sizes.mean():,.4g} {unit} on "
         f"average.{noise} {advice} clients.count to their real number (1 if one place holds all {unit})"
     )
+
+
+def _similar_clients_warnings(data: Dataset) -> Iterator[str]:
+    """Yield a warning if two clients' names differ only in case or in how a number is written. One client with two names counts as two."""
+    first_of: dict[str, str] = {}
+    for name in data.client_names:
+        other = first_of.setdefault(normalise_text(name).casefold(), name)
+        if other != name:
+            yield (
+                f"{SIMILAR} {other!r} and {name!r}: if they are one client, it is protected less than stated, and so is a person with rows "
+                "under both names; write the name in one way"
+            )
+            return
 
 
 def _stated_records_warnings(config: RunConfig, division: Division) -> Iterator[str]:

@@ -169,6 +169,7 @@ def _run_trial(cell: Cell, runner: Runner, private: Path) -> dict[str, Any]:
     follow from the setting or the user's code, such as a full disk, ends the tuning, and the trial goes on when the tuning is resumed.
     """
     folder = cell.folder(private)
+    folder.mark_as_trial()
     try:
         return run_cell(cell, runner, private)
     except (OSError, MemoryError, torch.OutOfMemoryError):
@@ -178,7 +179,6 @@ def _run_trial(cell: Cell, runner: Runner, private: Path) -> dict[str, Any]:
         if isinstance(error, LdpflError) and (not isinstance(error, ConfigError) or folder.config_path.exists()):
             raise
         reason = error_without_data(error)
-        make_folder(folder.path)
         write_text(folder.stopped_path, reason)
         runner.observer.warn(f"failed: {setting_label(cell)}: {reason}")
         return {"stopped": reason}
