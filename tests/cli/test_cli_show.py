@@ -78,6 +78,7 @@ def test_an_own_app_on_flower_is_shown_as_one(ldpfl: CommandLine, tmp_path: Path
         assert word not in outcome.out.lower(), word
     figures = json.loads(ldpfl("show", folder.path, "--json").out)
     assert (figures["kind"], figures["finished"]) == ("own app on Flower", None)
+    assert "whose model your ServerApp saves" in ldpfl.refused("export", folder.path, tmp_path / "out")
 
 
 def test_an_own_app_that_has_done_all_its_rounds_is_not_gone_on_with(ldpfl: CommandLine, tmp_path: Path) -> None:

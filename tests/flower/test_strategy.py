@@ -810,5 +810,5 @@ def test_an_app_that_leaves_out_the_run_config_is_told_so() -> None:
 
 
 def test_a_round_that_is_over_before_clients_reply_is_refused() -> None:
-    with pytest.raises(ConfigError, match="make timeout longer"):
+    with pytest.raises(ConfigError, match=r"make its timeout \(ldpfl\.timeout-s\) longer"):
         LdpStrategy(config_of(), reply_s=60.0).start(InProcessGrid(app_of(), 3), start_arrays(), 1, timeout=60.0)

@@ -62,6 +62,7 @@ def export(
         raise ConfigError("this run was not saved, so it cannot be exported: run it again with ldpfl.run(..., folder=...)")
     run_folder, out = RunFolder(run_path), Path(folder)
     config, result = run_folder.config(), run_folder.result()
+    run_folder.check_is_ldpfls()
     if result is None:
         raise ConfigError(f"{run_path} contains a run that is not finished: finish it with ldpfl run --resume, then export it")
     described = run_folder.model_file().without_local_folders()

@@ -226,6 +226,7 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     """
     run_folder = RunFolder(Path(folder))
     config, last, figures = run_folder.config(), run_folder.checkpoint_needed(), run_folder.result()
+    run_folder.check_is_ldpfls()
     if last is None or figures is None:
         raise ConfigError(f"{folder} contains a run that is not finished: finish it with run(..., folder=..., resume=True)")
     caller_objects = CallerObjects(data, model)

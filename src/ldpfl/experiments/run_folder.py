@@ -167,6 +167,14 @@ class RunFolder:
             )
         self.check_no_links()
 
+    def check_is_ldpfls(self) -> None:
+        """Raise a :class:`ConfigError` if the run is of an own app on Flower, so that ldpfl has neither its model nor its data."""
+        if self.kind() is Kind.OWN_APP:
+            raise ConfigError(
+                f"{self.path} is a run of your own app on Flower, whose model your ServerApp saves: use that model, and ldpfl certify "
+                "for the guarantee"
+            )
+
     def check_no_links(self) -> None:
         """Raise a :class:`DataError` if a file of the run is a link.
 

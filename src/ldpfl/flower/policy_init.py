@@ -158,7 +158,9 @@ def check_table_fits(config: RunConfig, table: Path) -> tuple[int, int, str]:
         DataError: the table cannot be read, or lacks a column.
     """
     if not config.data.at_nodes:
-        raise ConfigError(f"--data works only with apps whose data.name is 'node', got {config.data.name!r}: leave --data out")
+        raise ConfigError(
+            "--data works only with apps that train on nodes' own tables (data.name = 'node'), and this is none: leave it out"
+        )
     targets = target_kind_of(config)
     row_targets = read_node_table(config.data, targets, table).train.targets  # in training, a row that cannot be used gets no target
     try:
@@ -416,11 +418,7 @@ def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
         _check_size(config)
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
-    if settings.transport in OVER_RELAY and settings.min_clients > asked:
-        raise ConfigError(
-            f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of clients.count = {clients.count:,}: each "
-            f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
-        )
+    settings.check_cohort(asked, clients.count)
     config = config_for_transport(config, settings.transport, settings.linked, settings.min_clients)
     config = config if not_loaded else resolve_settings(config)  # some settings follow from the model's size
     if settings.transport == "direct":

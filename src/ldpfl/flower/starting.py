@@ -91,7 +91,10 @@ def check_start_arguments(initial: ArrayRecord, rounds: int | None, timeout: flo
     if not (is_number(timeout) and timeout > 0):
         raise ConfigError(f"timeout must be a number of seconds above 0, got {shown(timeout)}")
     if reply_s >= timeout:
-        raise ConfigError(f"clients reply only after {reply_s:g} s, but timeout is {timeout:g} s: make timeout longer than reply_s")
+        raise ConfigError(
+            f"clients reply only after {reply_s:g} s (ldpfl.reply-s), but a round waits {timeout:g} s for them: make its timeout "
+            "(ldpfl.timeout-s) longer"
+        )
 
 
 def check_score(score: object) -> None:
