@@ -123,8 +123,9 @@ def test_a_run_on_flower_goes_on_there_and_not_in_the_simulator(kind: Kind, ldpf
 def test_run_refuses_a_folder_of_flower_s_by_its_kind(ldpfl: CommandLine, tmp_path: Path) -> None:
     folder = flower_folder(tmp_path / "run", Kind.OWN_APP)
     before = content(folder.path)
-    line = ldpfl.refused("run", "--resume", "--out", folder.path, "--set", "data.name=mnist-5k", "--set", "model.name=logistic-regression")
-    assert "own app on Flower" in line
+    settings = ("--set", "data.name=mnist-5k", "--set", "model.name=logistic-regression")
+    for more in (settings, (), ("--more-rounds", "1")):  # without settings, data are not looked for
+        assert "own app on Flower; a simulation cannot resume it" in ldpfl.refused("run", "--resume", "--out", folder.path, *more)
     assert content(folder.path) == before
 
 

@@ -15,6 +15,7 @@ from ldpfl.flower import AllDeclined, InProcessGrid, LdpClientApp, LdpStrategy, 
 from ldpfl.flower.policy_init import offer_of, ranges_for, releases_of
 from ldpfl.privacy.budget import Budget
 from ldpfl.privacy.budget_file import read_books
+from ldpfl.privacy.events import OURS, GaussianRelease
 from ldpfl.privacy.policy import Request, read_policy
 from ldpfl.transport.shuffling.sealing import generate_key, public_text
 
@@ -123,6 +124,12 @@ def test_an_existing_budget_is_compared_with_what_a_second_app_asks_for(app: Pat
     shown = " ".join(ldpfl("policy", "init", app, "--out", "second.toml").out.split())
     assert f" of {policy.lifetime_epsilon:g} left at delta 1e-05, and {policy.rounds} reports charged." in shown
     assert f"raise rounds (to {2 * policy.rounds:,}) and lifetime_epsilon in the policy, and the budget" in shown
+    of_records = policy.model_copy(update={"protects": "record", "mechanisms": ("dp-sgd",), "rounds": 99})
+    release = GaussianRelease("dp-sgd", 0.05, unit="record", author=OURS)
+    Budget(Path("budget.sqlite"), of_records).charge(Request("other", 1, release, offer.cohort, offer.transport))
+    shown = " ".join(ldpfl("policy", "init", app, "--out", "third.toml").out.split())
+    assert "This node sends nothing for this app: budget.sqlite has releases that protected one record at a time" in shown
+    assert "raise rounds" not in shown
 
 
 def test_the_settings_of_an_app_decide_and_nothing_of_it_runs(app: Path, ldpfl: CommandLine) -> None:

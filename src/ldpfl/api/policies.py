@@ -32,6 +32,7 @@ __all__ += [
     "rounds_left",
     "set_limit",
     "spent_of_policy",
+    "why_unbounded",
 ]
 
 
@@ -106,6 +107,15 @@ def spent_of_policy(file: Path, policy: Policy) -> tuple[PolicySpend, ...]:
         Declined: ``file`` is missing, or damaged.
     """
     return _LifetimeBudget(file, policy).spent_of_policy()
+
+
+def why_unbounded(file: Path, policy: Policy) -> str:
+    """Return why the charges in ``file`` have no epsilon for the unit that ``policy`` protects; empty if they have one.
+
+    Raises:
+        ConfigError, DataError: ``file`` is missing, or damaged.
+    """
+    return _LifetimeBudget(file, policy).why_unbounded(read_books(file, policy.protects))
 
 
 def rounds_left(file: Path, policy: Policy | None = None) -> int | None:

@@ -98,6 +98,8 @@ def run(
     if resume and folder is None:
         raise ConfigError("resume=True needs the argument folder, which is not given: give the folder of the run to resume")
     path = None if folder is None else Path(folder)
+    if resume and path is not None:
+        RunFolder(path).check_is_simulation()  # before data are loaded, which may take long
     if more_rounds:
         if path is None or what is not None or not resume:
             raise ConfigError(

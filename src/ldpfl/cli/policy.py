@@ -11,7 +11,18 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ldpfl.api.policies import FittedPolicy, Policy, Rows, add_key, fit_policy, leaves_over_relay, read_budget, read_policy, remove_key
+from ldpfl.api.policies import (
+    FittedPolicy,
+    Policy,
+    Rows,
+    add_key,
+    fit_policy,
+    leaves_over_relay,
+    read_budget,
+    read_policy,
+    remove_key,
+    why_unbounded,
+)
 from ldpfl.cli.commands import Group
 from ldpfl.errors import ConfigError, printable
 from ldpfl.report.console import terminal
@@ -134,6 +145,9 @@ def _print_left(budget: Path, policy: Policy) -> None:
     """Print how much is left of ``budget``, which existed before the policy, and which limits must cover all apps over the same data."""
     books = read_budget(budget, policy).books
     limit, charges = books.limit, books.charges
+    if unbounded := why_unbounded(budget, policy):
+        terminal().print(Text(f"This node sends nothing for this app: {printable(unbounded)}.", style="yellow"), soft_wrap=True)
+        return
     left = number(max(0.0, limit.epsilon - books.spent(limit.delta)))
     message = f"{budget} has epsilon {left} of {limit.epsilon:g} left at delta {limit.delta:g}, and {counted(charges, 'report')} charged."
     if charges:

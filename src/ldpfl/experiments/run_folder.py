@@ -273,6 +273,12 @@ class RunFolder:
             advice = "resume the run in it, or choose another folder" if self.config_path.exists() else "choose another folder"
             raise ConfigError(f"output folder {self.path} is not empty: {advice}")
 
+    def check_is_simulation(self) -> None:
+        """Raise a :class:`ConfigError` if the folder holds a run on Flower, which no simulation can go on with."""
+        recorded = self.kind()
+        if recorded.on_flower:
+            raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a simulation cannot resume it: choose another folder")
+
     @contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:
         """Hold the folder's lock, so that no second process works in it. With ``wait``, wait for a process that holds it.

@@ -163,7 +163,7 @@ class Budget:
             return  # Policy.check allowed the mechanism; once this is charged, the spent epsilon is infinite: no protected release fits
         policy, file = self.policy.lifetime, books.limit
         bounds = ((policy, policy.order, "the policy's lifetime_epsilon"), (file, books.order, f"the budget set in {self.path}"))
-        if why := self._why_unbounded(books):
+        if why := self.why_unbounded(books):
             raise request.declined(why, Exhausted)
         for limit, order, source in bounds:
             spent = books.spent(limit.delta, as_stored(request.release), order=order, times=times)
@@ -191,7 +191,7 @@ class Budget:
         spent = books.spent(policy.delta, order=policy.lifetime.order)
         lifetime = PolicySpend("lifetime_epsilon", policy.lifetime_epsilon, policy.delta, spent)
         spends = (lifetime, *self._spend_behind_relay(sent))
-        return tuple(replace(spend, epsilon=inf) for spend in spends) if self._why_unbounded(books) else spends
+        return tuple(replace(spend, epsilon=inf) for spend in spends) if self.why_unbounded(books) else spends
 
     def rounds_left(self, last: Charged) -> int:
         """Return how many more rounds like that of ``last`` the file's limit and the policy's lifetime bounds allow, at most 1e9.
@@ -204,7 +204,7 @@ class Budget:
         with budget_transaction(self.path) as connection:
             books, sent = read_open_books(connection, self.policy.protects), read_sent_reports(connection, self.policy.protects)
         together = books.together if last.transport in OVER_RELAY else 1
-        if self._why_unbounded(books) or not self.policy.allows_unit(last.release.unit):
+        if self.why_unbounded(books) or not self.policy.allows_unit(last.release.unit):
             return 0
         bounds = ((self.policy.lifetime, self.policy.lifetime.order), (books.limit, books.order))
 
@@ -220,7 +220,7 @@ class Budget:
 
         return most_that_fit(fits)
 
-    def _why_unbounded(self, books: Books) -> str:
+    def why_unbounded(self, books: Books) -> str:
         """Return why charged releases have no epsilon for the unit that the policy protects; empty if they have one."""
         policy, protected = self.policy, books.protected
         if PROTECTED.index(protected) < PROTECTED.index(policy.protects):
