@@ -259,3 +259,9 @@ def test_a_sweep_over_ones_own_rows_needs_no_file(ldpfl: CommandLine, tmp_path: 
     assert (changed.code, changed.out) == (2, "")
     assert "use the same data" in changed.err
     assert "work only with --data" in ldpfl.refused("sweep", "sound-mnist", "--axis", "seed=1")
+
+
+def test_several_values_of_a_setting_are_an_axis(ldpfl: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,ill\n1,no\n2,yes\n", encoding="utf-8")
+    line = ldpfl.refused("sweep", "--data", tmp_path / "t.csv", "--target", "ill", "--set", "training.rounds=1,2")
+    assert line.endswith("to compare them give --axis training.rounds=1,2")

@@ -201,6 +201,7 @@ def sweep(
     if name is not None:
         config = api.sweep_config(name)
     elif data is not None:
+        _check_single_values(set_ or [])
         overrides = overrides_of(data, target, client, task, model, target_epsilon=None, changes=set_, person=person)
         config, changes = api.sweep_config(changes=overrides, axes=axis or (), seeds=seeds, called=called), []
     if config is None and out is None:
@@ -240,6 +241,14 @@ def sweep(
             f"{counted(len(result.failed), 'run')} failed, for the reasons in the table, and all others are finished; to try again, "
             f"go on with: {resume_command}"
         )
+
+
+def _check_single_values(settings: list[str]) -> None:
+    """Raise a :class:`ConfigError` if one of ``settings``, ``key=value``, has several values, as an axis has."""
+    for setting in settings:
+        value = setting.partition("=")[2].strip()
+        if "," in value and not value.startswith(("[", "{", '"', "'")):
+            raise ConfigError(f"--set gives every run one value, but {setting} has several: to compare them give --axis {setting}")
 
 
 def _sweep_command(name: str | None, flags: dict[str, object], axes: list[str], settings: list[str], folder: Path) -> str:

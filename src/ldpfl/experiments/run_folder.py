@@ -494,6 +494,7 @@ class RunFolder:
         except FileNotFoundError:
             if self.model_path.exists():
                 check_present(self.description_path)
+            self.check_is_ldpfls()
             remedy = "give the folder of a finished run, or one that ldpfl export wrote"
             if self.config_path.exists() and not self._kind_path.exists():  # a simulation's folder has no kind.txt
                 remedy = f"finish the run with ldpfl run --resume --out {self.path}"

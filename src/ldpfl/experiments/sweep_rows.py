@@ -124,8 +124,9 @@ class JointGuarantee:
         else:
             trust = IF_TRUSTED[guarantee.trust_model]
             figure = f"epsilon {number(guarantee.epsilon)} at delta {delta:g} for each {self.statement.protected}, {trust}"
+        seen = "the model" if self.runs == 1 else f"the models of all {self.runs:,} runs, each of them released on the same rows,"
         return (
-            f"whoever sees the models of all {self.runs} runs, each of them released on the same rows, has {figure}",
+            f"whoever sees {seen} has {figure}",
             *self.statement.warnings,
             "the scores of this table were measured on test rows without noise: no epsilon covers them, so keep the table to yourself",
             "choosing the best row by these scores is choosing on the test rows: measure it on other rows, or choose by ldpfl tune",
