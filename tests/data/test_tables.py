@@ -25,6 +25,16 @@ def written(tmp_path: Path, text: str | bytes, name: str = "rows.csv") -> Path:
     return path
 
 
+@pytest.mark.parametrize("line", ["sep=;\r\n", '"sep=;"\n', "\ufeffsep=;\n"])
+def test_a_line_of_excel_that_states_the_delimiter_is_no_header(line: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(line + "age,year;name\n4,5;Ann\n6;Bob;7\n", encoding="utf-8", newline="")
+    with pytest.raises(DataError, match="line 4: 3 cells, but the header has 2"):
+        read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text(line + "age,year;name\n4,5;Ann\n6;Bob\n", encoding="utf-8", newline="")
+    columns = read_table(tmp_path / "t.csv").columns
+    assert {name: list(column) for name, column in columns.items()} == {"age,year": ["4.5", "6"], "name": ["Ann", "Bob"]}
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_a_csv_file_is_read_whatever_separates_its_cells(delimiter: str, tmp_path: Path) -> None:
     lines = [["age", "name"], ["41", "Ann"], ["", "Bob, or " if delimiter == "," else "Bob"]]

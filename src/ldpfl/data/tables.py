@@ -42,6 +42,9 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 """A whole number, or one with a decimal comma, with a sign such as ``<`` before it if it is a limit."""
+_STATED_DELIMITER = re.compile(r'"?sep=([,;\t|])"?')
+"""Matches the line with which Excel begins a CSV file to state its delimiter."""
+
 _DELIMITERS = ",;\t|"
 
 _HEADER_HINT = "(is its first line a header?)"
@@ -279,16 +282,18 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin-1"
+        encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "cp1252"
         raise DataError(
-            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8, or read it with pandas, "
-            f'such as pandas.read_csv(path, encoding="{encoding}"), and pass the frame to ldpfl.run'
+            f"{path}, line {line}: not UTF-8 text; save the file as UTF-8 (in Excel: CSV UTF-8), or read it with pandas, such as "
+            f'pandas.read_csv(path, encoding="{encoding}", sep=None, engine="python"), and pass the frame to ldpfl.run'
         ) from None
     if "\0" in text and only is None:
         raise DataError(f"{path} is not a CSV file, because it contains zero bytes: save the table as CSV (UTF-8)")
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a cell may be as long as the file
     first_line = text.lstrip("\r\n").partition("\n")[0].partition("\r")[0]  # lines of old systems end in a carriage return alone
-    delimiter = max(_DELIMITERS, key=first_line.count)
+    stated = _STATED_DELIMITER.fullmatch(first_line)
+    text = text.replace(first_line, "", 1) if stated else text  # the line stays, empty, so that lines keep their numbers
+    delimiter = stated[1] if stated else max(_DELIMITERS, key=first_line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _read_rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
