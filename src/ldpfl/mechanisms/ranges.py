@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MAX_RANGE = 1e25
-"""Largest center and radius; the smallest radius is 1 over it. Then float32 can hold every estimate and square."""
+"""Largest center and radius; the smallest radius is 1 over it. Then float32 can hold every estimate, though not every variance."""
 _MAX_SHOWN = 3
 """Number of values in an error message."""
 
