@@ -17,7 +17,7 @@ from rich.console import Console
 from conftest import TINY_TOML, CommandLine
 from ldpfl import ConfigError, DataError, api
 from ldpfl.api.reproducing import AttackTitles
-from ldpfl.experiments import read_config
+from ldpfl.experiments import load_recipe, read_config
 from ldpfl.experiments.reproduction import Published, ReproducedRow, Reproduction, Shows, load_reproduction
 from ldpfl.experiments.shipped import reproduction_files
 from ldpfl.experiments.sweep_config import SweepConfig, cells, load_sweep
@@ -251,3 +251,12 @@ def test_what_a_user_changed_stands_beside_the_papers_figures(own: str, tmp_path
     lines = list(csv.DictReader(io.StringIO((tmp_path / "out" / "table.csv").read_text())))
     assert {line["changed"] for line in lines} == {"training.rounds=2"}
     assert "Changed by --set: training.rounds=2" in (tmp_path / "out" / "plot.svg").read_text()
+
+
+def test_the_table_of_accuracies_runs_what_the_recipes_run() -> None:
+    """The page of results gives its figures by recipe."""
+    made = {cell.variant: cell.config for cell in cells(load_sweep("ldp-fl-accuracy"), resolve=False) if cell.config.seed == 0}
+    names = ("mnist", "mnist-update", "fmnist", "fmnist-update", "cifar10", "cifar10-pixels")
+    for name, config in zip(names, made.values(), strict=True):
+        recipe = load_recipe(f"ldp-fl/{name}")
+        assert config.differences(recipe.model_copy(update={"name": config.name, "description": config.description})) == [], name

@@ -82,6 +82,11 @@ class RunSettings(BaseModel):
 
     def check_cohort(self, asked: int, clients: int) -> None:
         """Raise a :class:`ConfigError` if a round, which asks ``asked`` of all ``clients``, needs more than these."""
+        if self.nodes > clients:
+            raise ConfigError(
+                f"{SECTION}.nodes is {self.nodes:,}, but there are only {clients:,} clients, so no round can begin: set it to {clients:,} "
+                "or fewer, or raise clients.count"
+            )
         needed = {"agreeing": self.agreeing} | ({} if self.transport == "direct" else {"min-clients": self.min_clients})
         for name, minimum in needed.items():
             if minimum > asked:
