@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,12 +18,31 @@ from ldpfl import DataError
 from ldpfl.data.columns import column_words, read_features
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_from_frame
+from ldpfl.data.targets import read_targets
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "rows.csv") -> Path:
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("cost;age\n1.234;75,1\n953;80,2\n", True),
+        ("cost;age\n1.234;75\n953;80\n", True),
+        ("cost;age\n1.234;75.1\n953;80.25\n", False),  # clear decimal points elsewhere
+        ("cost;age\n1.234;75,1\n953.5;80,2\n", False),  # and in the column itself
+        ("cost;age\n0.234;75,1\n0.953;80,2\n", False),
+        ("cost,age\n1.234,75\n953,80\n", False),
+    ],
+)
+def test_points_that_may_stand_for_thousands_are_refused(text: str, refused: bool, tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, text))
+    for use in (lambda: table.kind("cost"), lambda: read_targets([table], DataConfig(target="cost"), "number")):
+        with pytest.raises(DataError, match="'cost' holds numbers with a point before three digits") if refused else nullcontext():
+            use()
 
 
 @pytest.mark.parametrize("line", ["sep=;\r\n", '"sep=;"\n', "\ufeffsep=;\n"])

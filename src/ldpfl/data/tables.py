@@ -42,6 +42,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 """A whole number, or one with a decimal comma, with a sign such as ``<`` before it if it is a limit."""
+_POINT_FOR_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
 _STATED_DELIMITER = re.compile(r'"?sep=([,;\t|])"?')
 """Matches the line with which Excel begins a CSV file to state its delimiter."""
 
@@ -74,6 +75,7 @@ class Table:
         long_numbers: exact cells of the columns of whole numbers that float64 cannot hold, with NaN for an empty cell. They are used
             where a number is a name, such as a patient's.
         rounded: for columns that have any, which cells were floats that are too long to hold every whole number exactly.
+        unclear: columns of numbers whose points may stand for thousands, as their file seems to have decimal commas.
     """
 
     columns: Mapping[str, Column]
@@ -88,6 +90,7 @@ class Table:
     in_several_files: bool = False
     long_numbers: Mapping[str, Column] = field(default_factory=dict)
     rounded: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    unclear: Collection[str] = ()
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -199,9 +202,19 @@ class Table:
             return "numbers"
         present = self._cells_with_value(column)
         kind = majority_kind(present)
+        if kind == "numbers":
+            self.check_points(name)
         if kind == "words" and (problem := describe_ambiguity(present)):
             raise DataError(f"the column {name!r} holds {problem}; or list it in data.words to use it as words")
         return kind
+
+    def check_points(self, name: str) -> None:
+        """Raise a :class:`DataError` if points in the numbers of the column ``name`` may stand for thousands."""
+        if name in self.unclear:
+            raise DataError(
+                f"the column {name!r} holds numbers with a point before three digits, as in 1.234, which may stand for thousands or be a "
+                "decimal point: write no point for thousands, and decimal commas as elsewhere in such files"
+            )
 
     def is_text(self, name: str) -> bool:
         """Return whether most values in the column ``name`` are texts of several words."""
@@ -297,10 +310,16 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header, cells, lines = _read_rows(path, reader, names_shown, strict=only is None)
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
+    unclear: tuple[str, ...] = ()
     if delimiter != ",":  # then a comma within a cell may be a decimal comma
-        columns = {name: _with_decimal_points(column, always=only is not None) for name, column in columns.items()}
+        as_written = columns
+        columns = {name: _with_decimal_points(column, always=only is not None) for name, column in as_written.items()}
+        # Decimal commas, or Excel's delimiter of countries that write them and no clear decimal point.
+        commas = any((columns[name] != as_written[name]).any() for name in columns)
+        if commas or (delimiter == ";" and not any(map(_has_decimal_point, as_written.values()))):
+            unclear = tuple(name for name, column in as_written.items() if _may_have_thousands(column))
     where = partial(_line_place, path, np.array(lines, dtype=np.int64))
-    return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown)
+    return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown, unclear=unclear)
 
 
 def _with_decimal_points(column: Column, *, always: bool) -> Column:
@@ -316,6 +335,20 @@ def _with_decimal_points(column: Column, *, always: bool) -> Column:
     if 2 * numbers <= len(present) and not always:
         return column
     return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
+
+
+def _may_have_thousands(column: Column) -> bool:
+    """Return whether the points of a ``column`` of numbers may stand for thousands: there are some, each before three digits."""
+    present = [text.strip() for text in column if not means_no_value(text, MISSING_WORDS)]
+    with_point = [text for text in present if "." in text]
+    return bool(with_point) and all(map(_POINT_FOR_THOUSANDS.fullmatch, with_point))
+
+
+def _has_decimal_point(column: Column) -> bool:
+    """Return whether most cells of ``column`` are numbers, some of them with a point that cannot stand for thousands."""
+    present = [text.strip() for text in column if not means_no_value(text, MISSING_WORDS)]
+    numbers = [text for text in present if can_parse(float, text)]
+    return 2 * len(numbers) > len(present) and any("." in text and not _POINT_FOR_THOUSANDS.fullmatch(text) for text in numbers)
 
 
 def _read_rows(path: Path, reader: Any, names_shown: bool, *, strict: bool) -> tuple[list[str], list[list[str]], list[int]]:
@@ -524,5 +557,7 @@ def _join_tables(parts: Sequence[Table]) -> Table:
         for name in {name for part in parts for name in part.rounded}
     }
     digest = hashlib.sha256("".join(part.digest for part in parts).encode()).hexdigest()
-    names_shown = parts[0].names_shown
-    return Table(columns, where, digest, names_shown=names_shown, in_several_files=True, long_numbers=long_numbers, rounded=rounded)
+    names_shown, unclear = parts[0].names_shown, {name for part in parts for name in part.unclear}
+    return Table(
+        columns, where, digest, names_shown=names_shown, in_several_files=True, long_numbers=long_numbers, rounded=rounded, unclear=unclear
+    )
