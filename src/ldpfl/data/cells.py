@@ -27,6 +27,9 @@ room for chance, and for codes that seldom begin with 0. Numbers are written so 
 """
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
 _DATE_IN_UNCLEAR_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
+_DATE_WITH_NAME = re.compile(r"\d{1,2}[-/. ]+[^\W\d]{3,}[-/. ]+(\d{4}|\d{2})")
+_TIME = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
+_NUMBER_WITH_UNIT = re.compile(r"[+-]?\d+([.,]\d+)?(\s?%|\s+[^\W\d]\S*)")
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
 _NUMBER_IN_GROUPS = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f])\d{3}(\1\d{3})*([.,]\d+)?")
 """A number with thousands separators."""
@@ -111,7 +114,10 @@ def describe_ambiguity(texts: Collection[str]) -> str:
             "dates that are not written as YEAR-MONTH-DAY: write them in this form, because the order of day and month differs between "
             "countries",
         ),
-        (_NUMBER_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write a point, or no comma"),
+        (_DATE_WITH_NAME, "dates with names of months: write them as YEAR-MONTH-DAY"),
+        (_TIME, "times: write them as a number, such as 13.75 hours"),
+        (_NUMBER_WITH_UNIT, "numbers with a unit: write the number alone"),
+        (_NUMBER_WITH_COMMA, "numbers with a comma, which may stand for a decimal point or for thousands: write 1234.5 for both"),
     ):
         if 2 * sum(pattern.fullmatch(text.strip()) is not None for text in texts) > len(texts):
             return problem
