@@ -45,6 +45,8 @@ def format_duration(seconds: float) -> str:
     for unit, name in ((3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
+    if seconds < 0.1:
+        return "less than 0.1 s"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
