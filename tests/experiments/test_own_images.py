@@ -16,6 +16,7 @@ from PIL import Image
 
 from conftest import CommandLine
 from ldpfl import ConfigError, DataError, api
+from ldpfl.data import held_out_by_person
 from ldpfl.experiments.build import build, model_of
 from ldpfl.experiments.dataset import Description, load_dataset
 from ldpfl.experiments.public_figures import without_private_figures
@@ -177,3 +178,44 @@ def test_the_class_of_an_image_decides_nothing_about_others(tmp_path: Path) -> N
         found.append([[marks[places].tolist() for places in units] for units in (federation.samples, federation.judged.units)])
     assert found[0] == found[1]
     assert all(part for part in found[0][1])
+
+
+def described(folder: Path, pixels: NDArray[np.uint8], **columns: list[str]) -> Path:
+    """Write images with a table that describes them."""
+    (folder / "train").mkdir(parents=True)
+    names = [f"{place:04}.png" for place in range(len(pixels))]
+    for name, own in zip(names, pixels, strict=True):
+        Image.fromarray(own).save(folder / "train" / name)
+    pd.DataFrame({"file_name": names, **columns}).to_csv(folder / "train" / "metadata.csv", index=False)
+    return folder
+
+
+def test_images_of_one_person_are_protected_together(tmp_path: Path) -> None:
+    """The table that describes them names the persons. Their names decide the split, not the names of files."""
+    pixels, ill = scans(240)
+    patients, sites = [f"P{place % 80}" for place in range(240)], [f"site {place % 80 % 2}" for place in range(240)]
+    folder = described(tmp_path / "scans", pixels, finding=[["healthy", "ill"][one] for one in ill], patient=patients, site=sites)
+    settings = {"training.rounds": 2, "data.target": "finding"}
+    run = api.run(data=folder, client="site", person="patient", target_epsilon=4.0, settings=settings, **HOW)
+    assert run.privacy.protected == "person"
+    data = load_dataset(run.config, None)
+    assert data.persons is not None
+    assert data.test_persons is not None
+    assert set(data.test_persons) == {one for one, out in zip(patients, held_out_by_person(patients), strict=True) if out}
+    assert not set(data.persons) & set(data.test_persons)
+    assert data.client_names == ("site 0", "site 1")
+    assert not any("not used" in note for note in data.notes)
+    unnamed = api.run(data=folder, target_epsilon=4.0, settings={**settings, "clients.count": 2}, **HOW)
+    (note,) = [note for note in unnamed.to_dict()["caveats"] if "not used" in note]
+    assert "(patient, site)" in note
+
+
+@pytest.mark.parametrize(
+    ("person", "refused"), [("finding", "both name 'finding'"), ("patnt", "did you mean 'patient'"), ("patient", "row 3 has no person")]
+)
+def test_persons_of_images_that_cannot_be_are_refused(person: str, refused: str, tmp_path: Path) -> None:
+    pixels, ill = scans(20)
+    patients = ["a", "b", "", *["c"] * 17]
+    folder = described(tmp_path / "scans", pixels, finding=[["healthy", "ill"][one] for one in ill], patient=patients)
+    with pytest.raises((ConfigError, DataError), match=refused):
+        api.run(data=folder, person=person, settings={"data.target": "finding"}, **HOW)

@@ -11,6 +11,8 @@ import torch
 
 from conftest import CommandLine
 from ldpfl import api
+from ldpfl.experiments.build import build
+from ldpfl.experiments.dataset import load_dataset
 
 TRAIN, TEST, PIXELS, CLASSES, BATCH = 200, 50, 400, 10, 10
 
@@ -32,6 +34,14 @@ def test_counts_are_those_of_the_run(config_file: Path, tiny_data: Path, ldpfl: 
     assert found["seconds"] > 0
     text = ldpfl(*arguments).out
     assert f"{found['samples']:,} to train on, {found['evaluated']:,} to evaluate on" in text
+
+
+def test_all_rounds_are_counted_where_clients_differ_in_size(config_file: Path, tiny_data: Path) -> None:
+    settings = {"clients.fraction": 0.3, "data.partition": "quantity", "training.rounds": 5}
+    config = api.configure(config_file, settings)
+    federation, _ = build(config, load_dataset(config, tiny_data), torch.device("cpu"))
+    true = sum(int(federation.samples.sizes[federation.cohort(number)].sum()) for number in range(1, 6))
+    assert api.training_cost(config_file, settings, data_dir=tiny_data).samples == true
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

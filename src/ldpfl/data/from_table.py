@@ -54,7 +54,7 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
     table = tables[0]
     config = resolve_text_column(table, config)
     persons = _persons(tables, config)
-    is_test = np.zeros(len(table), dtype=bool) if test is not None else _test_rows(len(table), persons)
+    is_test = np.zeros(len(table), dtype=bool) if test is not None else choose_test_rows(len(table), persons)
     encoded_targets, output_count, notes, classes = read_targets(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
     resolved = config  # and, unless the inputs are texts, with the kind of each input column
@@ -91,7 +91,7 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
     )
 
 
-def _test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]:
+def choose_test_rows(count: int, persons: Sequence[Names] | None) -> NDArray[np.bool_]:
     """Return a mask (count,) of the test rows, chosen by position or by the names of ``persons``.
 
     Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ldpfl.data.dataset import Dataset, Owners, number_clients
-from ldpfl.data.from_table import dataset_from_table
+from ldpfl.data.from_table import choose_test_rows, dataset_from_table
 from ldpfl.data.holding_out import TEST_SHARE, held_out, held_out_by_file_name
 from ldpfl.data.leaks import find_leaks, notes_on_cells
 from ldpfl.data.samples import TOKENS, Inputs, Samples, density_problem, map_tensors, tensors_by_name
@@ -96,7 +96,7 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(data, Pictures):
         if targets != "class":
             raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
-        _check_unused(config, "images", _TABLE_SETTINGS)
+        _check_unused(config, "images", [name for name in _TABLE_SETTINGS if name != "person"])
         return _dataset_of_images(data, config)
     unused_settings = (*_TABLE_SETTINGS, *_FILE_SETTINGS)
     if isinstance(data, Dataset):
@@ -240,16 +240,29 @@ def _check_unused(config: DataConfig, what: str, names: Sequence[str]) -> None:
 def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:
     """Return the data set of a user's own images. Without test images, about a fifth of the images become test images."""
     name = Path(config.path).name if config.path else config.name
-    notes = () if config.classes else (_class_note(pictures.classes),)
+    notes = [] if config.classes else [_class_note(pictures.classes)]
+    if pictures.unused:
+        columns = printable(", ".join(pictures.unused))
+        notes.append(
+            f"the description of the images has columns that are not used ({columns}): if one names an image's person, who may have "
+            "several images, give it with --person (data.person); if one names the client, with --client (data.client)"
+        )
     parts = list(pictures.parts)
     train = parts[0]
     is_test = np.zeros(len(train), dtype=bool)  # none of these images, if there is a second part for the test
     if len(parts) == 1:
-        is_test = held_out(len(train), TEST_SHARE) if pictures.identities is None else held_out_by_file_name(pictures.identities)
+        if pictures.persons is not None:
+            is_test = choose_test_rows(len(train), pictures.persons)
+        else:
+            is_test = held_out(len(train), TEST_SHARE) if pictures.identities is None else held_out_by_file_name(pictures.identities)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
     outputs = len(pictures.classes) or None  # None: the classes have no names, so the targets decide
-    dataset = replace(_dataset_of_splits(name, parts, notes, outputs=outputs), classes=pictures.classes)
+    dataset = replace(_dataset_of_splits(name, parts, tuple(notes), outputs=outputs), classes=pictures.classes)
     owners = Owners() if pictures.owners is None else _owners_of_images(pictures.owners, is_test)
+    if pictures.persons is not None:  # then the persons' names decide all that the files' names decide otherwise
+        test = pictures.persons[1] if len(pictures.persons) > 1 else pictures.persons[0][is_test]
+        owners = owners._replace(persons=pictures.persons[0][~is_test], test_persons=test if test.size else None)
+        return replace(dataset, **owners._asdict())
     return replace(dataset, **owners._asdict(), identities=None if pictures.identities is None else pictures.identities[~is_test])
 
 

@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ldpfl.data.columns import person_names
 from ldpfl.data.folders import visible_files
+from ldpfl.data.persons import Names
 from ldpfl.data.samples import Samples
 from ldpfl.data.settings import DataConfig
-from ldpfl.data.tables import SUFFIXES
+from ldpfl.data.tables import SUFFIXES, table_from_frame
 from ldpfl.data.targets import MOST_CLASSES
 from ldpfl.errors import ConfigError, DataError
 from ldpfl.util.suggestions import did_you_mean
@@ -40,12 +42,16 @@ class Pictures:
         parts: train samples, and test samples if there are any.
         classes: names of the classes; empty if the data have only numbers.
         owners: (N,) name of each train sample's client, if the data name clients.
+        persons: for each part, the name of each sample's person, if ``data.person`` names a column; empty for test samples without names.
+        unused: columns of the file that describes the images which no setting names.
         identities: (N,) hash of the name of each train image's file; None if the images are not separate files.
     """
 
     parts: tuple[Samples, ...]
     classes: tuple[str, ...]
     owners: tuple[str, ...] | None
+    persons: tuple[Names, ...] | None
+    unused: tuple[str, ...]
     identities: NDArray[np.uint64] | None
 
 
@@ -98,7 +104,24 @@ def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) ->
     owners = _client_names(splits["train"], image, label, config)
     are_files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
     identities = _identities(splits["train"], image, Path(config.path).absolute()) if are_files else None
-    return Pictures(tuple(parts), class_names, owners, identities)
+    persons = None if not config.person else tuple(_persons(split, image, label, config) for split in splits.values())
+    used = {image, label, config.client, config.person}
+    unused = tuple(name for name in splits["train"].column_names if name not in used) if are_files else ()
+    return Pictures(tuple(parts), class_names, owners, persons, unused, identities)
+
+
+def _persons(split: Any, image: str, label: str, config: DataConfig) -> Names:
+    """Return the name of each image's person (N,) by the column ``data.person``; empty for test images without that column."""
+    if split.split == "test" and config.person not in split.column_names:
+        return np.array([], dtype=object)
+    if config.person == label:
+        raise ConfigError(f"data.person and data.target both name {label!r}: name the column of the persons in data.person")
+    table = table_from_frame(split.remove_columns(image).to_pandas(), "the description of the images")
+    names = person_names(table, config)
+    if "" in names:
+        row = names.index("") + 1
+        raise DataError(f"the image in row {row:,} has no person: fill in its {config.person!r} (data.person), or leave the image out")
+    return np.array(names, dtype=object)
 
 
 def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ _QUICK_S = 4.0
 """A measurement that takes less is repeated with more samples, up to all of a client's."""
 _MOST_RECORDS = 256
 """Number of records of a client in the first measurement, if a step takes all of them."""
+_MOST_ROUNDS = 1000
+"""Number of rounds whose cohorts are counted. Others are taken to be like them on average."""
 _DEVICE_RATE = 1e13
 """Operations a second of the device whose time is stated as an example."""
 
@@ -43,7 +46,7 @@ class TrainingCost:
 
     Attributes:
         rounds: number of rounds.
-        clients: number of clients of a round.
+        clients: number of clients of a round, on average.
         weights: number of weights that a client sends.
         samples: number of samples that all clients train on in the run, counted with repetition; persons, if these are protected.
         evaluated: number of samples that the run evaluates its model on, counted with repetition.
@@ -108,24 +111,26 @@ def training_cost(config: RunConfig, federation: Federation, start: Checkpoint) 
         train_operations, evaluation_operations = _operations_per_sample(task, weights)
         client_bytes = _bytes_of_client(federation, task, weights)
     epochs = 1 if federation.perturbed == "gradient" else federation.work.epochs
-    trained = samples.sizes[cohort].sum() * epochs * record_rate_of(federation.mechanism)
+    cohorts = [federation.cohort(number) for number in range(1, min(rounds, _MOST_ROUNDS) + 1)]
+    clients = float(np.mean([len(members) for members in cohorts]))
+    trained = float(np.mean([samples.sizes[members].sum() for members in cohorts])) * epochs * record_rate_of(federation.mechanism)
     evaluated_samples = len(federation.evaluation.samples)
     # A worker process takes at least ALIGNED clients at once, so that rounding does not depend on the number of processes.
-    processes = min(cores(), -(-len(cohort) // ALIGNED)) if federation.device.type == "cpu" else 1
-    reports = 1 if federation.mechanism.properties.adds_up else len(cohort)
+    processes = max(1, min(cores(), ceil(clients / ALIGNED))) if federation.device.type == "cpu" else 1
+    reports = 1 if federation.mechanism.properties.adds_up else ceil(clients)
     return TrainingCost(
         rounds=rounds,
-        clients=len(cohort),
+        clients=round(clients),
         weights=start.state.weights.numel(),
         samples=round(rounds * trained),
         evaluated=rounds * evaluated_samples,
-        operations=rounds * float(trained * train_operations + evaluated_samples * evaluation_operations),
+        operations=rounds * (trained * train_operations + evaluated_samples * evaluation_operations),
         device=str(federation.device),
         processes=processes,
-        seconds=rounds * float(client_s * len(cohort) + sample_s * trained + evaluation_s) / processes,
+        seconds=rounds * (client_s * clients + sample_s * trained + evaluation_s) / processes,
         data_bytes=sum(_size(part) for part in (*tensors_by_name(task.data.inputs).values(), task.data.targets)),
         client_bytes=client_bytes,
-        together=min(together, len(cohort)),
+        together=min(together, round(clients)),
         report_bytes=reports * ((payload_bits(federation.mechanism, start.state.ranges) + 7) // 8),
     )
 
