@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 from conftest import CommandLine
 from ldpfl import api
+from ldpfl.data import held_out_by_person
 from ldpfl.experiments.build import build
 from ldpfl.experiments.dataset import load_dataset
 
@@ -42,6 +44,18 @@ def test_all_rounds_are_counted_where_clients_differ_in_size(config_file: Path, 
     federation, _ = build(config, load_dataset(config, tiny_data), torch.device("cpu"))
     true = sum(int(federation.samples.sizes[federation.cohort(number)].sum()) for number in range(1, 6))
     assert api.training_cost(config_file, settings, data_dir=tiny_data).samples == true
+
+
+def test_rows_of_persons_are_counted(tmp_path: Path) -> None:
+    """Of 60 persons with 10 rows each, 8 rows count in a round."""
+    frame = pd.DataFrame(
+        {"pid": [f"p{row // 10}" for row in range(600)], "x": [row % 7 for row in range(600)], "y": [row % 2 for row in range(600)]}
+    )
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    settings = {"data.path": str(tmp_path / "t.csv"), "data.target": "y", "data.person": "pid", "clients.count": 3, "training.rounds": 2}
+    cost = api.training_cost("own", {**settings, "data.bounds": {"x": [0, 6]}, "mechanism.sample_rate": 1.0})
+    trained_on = 60 - len({name for name, out in zip(frame["pid"], held_out_by_person(frame["pid"]), strict=True) if out})
+    assert cost.samples == 2 * 8 * trained_on
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

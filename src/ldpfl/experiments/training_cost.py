@@ -48,7 +48,7 @@ class TrainingCost:
         rounds: number of rounds.
         clients: number of clients of a round, on average.
         weights: number of weights that a client sends.
-        samples: number of samples that all clients train on in the run, counted with repetition; persons, if these are protected.
+        samples: number of samples that all clients train on in the run, counted with repetition.
         evaluated: number of samples that the run evaluates its model on, counted with repetition.
         operations: number of floating-point operations of the run: products and sums of its matrix products and convolutions.
         device: device on which steps were timed.
@@ -114,6 +114,8 @@ def training_cost(config: RunConfig, federation: Federation, start: Checkpoint) 
     cohorts = [federation.cohort(number) for number in range(1, min(rounds, _MOST_ROUNDS) + 1)]
     clients = float(np.mean([len(members) for members in cohorts]))
     trained = float(np.mean([samples.sizes[members].sum() for members in cohorts])) * epochs * record_rate_of(federation.mechanism)
+    persons = federation.persons  # if persons are protected, they are the units of `trained`, with one row or more each
+    rows = 1.0 if persons is None else float(np.minimum(persons.counts, persons.most).mean())
     evaluated_samples = len(federation.evaluation.samples)
     # A worker process takes at least ALIGNED clients at once, so that rounding does not depend on the number of processes.
     processes = max(1, min(cores(), ceil(clients / ALIGNED))) if federation.device.type == "cpu" else 1
@@ -122,15 +124,15 @@ def training_cost(config: RunConfig, federation: Federation, start: Checkpoint) 
         rounds=rounds,
         clients=round(clients),
         weights=start.state.weights.numel(),
-        samples=round(rounds * trained),
+        samples=round(rounds * trained * rows),
         evaluated=rounds * evaluated_samples,
-        operations=rounds * (trained * train_operations + evaluated_samples * evaluation_operations),
+        operations=rounds * (trained * rows * train_operations + evaluated_samples * evaluation_operations),
         device=str(federation.device),
         processes=processes,
         seconds=rounds * (client_s * clients + sample_s * trained + evaluation_s) / processes,
         data_bytes=sum(_size(part) for part in (*tensors_by_name(task.data.inputs).values(), task.data.targets)),
         client_bytes=client_bytes,
-        together=min(together, round(clients)),
+        together=max(1, min(together, round(clients))),
         report_bytes=reports * ((payload_bits(federation.mechanism, start.state.ranges) + 7) // 8),
     )
 
