@@ -347,3 +347,13 @@ def test_one_long_name_of_a_client_takes_no_memory_for_others() -> None:
         tracemalloc.stop()
     assert made.clients is not None
     assert set(made.clients.tolist()) <= {0, 1, 2}
+
+
+def test_an_index_of_a_frame_is_said_to_be_no_column() -> None:
+    """A person who is named by the index alone would have each row protected by itself."""
+    frame = rows().assign(patient=[f"P{row // 2}" for row in range(20)]).set_index("patient")
+    (note,) = [note for note in made(frame, columns=["age"]).notes if "index" in note]
+    assert "the data frame's index (patient) is not used" in note
+    with pytest.raises(DataError, match=r"data\.person names 'patient', .*so give frame\.reset_index\(\)"):
+        made(frame, columns=["age"], person="patient")
+    assert not any("index" in note for note in made(frame.reset_index(), columns=["age"]).notes)

@@ -69,6 +69,8 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
         inputs = [torch.from_numpy(matrix.values) for matrix in features]
         unscaled = features[0].unscaled
         notes = (features[0].note, *left_out_notes, *notes)
+    if table.index:
+        notes = (*notes, f"the data frame's index ({', '.join(table.index)}) is not used: to name persons or clients by it, reset_index()")
     parts = [Samples(*pair) for pair in zip(inputs, encoded_targets, strict=True)]
     if test is None:
         parts = [parts[0].take(torch.from_numpy(~is_test)), parts[0].take(torch.from_numpy(is_test))]

@@ -75,6 +75,7 @@ class Table:
         long_numbers: exact cells of the columns of whole numbers that float64 cannot hold, with NaN for an empty cell. They are used
             where a number is a name, such as a patient's.
         rounded: for columns that have any, which cells were floats that are too long to hold every whole number exactly.
+        index: names of the levels of a data frame's index, which is no column.
         unclear: columns of numbers whose points may stand for thousands, as their file seems to have decimal commas.
     """
 
@@ -90,6 +91,7 @@ class Table:
     in_several_files: bool = False
     long_numbers: Mapping[str, Column] = field(default_factory=dict)
     rounded: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    index: Collection[str] = ()
     unclear: Collection[str] = ()
 
     def __len__(self) -> int:
@@ -108,6 +110,8 @@ class Table:
             raise DataError(f"the table has no column {shown(name)}, which {setting} names {_HEADER_HINT}")
         if name not in self.columns:
             hint = did_you_mean(name, self.columns)
+            if name in self.index:
+                hint = "it is the data frame's index, so give frame.reset_index()"
             names = list(map(str.strip, name.split(",")))
             if self.columns.keys() >= set(names):
                 listed = ", ".join(json.dumps(part, ensure_ascii=False) for part in names)
@@ -435,7 +439,7 @@ def table_from_frame(frame: pandas.DataFrame, origin: str = "the data frame") ->
         digest.update(name.encode(errors="surrogatepass"))
         digest.update(column.tobytes() if column.dtype == np.float64 else "\0".join(column).encode(errors="surrogatepass"))
         digest.update("\0".join(map(str, table.long_numbers.get(name, ()))).encode())  # the digits that float64 rounded above
-    return replace(table, digest=digest.hexdigest())
+    return replace(table, digest=digest.hexdigest(), index=[str(name) for name in frame.index.names if name is not None])
 
 
 def _table_of_frame(

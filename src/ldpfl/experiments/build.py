@@ -509,9 +509,12 @@ def _divide_files(settings: DataConfig, identities: NDArray[np.uint64], count: i
     clients_of_files = identities // np.uint64(TEST_SHARE) % np.uint64(count)
     division = Division.by_owner(clients_of_files.astype(np.int64), count)
     if not division.sizes.all():
+        fewer = min(count, len(identities))
+        while np.unique(identities // np.uint64(TEST_SHARE) % np.uint64(fewer)).size < fewer:
+            fewer = fewer * 9 // 10
         raise ConfigError(
             f"each of {len(identities):,} files is assigned to one of {count} clients by the file's name, and some client gets none: set "
-            "clients.count lower"
+            f"clients.count to {fewer:,} (--set clients.count={fewer})"
         )
     return _in_order_of_names(division, identities)
 
