@@ -86,7 +86,8 @@ def with_interval(metric: str, score: float | None, interval: Sequence[float | N
 def score_change(metric: str, without: float, score: float, cause: str = "noise") -> str:
     """Return by how much ``cause`` changes a score from its value ``without`` the cause, as a part of a sentence."""
     if _is_share(metric):
-        return f"{cause} costs {100 * (without - score):.2f} points"
+        points = 100 * (without - score)
+        return f"{cause} costs {points:.2f} points" if points >= 0 else f"without {cause} {-points:.2f} points worse"
     return f"with {cause} {score - without:+.4g}"
 
 
