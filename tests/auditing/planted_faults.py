@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector, VectorBitReports
 from ldpfl.mechanisms.harmony import Harmony
 from ldpfl.mechanisms.noise import Noise, QuadraticNoise, TwoValueNoise
+from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.mechanisms.reports.bits import packed_size
 from ldpfl.mechanisms.reports.units import Units
@@ -603,6 +604,17 @@ class OneMessage(Duchi):
         return Units.whole(ranges.dimension, ranges.dimension)
 
 
+@dataclass(frozen=True)
+class UnderstatedDirection(PrivUnitG):
+    """States less than it spends. Its noise is equal in all weights, so that only the widest layer shows it."""
+
+    name: ClassVar[str] = "understated-direction"
+
+    def release(self, ranges: LayerRanges) -> PureRelease:
+        spent = super().release(ranges)
+        return replace(spent, epsilon=0.75 * spent.epsilon, blanket=None)
+
+
 class Planted(NamedTuple):
     """A mechanism with a fault, and the kind of check that is there for it."""
 
@@ -642,6 +654,7 @@ FAULTS: Mapping[str, Planted] = {
     "a value nearly as it is, once in a hundred times": Planted(LaplaceNoise(1.0, leak=0.01, hair=1e-3), "epsilon"),
     "noise of one weight for a whole client": Planted(LaplaceNoise(1.0, unit="client", divided=False), "epsilon"),
     "noise of one weight for a whole layer": Planted(LaplaceNoise(1.0, unit="layer", divided=False), "epsilon"),
+    "less stated than spent on a vector": Planted(UnderstatedDirection(1.0, 1.0), "epsilon"),
     "rows that share their noise": Planted(SharedRows(1.0, unit="vector"), "independent clients"),
     "the same noise in all weights of a vector": Planted(SharedByWeights(1.0, unit="vector"), "epsilon"),
     "the same normal noise in all weights": Planted(NormalShared(1.0, unit="vector"), "noise of each weight"),

@@ -64,6 +64,7 @@ from ldpfl.mechanisms import Identity, Mechanism
 from ldpfl.mechanisms.duchi import Duchi
 from ldpfl.mechanisms.duchi_vector import DuchiVector
 from ldpfl.mechanisms.harmony import Harmony
+from ldpfl.mechanisms.privunit import PrivUnitG
 from ldpfl.mechanisms.properties import Properties
 from ldpfl.util.randomness import Purpose, stream
 
@@ -245,6 +246,13 @@ def test_a_random_stream_that_is_used_twice_is_found(name: str) -> None:
 @pytest.mark.slow
 def test_the_same_bits_in_every_call_are_found() -> None:
     assert "independent calls" in failures(audited(Restarting(1.0), trials=10_000))
+
+
+@pytest.mark.slow
+def test_too_small_an_epsilon_of_a_vector_is_found_though_layers_differ_in_width() -> None:
+    sound, fault = PrivUnitG(1.0, 1.0), FAULTS["less stated than spent on a vector"].mechanism
+    assert audited(sound, trials=20_000).passed
+    assert failures(audited(fault, trials=20_000)) == {"epsilon"}
 
 
 @pytest.mark.slow

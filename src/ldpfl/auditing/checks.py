@@ -271,20 +271,20 @@ class Examination:
     def _draw_and_count(self) -> dict[float, Counts]:
         """Draw all samples, and return (3, G, B) counts for each position: for ordering, choosing and testing events.
 
-        An event is a set of bins of the statistic. G is the number of groups, B the number of bins. Ordering and choosing share the first
+        An event is a set of bins of the evidence. G is the number of groups, B the number of bins. Ordering and choosing share the first
         half of the trials; testing has the second.
         """
         samples = self._draw_samples()
         # The first samples fix the bins. They belong to the first half, so the half that tests is independent of the bins.
-        bins = Bins.covering([sample.statistic[:_PILOT].ravel() for sample in samples.values()], _LEVELS)
+        bins = Bins.covering([sample.evidence[:_PILOT].ravel() for sample in samples.values()], _LEVELS)
         counts = {position: np.zeros((3, self.bench.groups, bins.count), dtype=np.int64) for position in samples}
         for block in range(2 * self.blocks_per_half):
             for position, sample in (samples if block == 0 else self._draw_samples()).items():
                 if block < self.blocks_per_half:
-                    counts[position][0] += histograms(bins, sample.statistic[::2])
-                    counts[position][1] += histograms(bins, sample.statistic[1::2])
+                    counts[position][0] += histograms(bins, sample.evidence[::2])
+                    counts[position][1] += histograms(bins, sample.evidence[1::2])
                 else:
-                    counts[position][2] += histograms(bins, sample.statistic)
+                    counts[position][2] += histograms(bins, sample.evidence)
         return counts
 
     def _draw_samples(self) -> dict[float, Sample]:

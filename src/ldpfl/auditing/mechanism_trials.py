@@ -33,10 +33,12 @@ class Sample:
     Attributes:
         statistic: (n, G) estimates in radii from the center; of a row, the mean over its weights times their signs.
         squares: (n, G) squared error in squared radii; of a row, the sum over its weights.
+        evidence: (n, G) what inputs are told apart by: as ``statistic``, but each weight of a row counts the more, the less its noise.
     """
 
     statistic: Floats
     squares: Floats
+    evidence: Floats
 
 
 class Bench:
@@ -59,6 +61,7 @@ class Bench:
         if not self.by_weight:
             drawn = stream(0, Purpose.MECHANISM, STREAM_KEY).integers(0, 2, self.ranges.dimension)
             self._signs = torch.from_numpy(2.0 * drawn - 1.0)
+        self._shares = self._shares_of_weights()
         self.lengths: set[int] = set()
         self.read_error = ""
 
@@ -70,7 +73,9 @@ class Bench:
     def draw(self, position: float) -> Sample:
         """Return the outcome of one call: encode all clients at ``position``, send the reports, read and decode them."""
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
-        return Sample(self._statistic(estimates), self._group(((estimates - self._clipped(position)) / self._radius) ** 2))
+        squares = self._group(((estimates - self._clipped(position)) / self._radius) ** 2)
+        evidence = self._group((estimates - self._center) / self._radius * self._signs * self._shares)
+        return Sample(self._statistic(estimates), squares, evidence)
 
     @property
     def neighbour_direction(self) -> Floats:
@@ -207,6 +212,26 @@ class Bench:
         """Project rows on the signs: any two inputs differ in this direction. It is in radii, so that all weights count the same."""
         weights = 1 if self.by_weight else self.ranges.dimension // self.groups
         return self._group((estimates - self._center) / self._radius * self._signs / weights)
+
+    def _shares_of_weights(self) -> Tensor:
+        """Return the share (d,) of each weight in the evidence of its group: 1 if a weight is a trial.
+
+        A weight counts by its distance between two inputs over the variance of its noise, which distinguishes inputs best if noise is
+        normal. Noise that follows the ranges gives all weights one share; noise that is equal in all weights gives wide layers most. The
+        variance is the mechanism's own formula. If that is wrong, the audit finds less, and nothing more.
+        """
+        if self.by_weight:
+            return torch.ones_like(self._center)
+        equal = torch.ones_like(self._center)
+        try:
+            variance = self.mechanism.noise(self.ranges).variance(self._inputs(0.0))[0].double()
+            precision = self._radius**2 / variance
+        except Exception:  # of any type: other checks say so
+            precision = equal
+        if not bool((precision.isfinite() & (precision > 0)).all()):
+            precision = equal
+        grouped = precision.reshape(self.groups, -1)
+        return (grouped / grouped.sum(dim=1, keepdim=True)).reshape(-1)
 
     def _group(self, values: Tensor) -> Floats:
         """Turn ``values`` (clients, d) into (n, G): a row for each weight of a group if a weight is a trial, else the sums over groups."""
