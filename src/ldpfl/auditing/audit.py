@@ -102,7 +102,12 @@ def audit_mechanism(
     return MechanismAudit(
         mechanism.name,
         examination.epsilon,
-        epsilon_lower=max(check.figure for check in examination.epsilon_checks),
+        # A trial may replace more than one unit, for which epsilon is larger. Then only bits show the epsilon of one unit.
+        epsilon_lower=max(
+            check.figure
+            for check in (examination.epsilon_checks if examination.epsilon_of_trial == examination.epsilon else checks)
+            if check.name.startswith("epsilon") and check.bound == examination.epsilon
+        ),
         trials=examination.trials,
         error_rate=error_rate,
         checks=checks,
