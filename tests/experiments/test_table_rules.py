@@ -17,9 +17,10 @@ from ldpfl import ConfigError
 from ldpfl.data.from_table import dataset_from_table
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import table_from_frame
-from ldpfl.experiments.build import mechanism_of, model_of
+from ldpfl.experiments.build import build, mechanism_of, model_of
+from ldpfl.experiments.calibration import resolve_settings
 from ldpfl.experiments.config import RunConfig
-from ldpfl.experiments.dataset import Description, target_kind_of
+from ldpfl.experiments.dataset import CallerObjects, Description, load_dataset, target_kind_of
 from ldpfl.experiments.recipes import load_recipe
 from ldpfl.experiments.table_rules import choose_automatic_settings, clip_norm_for
 from ldpfl.mechanisms.ranges import LayerRanges
@@ -139,3 +140,32 @@ def test_an_mlp_s_mean_risk_is_about_the_share_of_a_rare_class() -> None:
     risks = result.predict(frame)["probability of yes"]
     assert 0.7 < risks.mean() / (frame["ill"] == "yes").mean() < 1.3
     assert np.corrcoef(risks.rank(), frame["a"].rank())[0, 1] > 0.6
+
+
+def test_steps_on_texts_are_longer_where_there_is_less_noise_or_fewer_words() -> None:
+    """A rate that does not know the model was a third of what is stable, so that training ended long before it had converged."""
+    frame = pd.DataFrame({"text": [f"word{row % 40} and word{row % 7}" for row in range(400)], "y": [row % 2 for row in range(400)]})
+    given = CallerObjects(frame)
+
+    def rate(noise: float, vocabulary: int) -> float:
+        settings = {
+            "data.text": "text",
+            "data.vocabulary": vocabulary,
+            "privacy.target_epsilon": "off",
+            "mechanism.noise_multiplier": noise,
+        }
+        named = {
+            "data.name": "given",
+            "data.target": "y",
+            "model.name": "embedding-bag",
+            "clients.count": 4,
+            "privacy.target_epsilon": "off",
+        }
+        config = resolve_settings(ldpfl.configure("own", {**settings, **named}), given)
+        federation, _ = build(config, load_dataset(config, None, caller_objects=given), torch.device("cpu"), secret=1)
+        return federation.optimiser.learning_rate
+
+    little, more = rate(0.5, 256), rate(50.0, 256)
+    assert little > more
+    assert little > 2 * 0.6
+    assert rate(50.0, 4096) <= more

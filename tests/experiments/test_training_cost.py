@@ -86,6 +86,7 @@ def test_each_kind_of_training_has_an_estimate(name: str, config_file: Path, tin
         (("--epsilon", "1", "--clients", "9", "--set", "training.rounds=2"), ("--set", "--cost")),
         (("sum/least-squares-mnist", "--cost"), ("least squares",)),
         (("quickstrat", "--cost"), ("quickstrat", "quickstart")),
+        (("own", "--cost"), ("--set data.path=FILE",)),
     ],
 )
 def test_what_is_refused_names_what_to_do(arguments: tuple[str, ...], named: tuple[str, ...], ldpfl: CommandLine) -> None:

@@ -31,6 +31,7 @@ from ldpfl.report.console import terminal
 from ldpfl.report.plots import draw_score_curve
 from ldpfl.report.progress import ProgressDisplay
 from ldpfl.simulation.workers import Count, checked_count, cores
+from ldpfl.util.user_code import GIVEN
 
 _COLUMN_SETTINGS = frozenset(f"{section}{key}" for section in ("", "data.") for key in ("target", "client", "person"))
 """Settings that name columns of a user's data."""
@@ -146,9 +147,12 @@ def training_cost(
         ConfigError: there is no such recipe or setting, a setting does not fit, or the model is solved for without steps.
         LdpflError: the data or the model does not fit.
     """
-    config = resolve_settings(config_for_call(run, what, settings, {}), NO_CALLER_OBJECTS)
+    config = config_for_call(run, what, settings, {})
     if config.training.method == "least-squares":
         raise ConfigError("the cost of training was asked for (--cost), but least squares train no steps: they solve for the model at once")
+    if config.data.name == GIVEN and not config.data.path:
+        raise ConfigError("the recipe trains on your own data, but names none: give --set data.path=FILE and --set data.target=COLUMN")
+    config = resolve_settings(config, NO_CALLER_OBJECTS)
     data = load_dataset(config, None if data_dir is None else Path(data_dir))
     return estimate_training_cost(config, *build(config, data, choose_device(device), secret=new_secret(config)))
 

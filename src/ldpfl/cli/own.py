@@ -115,12 +115,13 @@ def check(
     client: ClientOption = None,
     person: PersonOption = None,
     task: TaskOption = None,
+    text: TextOption = None,
     set_: SetOption = None,
     data_dir: DataDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check whether a model can be trained privately, and suggest fixes. Exit code 3 if it cannot be trained."""
-    overrides = overrides_of(data, target, client, task, model, target_epsilon=None, changes=set_, person=person)
+    overrides = overrides_of(data, target, client, task, model, target_epsilon=None, changes=set_, person=person, text=text)
     checked = api.check(DEFAULT if data is None else OWN, settings=overrides, data_dir=data_dir)
     if as_json:
         outcome = {"fit": checked.is_fit, "problem": checked.problem, "changes": [asdict(change) for change in checked.changes]}

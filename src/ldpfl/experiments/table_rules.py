@@ -70,8 +70,8 @@ _WEIGHT_VARIANCE = 0.05
 _MAX_MEAN_SQUARE = 4.0
 """Largest mean square of the scaled pixels of an image, reached if all are black or all are white: scaled pixels are -2 to 2."""
 _FALLBACK_CLIP_NORM, _FALLBACK_RATE = 1.0, 0.6
-"""Clipping norm and learning rate for texts and features, and for models that fail on the synthetic rows. The trial before the run reports
-such a failure. Steps of a pretrained model may be longer."""
+"""Clipping norm and learning rate for features, and for models that fail on the synthetic rows. The trial before the run reports such a
+failure. Texts have this clipping norm, and steps that may be longer."""
 
 _MAX_LOGIT_CHANGE, _MAX_NUMBER_CHANGE = 1.0, 0.5
 """Maximum root mean square change of an output by noise alone: a logit by 1, which changes a probability by at most a quarter; a number by
@@ -206,6 +206,12 @@ def _clips_to_fixed_norm(data: Description, module: nn.Module) -> bool:
     return (data.encoder is not None and bool(data.encoder.data.text)) or is_of_transformers(module)
 
 
+def _has_own_words(data: Description) -> bool:
+    """Return whether samples are texts as numbers of words, for a model with embeddings of its own."""
+    is_text = data.encoder is not None and bool(data.encoder.data.text) and not data.encoder.data.tokenizer
+    return is_text and data.vocabulary is not None and data.vocabulary > 1
+
+
 def _rate_without_table(config: RunConfig, data: Description, module: nn.Module, rows: Inputs, mean_square: float, noise: float) -> float:
     """Return the server's learning rate for images, arrays and texts.
 
@@ -220,8 +226,10 @@ def _rate_without_table(config: RunConfig, data: Description, module: nn.Module,
     training, targets = config.training, target_kind_of(config)
     # The curvature of a cross-entropy is at most 0.5, whatever the classes' shares.
     curvature = 0.5 if targets == "class" else _output_curvature(targets, _default_shares(targets, data.outputs))
-    # Heavy ball with momentum b is stable up to a rate of 2 (1 + b) / L, with L the largest eigenvalue of the curvature.
-    max_stable_rate = 2 * (1 + training.server_momentum) / (_MAX_MEAN_SQUARE * mean_square * curvature)
+    # Heavy ball with momentum b is stable up to a rate of 2 (1 + b) / L, with L the largest eigenvalue of the curvature. Samples may be
+    # larger than the synthetic ones, but not the embeddings of words.
+    most = 1.0 if _has_own_words(data) else _MAX_MEAN_SQUARE
+    max_stable_rate = 2 * (1 + training.server_momentum) / (most * mean_square * curvature)
     rounds = training.rounds / (1 - training.server_momentum)  # momentum lets each gradient move the model 1 / (1 - momentum) times as far
     max_change = _MAX_NUMBER_CHANGE if targets == "number" else _MAX_LOGIT_CHANGE
     return longest_total_step(copied(module), rows, _output_direction(data), noise, max_change, max_stable_rate * rounds) / rounds
@@ -363,16 +371,20 @@ def _output_curvature(targets: Targets, shares: Sequence[float]) -> float:
 
 
 def _synthetic_rows(config: RunConfig, data: Description) -> Inputs | None:
-    """Return synthetic samples of the shape of ``data``: rows of a table, arrays, or random tokens for a pretrained model.
+    """Return synthetic samples of the shape of ``data``: rows of a table, arrays, or texts of random tokens.
 
-    The result is None for texts of other models, for other samples of several tensors, and for features, whose distribution is not known.
+    The result is None for texts of bytes, for samples of several tensors, and for features, whose distribution is not known.
     """
     generator = torch.Generator().manual_seed(0)
     if data.encoder is not None:
         settings = data.encoder.data
         if not settings.text:
             return draw_synthetic_inputs(settings, _SYNTHETIC_ROWS, generator)
-        if not settings.tokenizer or config.data.features != NONE:
+        if config.data.features != NONE:
+            return None
+        if data.vocabulary is not None and _has_own_words(data):
+            return torch.randint(1, data.vocabulary, (_SYNTHETIC_ROWS, settings.length), generator=generator)  # 0 is padding
+        if not settings.tokenizer:
             return None
         tokens = torch.randint(vocabulary_size(settings.tokenizer), (_SYNTHETIC_ROWS, settings.length), generator=generator)
         return {TOKENS: tokens, MASK: torch.ones_like(tokens)}
