@@ -33,6 +33,8 @@ _SHORT_HEADINGS: dict[Shows, str] = {"noise": "noise", "paper_epsilon": "added u
 """Short headings for a terminal's narrow columns."""
 
 _PAPER_COLOUR = "0.45"  # gray
+_MOST_LINES_INSIDE = 5
+"""Maximum number of variants whose legend lies inside a picture."""
 
 
 def compared_heading(results: Sequence[ReproducedRow], shows: Shows) -> str:
@@ -127,7 +129,8 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
     axis = next(iter(sweep.axes), None)
     is_numeric = axis is not None and all(isinstance(value, int | float) for value in sweep.points[axis])
     height = 4.4 if is_numeric else 1.4 + 0.5 * len(results)
-    with figure_file(path, "svg", (7.2, height)) as figure:
+    legend_is_outside = is_numeric and len(sweep.variants) > _MOST_LINES_INSIDE  # so many names would cover points
+    with figure_file(path, "svg", (9.6 if legend_is_outside else 7.2, height)) as figure:
         axes = figure.subplots()
         if is_numeric:
             _draw_lines(axes, str(axis), reproduction, sweep, results)
@@ -136,7 +139,9 @@ def draw_reproduction(path: Path, reproduction: Reproduction, sweep: SweepConfig
         title = "\n".join(filter(None, [f"{reproduction.source}: {reproduction.title}", reproduction.changes_note]))
         axes.set_title(literal(title), fontsize=10)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
+        if legend_is_outside:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
+        elif axes.get_legend_handles_labels()[0]:
             axes.legend(loc="best", fontsize=8)
 
 
