@@ -103,6 +103,8 @@ def test_codes_with_leading_zeros_are_words_and_a_slip_makes_no_code() -> None:
         (["13:45", "08:00:10"], "times"),
         (["17-Jan-21", "3 März 2020"], "dates with names of months"),
         (["1 to 2", "12E5", "3rd", "ward 7"], ""),
+        (["1011 AB", "10115 Berlin", "3 West", "1:20", "1:40"], ""),
+        (["12 weeks", "24 weeks"], "numbers with a unit"),
         (["1,23.4", "12,3456.7", "1,234 567.8", "1.5"], ""),
         (["12", "7", "none", "few"], ""),
         (["a", "b", "1,5"], ""),

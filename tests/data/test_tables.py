@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from ldpfl import DataError
 from ldpfl.data.columns import column_words, read_features
+from ldpfl.data.nodes import read_node_table
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table, read_table, table_from_frame
 from ldpfl.data.targets import read_targets
@@ -36,11 +37,13 @@ def written(tmp_path: Path, text: str | bytes, name: str = "rows.csv") -> Path:
         ("cost;age\n1.234;75,1\n953.5;80,2\n", False),  # and in the column itself
         ("cost;age\n0.234;75,1\n0.953;80,2\n", False),
         ("cost,age\n1.234,75\n953,80\n", False),
+        ("cost\tage\n1.234\t75,1\n953\t80,2\n", True),
+        ("cost\tage\n1.234\t1,075\n953\t80\n", False),  # commas that may stand for thousands are no decimal commas
     ],
 )
 def test_points_that_may_stand_for_thousands_are_refused(text: str, refused: bool, tmp_path: Path) -> None:
     table = read_table(written(tmp_path, text))
-    for use in (lambda: table.kind("cost"), lambda: read_targets([table], DataConfig(target="cost"), "number")):
+    for use in (lambda: table.numbers("cost"), lambda: read_targets([table], DataConfig(target="cost"), "number")):
         with pytest.raises(DataError, match="'cost' holds numbers with a point before three digits") if refused else nullcontext():
             use()
 
@@ -265,3 +268,12 @@ def test_a_small_file_of_very_many_rows_is_refused_before_they_are_made(tmp_path
     parquet.write_table(pa.table({f"c{place}": column for place in range(100)}), path)
     with pytest.raises(DataError, match="1,000,001 rows of 100 columns, more than 100,000,000 cells"):
         read_table(path)
+
+
+@pytest.mark.parametrize("last", ["3.5;2,5;1.5\n", "3.123;2,5;1.123\n"])
+def test_a_node_refuses_nothing_because_of_its_points(last: str, tmp_path: Path) -> None:
+    """A refusal would tell the server whether all of the node's numbers have three digits behind their points."""
+    path = written(tmp_path, "a;x;y\n" + "".join(f"{row}.123;{row},5;1.{100 + row}\n" for row in range(1, 20)) + last)
+    bounds: dict[str, Any] = {"a": [0.0, 30.0], "x": [0.0, 30.0], "y": [0.0, 10.0]}
+    config = DataConfig(name="node", target="y", columns=["a", "x"], bounds=bounds)
+    assert len(read_node_table(config, "number", path).train) == 20

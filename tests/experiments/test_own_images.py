@@ -194,6 +194,7 @@ def test_images_of_one_person_are_protected_together(tmp_path: Path) -> None:
     """The table that describes them names the persons. Their names decide the split, not the names of files."""
     pixels, ill = scans(240)
     patients, sites = [f"P{place % 80}" for place in range(240)], [f"site {place % 80 % 2}" for place in range(240)]
+    sites[:80] = [f"site\u00a0{place % 2}" for place in range(80)]  # the same clients
     folder = described(tmp_path / "scans", pixels, finding=[["healthy", "ill"][one] for one in ill], patient=patients, site=sites)
     settings = {"training.rounds": 2, "data.target": "finding"}
     run = api.run(data=folder, client="site", person="patient", target_epsilon=4.0, settings=settings, **HOW)

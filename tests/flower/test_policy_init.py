@@ -133,18 +133,10 @@ def test_clients_that_may_collude_are_not_counted_twice() -> None:
     assert config_for_transport(summed, "sum", 1, 8).shuffling.channel == "secure-sum"
 
 
-@pytest.mark.parametrize(
-    ("added", "said"),
-    [
-        ('transport = "relay"\nmin-clients = 9\nreply-s = 60\n', r"min-clients is 9, but a round asks only 8 of clients\.count = 8"),
-        ("agreeing = 9\n", r"agreeing is 9, but a round asks only 8 of clients\.count = 8"),
-        ("nodes = 9\n", "nodes is 9, but there are only 8 clients"),
-    ],
-)
-def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(added: str, said: str, tmp_path: Path) -> None:
+def test_more_clients_than_a_round_asks_are_refused_with_both_numbers(tmp_path: Path) -> None:
     path = Path(app(tmp_path, "model.name=linear;clients.count=8")) / "pyproject.toml"
-    path.write_text(path.read_text(encoding="utf-8") + added, encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"ldpfl\.{said}"):
+    path.write_text(path.read_text(encoding="utf-8") + 'transport = "relay"\nmin-clients = 9\nreply-s = 60\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"ldpfl\.min-clients is 9, but a round asks only 8 of clients\.count = 8"):
         offer_of(str(tmp_path))
 
 

@@ -28,8 +28,11 @@ room for chance, and for codes that seldom begin with 0. Numbers are written so 
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s?(Z|[+-]\d{2}(:?\d{2})?)?)?", re.ASCII)
 _DATE_IN_UNCLEAR_ORDER = re.compile(r"\d{1,2}([/.-])\d{1,2}\1(\d{4}|\d{2})([T ].*)?")
 _DATE_WITH_NAME = re.compile(r"\d{1,2}[-/. ]+[^\W\d]{3,}[-/. ]+(\d{4}|\d{2})")
-_TIME = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
-_NUMBER_WITH_UNIT = re.compile(r"[+-]?\d+([.,]\d+)?(\s?%|\s+[^\W\d]\S*)")
+_TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
+_NUMBER_WITH_UNIT = re.compile(
+    r"[+-]?\d+([.,]\d+)?\s?(%|°[CF]|([munkdcµ]?(g|l|L|mol|m|s|IU|U|Eq)|mmHg|bpm|min|h|(hour|day|week|month|year)s?)(/\S+)?)"
+)
+"""A number with a unit that is usual in medicine. Other words behind a number, such as that of a ward, may be a part of a name."""
 _NUMBER_WITH_COMMA = re.compile(r"[+-]?\d+([.' ]\d{3})*,\d+")
 _NUMBER_IN_GROUPS = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f])\d{3}(\1\d{3})*([.,]\d+)?")
 """A number with thousands separators."""

@@ -223,6 +223,7 @@ def person_names(table: Table, config: DataConfig) -> list[str]:
     table.column(config.person, "data.person")  # raises if there is no such column
     if not config.at_nodes:  # there, an error would reveal that such a cell exists
         check_exact_names(table, config.person, "data.person")
+        table.check_points(config.person)
     # missing=() switches the words of data.missing_words off. The fixed words apply in normalise_names.
     return normalise_names(column_words(replace(table, missing=()), config.person))
 

@@ -25,7 +25,7 @@ from ldpfl.data.columns import (
 from ldpfl.data.dataset import Dataset, Owners, number_clients
 from ldpfl.data.encoder import Encoder
 from ldpfl.data.holding_out import held_out, held_out_by_person
-from ldpfl.data.persons import Names, normalise_text, visible_text
+from ldpfl.data.persons import Names, client_name
 from ldpfl.data.samples import MASK, TOKENS, Inputs, Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import Table
@@ -216,11 +216,4 @@ def _client_names(table: Table, config: DataConfig) -> list[str]:
 
     Whole numbers are normalised as in names of persons, but for leading zeros: clients' names are shown, and site 007 is to stay 007.
     """
-    words = [visible_text(word) for word in column_words(replace(table, missing=()), config.client)]
-    return [_client_name(word) for word in words]
-
-
-def _client_name(word: str) -> str:
-    """Return the name of a client that a cell gives as ``word``."""
-    number = normalise_text(word)
-    return number if number.isdecimal() and not (word.isascii() and word.isdecimal()) else word
+    return [client_name(word) for word in column_words(replace(table, missing=()), config.client)]

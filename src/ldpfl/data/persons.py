@@ -104,6 +104,13 @@ def normalise_text(text: str) -> str:
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
+def client_name(text: str) -> str:
+    """Return the name of a client that a cell gives as ``text``. Whole numbers are normalised, but leading zeros stay: names are shown."""
+    name = visible_text(text)
+    number = normalise_text(name)
+    return number if number.isdecimal() and not (name.isascii() and name.isdecimal()) else name
+
+
 def uniform_by_name(names: Iterable[str], label: str) -> NDArray[np.float64]:
     """Return a number in [0, 1) for each of ``names``, which depends only on that name and the public ``label``.
 

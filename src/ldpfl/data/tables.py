@@ -42,6 +42,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
 _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 """A whole number, or one with a decimal comma, with a sign such as ``<`` before it if it is a limit."""
+_CLEAR_DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|[\d.]+,(\d{1,2}|\d{4,}))")
 _POINT_FOR_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
 _STATED_DELIMITER = re.compile(r'"?sep=([,;\t|])"?')
 """Matches the line with which Excel begins a CSV file to state its delimiter."""
@@ -144,6 +145,8 @@ class Table:
             DataError: a cell is not a number, or not a date. The message names its place.
         """
         column = self.columns[name]
+        if strict and kind == "numbers":
+            self.check_points(name)
         if column.dtype != np.float64:
             numbers = np.array([self._number(name, row, text, kind, strict=strict) for row, text in enumerate(column)], dtype=np.float64)
         elif kind == "numbers":
@@ -206,8 +209,6 @@ class Table:
             return "numbers"
         present = self._cells_with_value(column)
         kind = majority_kind(present)
-        if kind == "numbers":
-            self.check_points(name)
         if kind == "words" and (problem := describe_ambiguity(present)):
             raise DataError(f"the column {name!r} holds {problem}; or list it in data.words to use it as words")
         return kind
@@ -318,9 +319,10 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
     if delimiter != ",":  # then a comma within a cell may be a decimal comma
         as_written = columns
         columns = {name: _with_decimal_points(column, always=only is not None) for name, column in as_written.items()}
-        # Decimal commas, or Excel's delimiter of countries that write them and no clear decimal point.
-        commas = any((columns[name] != as_written[name]).any() for name in columns)
-        if commas or (delimiter == ";" and not any(map(_has_decimal_point, as_written.values()))):
+        # Decimal commas, or Excel's delimiter of countries that write them and no clear decimal point. A node refuses nothing because of
+        # its cells, which are private.
+        commas = any(map(_has_decimal_comma, as_written.values()))
+        if only is None and (commas or (delimiter == ";" and not any(map(_has_decimal_point, as_written.values())))):
             unclear = tuple(name for name, column in as_written.items() if _may_have_thousands(column))
     where = partial(_line_place, path, np.array(lines, dtype=np.int64))
     return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown, unclear=unclear)
@@ -346,6 +348,11 @@ def _may_have_thousands(column: Column) -> bool:
     present = [text.strip() for text in column if not means_no_value(text, MISSING_WORDS)]
     with_point = [text for text in present if "." in text]
     return bool(with_point) and all(map(_POINT_FOR_THOUSANDS.fullmatch, with_point))
+
+
+def _has_decimal_comma(column: Column) -> bool:
+    """Return whether some cells of ``column`` are numbers with a comma that cannot stand for thousands."""
+    return any("," in text and _CLEAR_DECIMAL_COMMA.fullmatch(text.strip()) for text in column)
 
 
 def _has_decimal_point(column: Column) -> bool:

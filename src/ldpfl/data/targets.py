@@ -164,7 +164,6 @@ def _check_numeric(table: Table, name: str, expected: str, remedy: str) -> None:
     A column of words gets a message of its own, with ``expected`` and ``remedy``. Otherwise its first word would be reported as a typing
     error among numbers.
     """
-    table.check_points(name)
     column = table.columns[name]
     cells = [] if column.dtype == np.float64 else [text for text in column if not table.is_absent(text)]
     if 2 * sum(can_parse(READERS["numbers"], text) for text in cells) < len(cells):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ldpfl.data.columns import person_names
 from ldpfl.data.folders import visible_files
-from ldpfl.data.persons import Names
+from ldpfl.data.persons import Names, client_name
 from ldpfl.data.samples import Samples
 from ldpfl.data.settings import DataConfig
 from ldpfl.data.tables import SUFFIXES, table_from_frame
@@ -261,4 +261,4 @@ def _client_names(split: Any, image: str, label: str, config: DataConfig) -> tup
     if unnamed:
         row = unnamed[0]
         raise DataError(f"the image in row {row:,} has no client: fill in its {config.client!r} (data.client), or leave the image out")
-    return tuple(map(str, owners))
+    return tuple(client_name(str(owner)) for owner in owners)

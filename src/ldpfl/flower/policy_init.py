@@ -418,7 +418,11 @@ def _offer_from(config: RunConfig, settings: RunSettings) -> Offer:
         _check_size(config)
     clients = config.clients
     asked = cohort_size(clients.fraction, clients.count)
-    settings.check_cohort(asked, clients.count)
+    if settings.transport in OVER_RELAY and settings.min_clients > asked:
+        raise ConfigError(
+            f"ldpfl.min-clients is {settings.min_clients:,}, but a round asks only {asked:,} of clients.count = {clients.count:,}: each "
+            f"node would decline each round. Set ldpfl.min-clients to {asked:,} or fewer, or raise clients.count"
+        )
     config = config_for_transport(config, settings.transport, settings.linked, settings.min_clients)
     config = config if not_loaded else resolve_settings(config)  # some settings follow from the model's size
     if settings.transport == "direct":

@@ -26,7 +26,6 @@ from ldpfl.flower.server_invitations import Waiting
 from ldpfl.flower.statistics import ColumnScaling
 from ldpfl.flower.strategy import LdpStrategy
 from ldpfl.server import ServerRules
-from ldpfl.util.quantities import cohort_size
 
 LOGGER = logging.getLogger("flwr.ldpfl")
 
@@ -54,7 +53,6 @@ def serve(grid: Grid, context: Context) -> None:
         latest[:] = [replace(rescaled, federation=with_notes)]
         return rescaled.start.state.weights, with_notes.rules
 
-    settings.check_cohort(cohort_size(config.clients.fraction, len(federation.samples)), len(federation.samples))
     folder = RunFolder(Path(settings.out)) if settings.out else None
     strategy = LdpStrategy(
         config_for_nodes(prepared.config),

@@ -80,21 +80,6 @@ class RunSettings(BaseModel):
         except ValidationError as error:
             raise ConfigError(_first_problem(error)) from None
 
-    def check_cohort(self, asked: int, clients: int) -> None:
-        """Raise a :class:`ConfigError` if a round, which asks ``asked`` of all ``clients``, needs more than these."""
-        if self.nodes > clients:
-            raise ConfigError(
-                f"{SECTION}.nodes is {self.nodes:,}, but there are only {clients:,} clients, so no round can begin: set it to {clients:,} "
-                "or fewer, or raise clients.count"
-            )
-        needed = {"agreeing": self.agreeing} | ({} if self.transport == "direct" else {"min-clients": self.min_clients})
-        for name, minimum in needed.items():
-            if minimum > asked:
-                raise ConfigError(
-                    f"{SECTION}.{name} is {minimum:,}, but a round asks only {asked:,} of clients.count = {clients:,}, so no round can "
-                    f"begin: set {SECTION}.{name} to {asked:,} or fewer, or raise clients.count"
-                )
-
     @property
     def change_list(self) -> list[str]:
         """The changes one by one."""
