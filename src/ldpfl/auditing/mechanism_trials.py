@@ -228,7 +228,7 @@ class Bench:
             precision = self._radius**2 / variance
         except Exception:  # of any type: other checks say so
             precision = equal
-        if not bool((precision.isfinite() & (precision > 0)).all()):
+        if precision.shape != equal.shape or not bool((precision.isfinite() & (precision > 0)).all()):
             precision = equal
         grouped = precision.reshape(self.groups, -1)
         return (grouped / grouped.sum(dim=1, keepdim=True)).reshape(-1)
