@@ -225,6 +225,8 @@ def test_one_name_in_two_unicode_forms_is_one_person_and_so_is_one_number() -> N
         ('"17,000",1,0\n17 000,1,1\n17\'000,1,1\n', "17000,1,0\n", {"17000"}),  # signs between thousands
         ('"1,017,000",1,0\n1.017.000,1,1\n', "1\u00a0017\u202f000,1,0\n", {"1017000"}),
         ("17.000,1,0\n", "17,1,0\n", {"17"}),  # one point is a decimal point
+        ('"17,000.00",1,0\n"17 000,0",1,1\n', "17\u2019000.0,1,0\n\u221217000,1,0\n- 17000,1,0\n", {"17000", "-17000"}),
+        ("O\u2019Brien,1,0\nAnna \u2013 Maria,1,1\n", "O'Brien,1,0\nAnna-Maria\ufe0f,1,0\n", {"O'Brien", "Anna-Maria"}),
         ("Smith  J,1,0\nSmith J,1,1\n", " Smith\tJ,1,0\n", {"Smith J"}),
         ("a\u20117,1,0\na-7,1,1\n", "a\u22127,1,0\n", {"a-7"}),  # a hyphen that breaks no line, and a minus
         ("1.10,1,0\n-.50,1,1\n1e-07,1,1\n", "1.1,1,0\n-0.5,1,1\n0.0000001,1,0\n", {"1.1", "-0.5", "0.0000001"}),

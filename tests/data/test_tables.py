@@ -48,7 +48,7 @@ def test_points_that_may_stand_for_thousands_are_refused(text: str, refused: boo
             use()
 
 
-@pytest.mark.parametrize("line", ["sep=;\r\n", '"sep=;"\n', "\ufeffsep=;\n"])
+@pytest.mark.parametrize("line", ["sep=;\r\n", '"sep=;"\n', "\ufeffsep=;\n", "SEP=; \n"])
 def test_a_line_of_excel_that_states_the_delimiter_is_no_header(line: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(line + "age,year;name\n4,5;Ann\n6;Bob;7\n", encoding="utf-8", newline="")
     with pytest.raises(DataError, match="line 4: 3 cells, but the header has 2"):

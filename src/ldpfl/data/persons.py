@@ -76,14 +76,16 @@ def written_number(text: str) -> Decimal | None:
     return Decimal(text.replace(",", ".")) if _NUMBER.fullmatch(text) else None
 
 
-_GROUPED_NUMBER = re.compile(r"[+-]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:['\u2019]\d{3})+|(?:\.\d{3}){2,})")
+_GROUPED_NUMBER = re.compile(r"([+-]?\d{1,3}(?:(?:,\d{3})+(?=\.|$)|(?: \d{3})+|(?:'\d{3})+|(?:\.\d{3}){2,}))(?:[.,]0+)?")
 """Matches a whole number with a sign between thousands. One point is not such a sign but a decimal point."""
+_APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\u00b4`", "'"))
 
 
 def visible_text(text: str) -> str:
-    """Return ``text`` without characters of no width, with single blanks and plain hyphens, and in one Unicode form (NFKC)."""
+    """Return ``text`` without characters of no width, with plain blanks, hyphens and apostrophes, and in one Unicode form (NFKC)."""
     if not text.isascii():
-        one_form = normalize("NFKC", "".join(sign for sign in text if sign.isascii() or category(sign) != "Cf"))
+        shown = "".join(sign for sign in text if category(sign) != "Cf" and not "\ufe00" <= sign <= "\ufe0f")  # variation selectors
+        one_form = normalize("NFKC", shown.translate(_APOSTROPHES))
         text = "".join("-" if sign == "\u2212" or category(sign) == "Pd" else sign for sign in one_form)
     return " ".join(text.split())
 
@@ -94,9 +96,9 @@ def normalise_text(text: str) -> str:
     One file may write 1700 as 1700.0, +1700, 01700, 1.7E3 or 1,700. Two persons whose names become equal are protected as one, and so each
     of them. One person with two names would count as two, and its epsilon would be larger than stated.
     """
-    name = visible_text(text)
-    if _GROUPED_NUMBER.fullmatch(name):
-        name = re.sub(r"[^\d+-]", "", name)
+    name = visible_text(text).replace(" -", "-").replace("- ", "-")
+    if grouped := _GROUPED_NUMBER.fullmatch(name):
+        name = re.sub(r"[^\d+-]", "", grouped[1])
     number = written_number(name) if len(name) <= _MAX_NUMBER_LENGTH else None
     if number is None or abs(number.adjusted()) >= _MAX_NUMBER_LENGTH:
         return name

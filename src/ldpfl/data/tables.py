@@ -44,7 +44,7 @@ _NUMBER_WITH_COMMA = re.compile(r"(?:[<>≤≥]=?\s*|=[<>]\s*)?[+-]?\d+(,\d+)?([
 """A whole number, or one with a decimal comma, with a sign such as ``<`` before it if it is a limit."""
 _CLEAR_DECIMAL_COMMA = re.compile(r"[+-]?(0,\d+|[\d.]+,(\d{1,2}|\d{4,}))")
 _POINT_FOR_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?")
-_STATED_DELIMITER = re.compile(r'"?sep=([,;\t|])"?')
+_STATED_DELIMITER = re.compile(r'"?sep=([,;\t|])"? *', re.IGNORECASE)
 """Matches the line with which Excel begins a CSV file to state its delimiter."""
 
 _DELIMITERS = ",;\t|"
