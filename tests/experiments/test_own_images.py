@@ -212,7 +212,12 @@ def test_images_of_one_person_are_protected_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("person", "refused"), [("finding", "both name 'finding'"), ("patnt", "did you mean 'patient'"), ("patient", "row 3 has no person")]
+    ("person", "refused"),
+    [
+        ("finding", "names 'finding', which is also"),
+        ("patnt", "did you mean 'patient'"),
+        ("patient", "row 3: data.person 'patient' has no value"),
+    ],
 )
 def test_persons_of_images_that_cannot_be_are_refused(person: str, refused: str, tmp_path: Path) -> None:
     pixels, ill = scans(20)

@@ -22,7 +22,7 @@ from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.dataset import NO_CALLER_OBJECTS, CallerObjects, load_dataset
 from ldpfl.experiments.model_check import Checked, check as look_over
 from ldpfl.experiments.more_rounds import config_with_more_rounds
-from ldpfl.experiments.run_folder import RunFolder
+from ldpfl.experiments.run_folder import Kind, RunFolder
 from ldpfl.experiments.runner import Finished, Runner
 from ldpfl.experiments.secret_seed import new_secret
 from ldpfl.experiments.shipped import DEFAULT, OWN
@@ -100,7 +100,7 @@ def run(
         raise ConfigError("resume=True needs the argument folder, which is not given: give the folder of the run to resume")
     path = None if folder is None else Path(folder)
     if resume and path is not None:
-        RunFolder(path).check_is_simulation()  # before data are loaded, which may take long
+        RunFolder(path).check_kind(Kind.SIMULATION)  # before data are loaded, which may take long
     if more_rounds:
         if path is None or what is not None or not resume:
             raise ConfigError(

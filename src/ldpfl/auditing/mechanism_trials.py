@@ -74,8 +74,7 @@ class Bench:
         """Return the outcome of one call: encode all clients at ``position``, send the reports, read and decode them."""
         estimates = self.mechanism.decode(self.report(position), self.ranges).double()
         squares = self._group(((estimates - self._clipped(position)) / self._radius) ** 2)
-        evidence = self._group((estimates - self._center) / self._radius * self._signs * self._shares)
-        return Sample(self._statistic(estimates), squares, evidence)
+        return Sample(self._statistic(estimates), squares, self._group(self._projected(estimates) * self._shares))
 
     @property
     def neighbour_direction(self) -> Floats:
@@ -211,7 +210,11 @@ class Bench:
     def _statistic(self, estimates: Tensor) -> Floats:
         """Project rows on the signs: any two inputs differ in this direction. It is in radii, so that all weights count the same."""
         weights = 1 if self.by_weight else self.ranges.dimension // self.groups
-        return self._group((estimates - self._center) / self._radius * self._signs / weights)
+        return self._group(self._projected(estimates) / weights)
+
+    def _projected(self, estimates: Tensor) -> Tensor:
+        """Return the distances of ``estimates`` (clients, d) from the center, in radii, times the signs."""
+        return (estimates - self._center) / self._radius * self._signs
 
     def _shares_of_weights(self) -> Tensor:
         """Return the share (d,) of each weight in the evidence of its group: 1 if a weight is a trial.
@@ -220,9 +223,9 @@ class Bench:
         normal. Noise that follows the ranges gives all weights one share; noise that is equal in all weights gives wide layers most. The
         variance is the mechanism's own formula. If that is wrong, the audit finds less, and nothing more.
         """
-        if self.by_weight:
-            return torch.ones_like(self._center)
         equal = torch.ones_like(self._center)
+        if self.by_weight:
+            return equal
         try:
             variance = self.mechanism.noise(self.ranges).variance(self._inputs(0.0))[0].double()
             precision = self._radius**2 / variance

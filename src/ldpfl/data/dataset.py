@@ -28,6 +28,16 @@ class Owners(NamedTuple):
     persons: Names | None = None
     test_persons: Names | None = None
 
+    def with_persons(self, names: Sequence[Names] | None, is_test: NDArray[np.bool_]) -> Owners:
+        """Return the same clients with persons, by the ``names`` of the samples of each table; unchanged if ``names`` is None.
+
+        ``is_test`` marks test samples of the first table, and none if a second one holds them.
+        """
+        if names is None:
+            return self
+        test = names[1] if len(names) > 1 else names[0][is_test]
+        return self._replace(persons=names[0][~is_test], test_persons=test if test.size else None)
+
 
 def number_clients(train: Sequence[str], test: Sequence[str] | None) -> Owners:
     """Number the clients of train and test samples.

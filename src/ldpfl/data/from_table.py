@@ -53,7 +53,7 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
     tables = [rows.with_missing(config.missing_words) for rows in (table, test) if rows is not None]
     table = tables[0]
     config = resolve_text_column(table, config)
-    persons = _persons(tables, config)
+    persons = names_of_persons(tables, config)
     is_test = np.zeros(len(table), dtype=bool) if test is not None else choose_test_rows(len(table), persons)
     encoded_targets, output_count, notes, classes = read_targets(tables, config, targets)
     unscaled: tuple[Unscaled, ...] = ()
@@ -76,7 +76,7 @@ def dataset_from_table(name: str, table: Table, test: Table | None, config: Data
         parts = [parts[0].take(torch.from_numpy(~is_test)), parts[0].take(torch.from_numpy(is_test))]
     train_samples, test_samples = parts
     digest = hashlib.sha256("".join([*(rows.digest for rows in tables), config.model_dump_json()]).encode()).hexdigest()[:16]
-    owners = _clients_and_persons(tables, config, is_test, persons)
+    owners = _clients(tables, config, is_test).with_persons(persons, is_test)
     return Dataset(
         name,
         train_samples,
@@ -161,18 +161,7 @@ def _encoder(config: DataConfig, targets: Targets, classes: tuple[str, ...], wid
     )
 
 
-def _clients_and_persons(
-    tables: Sequence[Table], config: DataConfig, is_test: NDArray[np.bool_], persons: Sequence[Names] | None
-) -> Owners:
-    """Return the client and the person of each row. ``is_test`` marks test rows of the first table, and none if a second one holds them."""
-    owners = _clients(tables, config, is_test)
-    if persons is None:
-        return owners
-    test = persons[1] if len(persons) > 1 else persons[0][is_test]
-    return owners._replace(persons=persons[0][~is_test], test_persons=test if test.size else None)
-
-
-def _persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
+def names_of_persons(tables: Sequence[Table], config: DataConfig) -> list[Names] | None:
     """Return the name of each row's person, one array for each table; None if ``config`` names no person column.
 
     A table of test rows need not have the column, or may have gaps in it. Then its array is empty.

@@ -317,13 +317,9 @@ def _read_csv(path: Path, only: Collection[str] | None, names_shown: bool) -> Ta
     columns = {name: np.array([row[place] for row in cells], dtype=object) for place, name in enumerate(header)}
     unclear: tuple[str, ...] = ()
     if delimiter != ",":  # then a comma within a cell may be a decimal comma
-        as_written = columns
-        columns = {name: _with_decimal_points(column, always=only is not None) for name, column in as_written.items()}
-        # Decimal commas, or Excel's delimiter of countries that write them and no clear decimal point. A node refuses nothing because of
-        # its cells, which are private.
-        commas = any(map(_has_decimal_comma, as_written.values()))
-        if only is None and (commas or (delimiter == ";" and not any(map(_has_decimal_point, as_written.values())))):
-            unclear = tuple(name for name, column in as_written.items() if _may_have_thousands(column))
+        if only is None:  # a node refuses nothing because of its cells, which are private
+            unclear = _unclear_columns(columns, delimiter)
+        columns = {name: _with_decimal_points(column, always=only is not None) for name, column in columns.items()}
     where = partial(_line_place, path, np.array(lines, dtype=np.int64))
     return Table(columns, where, hashlib.sha256(data).hexdigest(), names_shown=names_shown, unclear=unclear)
 
@@ -341,6 +337,17 @@ def _with_decimal_points(column: Column, *, always: bool) -> Column:
     if 2 * numbers <= len(present) and not always:
         return column
     return np.array([text.replace(",", ".") if _NUMBER_WITH_COMMA.fullmatch(text.strip()) else text for text in column], dtype=object)
+
+
+def _unclear_columns(columns: Mapping[str, Column], delimiter: str) -> tuple[str, ...]:
+    """Return the names of the ``columns``, as written, whose points may stand for thousands. ``delimiter`` separates the file's cells.
+
+    They may where the file has decimal commas, or Excel's delimiter of countries that write these, and no clear decimal point.
+    """
+    has_commas = any(map(_has_decimal_comma, columns.values()))
+    if not has_commas and (delimiter != ";" or any(map(_has_decimal_point, columns.values()))):
+        return ()
+    return tuple(name for name, column in columns.items() if _may_have_thousands(column))
 
 
 def _may_have_thousands(column: Column) -> bool:

@@ -96,7 +96,7 @@ def _as_dataset(data: object, config: DataConfig, targets: Targets) -> Dataset:
     if isinstance(data, Pictures):
         if targets != "class":
             raise ConfigError("images of a folder or the hub have one class each: leave task.name at 'classification'")
-        _check_unused(config, "images", [name for name in _TABLE_SETTINGS if name != "person"])
+        _check_unused(config, "images", _TABLE_SETTINGS)
         return _dataset_of_images(data, config)
     unused_settings = (*_TABLE_SETTINGS, *_FILE_SETTINGS)
     if isinstance(data, Dataset):
@@ -223,9 +223,9 @@ def _number_tensor(values: object, what: str) -> Tensor:
     return numbers
 
 
-_TABLE_SETTINGS = ("person", "columns", "bounds", "numbers", "words", "categories", "missing", "text")
+_TABLE_SETTINGS = ("columns", "bounds", "numbers", "words", "categories", "missing", "text")
 """Settings that only tables use."""
-_FILE_SETTINGS = ("target", "client", "classes", "test_path")
+_FILE_SETTINGS = ("target", "client", "person", "classes", "test_path")
 """Settings that tables or images use, but not data that are passed as tensors."""
 
 
@@ -251,18 +251,15 @@ def _dataset_of_images(pictures: Pictures, config: DataConfig) -> Dataset:
     train = parts[0]
     is_test = np.zeros(len(train), dtype=bool)  # none of these images, if there is a second part for the test
     if len(parts) == 1:
-        if pictures.persons is not None:
-            is_test = choose_test_rows(len(train), pictures.persons)
+        if pictures.identities is not None:
+            is_test = held_out_by_file_name(pictures.identities)
         else:
-            is_test = held_out(len(train), TEST_SHARE) if pictures.identities is None else held_out_by_file_name(pictures.identities)
+            is_test = held_out(len(train), TEST_SHARE) if pictures.persons is None else choose_test_rows(len(train), pictures.persons)
         parts = [train.take(torch.from_numpy(~is_test)), train.take(torch.from_numpy(is_test))]
     outputs = len(pictures.classes) or None  # None: the classes have no names, so the targets decide
     dataset = replace(_dataset_of_splits(name, parts, tuple(notes), outputs=outputs), classes=pictures.classes)
     owners = Owners() if pictures.owners is None else _owners_of_images(pictures.owners, is_test)
-    if pictures.persons is not None:  # then the persons' names decide all that the files' names decide otherwise
-        test = pictures.persons[1] if len(pictures.persons) > 1 else pictures.persons[0][is_test]
-        owners = owners._replace(persons=pictures.persons[0][~is_test], test_persons=test if test.size else None)
-        return replace(dataset, **owners._asdict())
+    owners = owners.with_persons(pictures.persons, is_test)
     return replace(dataset, **owners._asdict(), identities=None if pictures.identities is None else pictures.identities[~is_test])
 
 

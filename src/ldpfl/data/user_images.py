@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ldpfl.data.columns import person_names
 from ldpfl.data.folders import visible_files
+from ldpfl.data.from_table import names_of_persons
 from ldpfl.data.persons import Names, client_name
 from ldpfl.data.samples import Samples
 from ldpfl.data.settings import DataConfig
@@ -50,7 +50,7 @@ class Pictures:
     parts: tuple[Samples, ...]
     classes: tuple[str, ...]
     owners: tuple[str, ...] | None
-    persons: tuple[Names, ...] | None
+    persons: list[Names] | None
     unused: tuple[str, ...]
     identities: NDArray[np.uint64] | None
 
@@ -103,25 +103,21 @@ def read_pictures(splits: Mapping[str, Any], config: DataConfig, origin: str) ->
     parts = [Samples(images.expand(-1, channels, -1, -1).contiguous(), numbers) for images, numbers in zip(inputs, targets, strict=True)]
     owners = _client_names(splits["train"], image, label, config)
     are_files = bool(config.path) and splits["train"].info.builder_name == "imagefolder"
-    identities = _identities(splits["train"], image, Path(config.path).absolute()) if are_files else None
-    persons = None if not config.person else tuple(_persons(split, image, label, config) for split in splits.values())
+    # Persons' names decide all that files' names decide otherwise.
+    identities = _identities(splits["train"], image, Path(config.path).absolute()) if are_files and not config.person else None
+    persons = _persons(splits, label, config)
     used = {image, label, config.client, config.person}
     unused = tuple(name for name in splits["train"].column_names if name not in used) if are_files else ()
     return Pictures(tuple(parts), class_names, owners, persons, unused, identities)
 
 
-def _persons(split: Any, image: str, label: str, config: DataConfig) -> Names:
-    """Return the name of each image's person (N,) by the column ``data.person``; empty for test images without that column."""
-    if split.split == "test" and config.person not in split.column_names:
-        return np.array([], dtype=object)
-    if config.person == label:
-        raise ConfigError(f"data.person and data.target both name {label!r}: name the column of the persons in data.person")
-    table = table_from_frame(split.remove_columns(image).to_pandas(), "the description of the images")
-    names = person_names(table, config)
-    if "" in names:
-        row = names.index("") + 1
-        raise DataError(f"the image in row {row:,} has no person: fill in its {config.person!r} (data.person), or leave the image out")
-    return np.array(names, dtype=object)
+def _persons(splits: Mapping[str, Any], label: str, config: DataConfig) -> list[Names] | None:
+    """Return the name of each image's person by the column ``data.person``, one array for each split; None if it is not set."""
+    if not config.person:
+        return None
+    described = [split.remove_columns(image_column(split)).to_pandas() for split in splits.values()]
+    tables = [table_from_frame(frame, "the description of the images") for frame in described]
+    return names_of_persons(tables, config.model_copy(update={"target": label}))
 
 
 def _identities(split: Any, image: str, root: Path) -> NDArray[np.uint64]:

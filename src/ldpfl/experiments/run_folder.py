@@ -257,9 +257,8 @@ class RunFolder:
             raise ConfigError(f"output folder {self.path} has a name that is not valid UTF-8: choose another folder") from None
         if resume and self.config_path.exists():
             recorded = self.kind()
-            # A folder without a recorded kind counts as a simulation, so a run on Flower may resume it as long as it has no checkpoint.
-            if kind is not None and kind.on_flower != recorded.on_flower and (recorded.on_flower or self.checkpoint_path.exists()):
-                raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a {kind} cannot resume it: choose another folder")
+            if kind is not None:
+                self.check_kind(kind)
             differences = self.config().differences(config)
             if differences:
                 raise ConfigError(
@@ -273,11 +272,14 @@ class RunFolder:
             advice = "resume the run in it, or choose another folder" if self.config_path.exists() else "choose another folder"
             raise ConfigError(f"output folder {self.path} is not empty: {advice}")
 
-    def check_is_simulation(self) -> None:
-        """Raise a :class:`ConfigError` if the folder holds a run on Flower, which no simulation can go on with."""
+    def check_kind(self, kind: Kind) -> None:
+        """Raise a :class:`ConfigError` if the folder holds a run that a program of this ``kind`` cannot resume.
+
+        A folder without a recorded kind counts as a simulation, so a run on Flower may resume it as long as it has no checkpoint.
+        """
         recorded = self.kind()
-        if recorded.on_flower:
-            raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a simulation cannot resume it: choose another folder")
+        if kind.on_flower != recorded.on_flower and (recorded.on_flower or self.checkpoint_path.exists()):
+            raise ConfigError(f"{self.path} holds a run of this kind: {recorded}; a {kind} cannot resume it: choose another folder")
 
     @contextmanager
     def locked(self, *, wait: bool = False) -> Iterator[None]:

@@ -20,7 +20,7 @@ from ldpfl.mechanisms import payload_bits
 from ldpfl.mechanisms.base import record_rate_of
 from ldpfl.server import Checkpoint
 from ldpfl.simulation import Federation, simulate
-from ldpfl.simulation.cohort_training import bytes_of_sum, chunk_size_for
+from ldpfl.simulation.cohort_training import bytes_in_training, bytes_of_sum, chunk_size_for
 from ldpfl.simulation.federation import LocalWork
 from ldpfl.simulation.gradients import RecordGradientTrainer
 from ldpfl.simulation.local_steps import ALIGNED, BatchSchedule
@@ -200,15 +200,7 @@ def _bytes_of_client(federation: Federation, task: LocalTask, weights: Tensor) -
     """Return the size of what a client keeps while it trains: copies of its weights, and tensors for the backward pass of a batch."""
     if isinstance(federation.trainer, RecordGradientTrainer):  # it goes through its records in small blocks
         return bytes_of_sum(weights)
-    backward_bytes = [0]
-
-    def add_bytes(tensor: Tensor) -> Tensor:
-        backward_bytes[0] += _size(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(add_bytes, lambda tensor: tensor):
-        LoopTrainer(task).train(weights, _first_samples(task, federation.batch_width))
-    return backward_bytes[0] + 4 * _size(weights)  # weights, gradient, momentum, flattened copy
+    return int(bytes_in_training(LoopTrainer(task), weights, _first_samples(task, federation.batch_width)))
 
 
 def _first_samples(task: LocalTask, count: int) -> BatchSchedule:

@@ -228,9 +228,16 @@ def _measured_seconds(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
 
 
 def _fitting_clients(trainer: Trainer, weights: Tensor, probe: BatchSchedule, device: torch.device) -> int:
-    """Return the number of clients whose training fits into ``MEMORY_SHARE`` of the free memory.
+    """Return the number of clients whose training fits into ``MEMORY_SHARE`` of the free memory, by the first step of ``probe``."""
+    # If there is only one client, the pair consists of two copies of it, since a single client is computed in another way.
+    pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1))
+    return max(1, int(MEMORY_SHARE * _free_bytes(device) / bytes_in_training(trainer, weights, pair)))
 
-    It is estimated from the tensors that two clients keep for the backward pass of ``probe``, a schedule of one step.
+
+def bytes_in_training(trainer: Trainer, weights: Tensor, schedule: BatchSchedule) -> float:
+    """Return the size of what each client of ``schedule``, which has one step, keeps while it trains from ``weights`` (d,).
+
+    These are copies of its weights, and the tensors for the backward pass.
     """
     backward_bytes = 0
 
@@ -240,13 +247,10 @@ def _fitting_clients(trainer: Trainer, weights: Tensor, probe: BatchSchedule, de
         backward_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
-    # If there is only one client, the pair consists of two copies of it, since a single client is computed in another way.
-    pair = BatchSchedule(probe.index[:2].expand(2, -1, -1), probe.mask[:2].expand(2, -1, -1))
     with torch.autograd.graph.saved_tensors_hooks(add_bytes, lambda tensor: tensor):
-        trainer.train(weights, pair)
+        trainer.train(weights, schedule)
     parameter_bytes = 4 * weights.numel() * weights.element_size()  # weights, gradient, momentum, flattened copy
-    client_bytes = backward_bytes / 2 + parameter_bytes
-    return max(1, int(MEMORY_SHARE * _free_bytes(device) / client_bytes))
+    return backward_bytes / schedule.clients + parameter_bytes
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -228,7 +228,7 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ClientFacts:
-    """What each of k clients knows before a round: its numbers of samples and of earlier releases, its memory and its personal layers."""
+    """Facts that each of k clients knows before a round: how many samples it has, how often it took part, its memory, its own layers."""
 
     samples: Tensor
     joined: Tensor
