@@ -164,7 +164,7 @@ class DataConfig(BaseModel):
     @classmethod
     def _check_ascending(cls, points: list[float]) -> list[float]:
         if points != sorted(set(points)):
-            raise ValueError("expected ascending values, each of them once")
+            raise ValueError("expected numbers in ascending order, none twice")
         return points
 
     @property

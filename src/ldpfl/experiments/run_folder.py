@@ -474,11 +474,11 @@ class RunFolder:
             result = from_json(read_text(self.result_path, MAX_RESULT_BYTES))
         except (OSError, ValueError) as error:
             raise DataError(
-                f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; remove it, and finish the run again"
+                f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; remove it, then write it again by ldpfl run --resume --out {self.path}"
             ) from error
         problem = problem_in_result(result)
         if problem:
-            raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, and finish the run again")
+            raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, then write it again by ldpfl run --resume --out {self.path}")
         figures: dict[str, Any] = _all_printable(result)
         return figures
 

@@ -456,8 +456,8 @@ def _check_parts(model: str, local: LocalTask) -> None:
         signature.bind(**dict.fromkeys(parts))  # raises if forward does not take these names; their values do not matter
     except TypeError as error:
         raise ConfigError(
-            f"model {model!r} cannot be trained on these data: TypeError: {error}. Samples are the parts {names}, and its forward takes "
-            f"{', '.join(signature.parameters)}: let forward take the parts by name, forward(self, {names})",
+            f"model {model!r} cannot be trained on these data: TypeError: {error}. Each sample has the parts {names}, which forward "
+            f"gets by name, but it takes {', '.join(signature.parameters)}: define forward(self, {names})",
             advice="its forward does not take the parts of a sample by name: let it take each part as an argument of the part's name",
         ) from None
 

@@ -79,7 +79,7 @@ def read_answer(reply: Message, round_: OpenRound) -> Answer:
         ProtocolError: the reply is an error, holds no answer, or holds an answer for another run or round.
     """
     if reply.has_error():
-        raise ProtocolError(f"a node replied with the error {str(reply.error.reason)[:_MAX_REASON]!r}")
+        raise ProtocolError(f"a node replied with the error {str(reply.error.reason)[:_MAX_REASON]!r}: see its log")
     answer = Answer.from_record(reply.content.config_records.get(RECORD))
     if (answer.run, answer.round) != (round_.run, round_.number):
         got, expected = f"round {answer.round} of run {answer.run[:32]!r}", f"round {round_.number} of run {round_.run!r}"

@@ -91,7 +91,7 @@ class RunProgress:
     def round(self) -> OpenRound:
         """The round that is under way."""
         if self._round is None:
-            raise ConfigError("no round is under way")
+            raise ConfigError("no round is open: open one with open_round first")
         return self._round
 
     @property
@@ -103,7 +103,7 @@ class RunProgress:
     def planned(self) -> PlannedRound:
         """Number and kind of the round that is under way."""
         if self._planned is None:
-            raise ConfigError("no round is under way")
+            raise ConfigError("no round is open: open one with open_round first")
         return self._planned
 
 

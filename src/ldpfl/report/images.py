@@ -35,7 +35,7 @@ def draw_side_by_side(path: Path, panels: Sequence[tuple[str, Tensor]], *, colum
         ConfigError: there is no panel, or one without images, or images are neither grey nor coloured.
     """
     if not panels:
-        raise ConfigError("a picture needs at least one panel, got none")
+        raise ConfigError("panels is empty, expected at least one (heading, images)")
     font = ImageFont.load_default()
     grids = [_grid(images, columns, rows) for _, images in panels]
     heading_widths = [int(font.getlength(heading)) + 1 for heading, _ in panels]

@@ -212,7 +212,7 @@ class ModuleSource:
                 raise ModuleNotFoundError(f"there is no file {self.file}", name=str(self.file))
             module = _import_file(self.file)
         if module.__name__ != self.name:
-            raise ImportError(f"{self.file} was changed after this run had begun")
+            raise ImportError(f"{self.file} was changed after this run had begun: restore it, or start a new run")
         return module
 
     def attribute(self, qualified_name: str) -> Any:

@@ -67,7 +67,7 @@ def mix(reports: Sequence[Reports], generator: np.random.Generator) -> ReportPoo
         PrivacyError: no reports, or reports of different kinds or dimensions.
     """
     if not reports or sum(batch.clients for batch in reports) == 0:
-        raise PrivacyError("there is no report to shuffle")
+        raise PrivacyError("no client sent a report, so there is nothing to shuffle: give the reports of at least one client")
     if len({(type(batch), batch.dimension) for batch in reports}) != 1:
         raise PrivacyError("reports of different kinds or dimensions cannot be shuffled together")
     return ReportPool(type(reports[0]).mix(reports, generator))
