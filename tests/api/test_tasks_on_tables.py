@@ -149,7 +149,7 @@ def test_times_to_an_event(cuts: list[float]) -> None:
             {"data.bounds": {"visits": [-1, 9]}},
             "data.bounds.visits begins at -1, but counts and times are never negative",
         ),
-        ("survival", ["days", "died"], {"data.cut_points": [9, 3]}, "expected ascending values, each of them once"),
+        ("survival", ["days", "died"], {"data.cut_points": [9, 3]}, "expected numbers in ascending order, none twice"),
     ],
 )
 def test_what_does_not_fit_is_refused(task: str, target: str | list[str], settings: dict[str, Any], said: str) -> None:

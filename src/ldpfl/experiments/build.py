@@ -738,7 +738,7 @@ def _check_adaptive_clipping(config: RunConfig) -> None:
         )
     for key in ("server_learning_rate", "server_weight_decay"):
         if getattr(config.training, key) == "auto":
-            raise ConfigError(f"{prefix} training.{key} is 'auto', which is computed for a norm that stays as it is: give training.{key} a number")
+            raise ConfigError(f"{prefix} training.{key} is 'auto', which is computed for one fixed norm: give training.{key} a number")
 
 
 def range_rule_of(config: RunConfig) -> RangeRule | NormQuantile:

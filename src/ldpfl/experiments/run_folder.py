@@ -470,15 +470,14 @@ class RunFolder:
         """
         if not self.result_path.exists():
             return None
+        remedy = f"remove it, then write it again by ldpfl run --resume --out {self.path}"
         try:
             result = from_json(read_text(self.result_path, MAX_RESULT_BYTES))
         except (OSError, ValueError) as error:
-            raise DataError(
-                f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; remove it, then write it again by ldpfl run --resume --out {self.path}"
-            ) from error
+            raise DataError(f"{self.result_path} is damaged: {getattr(error, 'strerror', None) or error}; {remedy}") from error
         problem = problem_in_result(result)
         if problem:
-            raise DataError(f"{self.result_path} is damaged: {printable(problem)}; remove it, then write it again by ldpfl run --resume --out {self.path}")
+            raise DataError(f"{self.result_path} is damaged: {printable(problem)}; {remedy}")
         figures: dict[str, Any] = _all_printable(result)
         return figures
 
