@@ -350,8 +350,8 @@ def _dataset_of_tensors(inputs: Inputs, target_values: Tensor, targets: Targets)
         target_values = target_values.long()
         if targets == "class" and not (target_values.numel() and int(target_values.min()) >= 0 and int(target_values.max()) < MOST_CLASSES):
             raise DataError(
-                f"some targets are negative or above {MOST_CLASSES - 1}, but classes are numbered from 0: correct them, or set task.name to "
-                "'regression'"
+                f"some targets are negative or above {MOST_CLASSES - 1}, but classes are numbered from 0: correct them, or set task.name "
+                "to 'regression'"
             )
         if targets == "class" and bool((target_values == target_values[0]).all()):
             raise DataError("all targets are of the same class, so there is nothing to learn: give samples of at least two classes")
