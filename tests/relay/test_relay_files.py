@@ -325,9 +325,42 @@ def test_postgres_is_vacuumed_at_the_start_and_after_a_round(postgres: Postgres,
             put(store, "client-1", number)
         store.cancel("aggregator", RUN, number)
     assert [text for text in said if text.startswith("VACUUM")] == [
-        f"VACUUM ldpfl_relay.relay_{name}" for name in ("blocks", "uploads", "parts")
+        f"{command} ldpfl_relay.relay_{name}" for command in ("VACUUM", "VACUUM FULL") for name in ("blocks", "uploads", "parts")
     ] * 2
     store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other_round", [False, True])
+def test_files_of_postgres_do_not_tell_who_sent_what_after_the_release(postgres: Postgres, clock: Clock, other_round: bool) -> None:
+    """Freed room of tables, of their long values and of indexes is not overwritten, whether or not another round keeps the tables alive."""
+    database = postgres.new_database()
+    store = Store(open_engine(postgres.url(database)), clock=clock)
+    size = terms(record_bytes=64, records_per_upload=1000)
+    for number, clients in ((1, ("alice-1", "bob-1")), (2, ("carol-2", "dave-2"))):
+        if number == 1 or other_round:
+            opened(store, number, record_bytes=64, records_per_upload=1000, closes_in_s=100.0 * number)
+            for client in clients:
+                put(store, client, number, size=size, block=50_000)
+    postgres.command("CHECKPOINT", database=database)
+    assert b"alice-1" in _tables_on_disk(postgres, database)
+    clock.now += 150
+    pull(store)
+    postgres.command("CHECKPOINT", database=database)
+    assert upload_id("alice-1").encode() not in _tables_on_disk(postgres, database)
+    store.acknowledge("aggregator", RUN, 1)
+    postgres.command("CHECKPOINT", database=database)
+    left = _tables_on_disk(postgres, database)
+    assert b"alice-1" not in left  # each record of her upload has her name
+    assert (b"carol-2" in left) == other_round
+    assert not store.untidy
+    store.close()
+
+
+def _tables_on_disk(postgres: Postgres, database: str) -> bytes:
+    """Return all bytes of the files in which PostgreSQL keeps the tables and indexes of ``database``."""
+    oid = postgres.command(f"SELECT oid FROM pg_database WHERE datname = '{database}'").strip()
+    return b"".join(file.read_bytes() for file in sorted((postgres.folder / "data" / "base" / oid).iterdir()))
 
 
 def test_a_full_disk_takes_the_end_of_a_round_by_giving_up_its_reserve(sqlite_store: Store, clock: Clock, tmp_path: Path) -> None:

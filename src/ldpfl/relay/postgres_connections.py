@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import product, zip_longest
 from typing import Any
 
 import psycopg
@@ -189,16 +189,21 @@ def _check_connected(connection: BoundedConnection, parameters: dict[str, str]) 
         )
 
 
-def vacuum(engine: Engine, tables: tuple[Table, ...]) -> None:
-    """Vacuum tables, however long that takes.
+def vacuum(engine: Engine, tables: tuple[Table, ...], *, rewrite: bool) -> None:
+    """Free the room of deleted rows in ``tables``, however long that takes.
+
+    Args:
+        rewrite: whether to write each table and its indexes to new files, because deleted rows stay readable in freed room. Nobody else can
+            use a table meanwhile.
 
     Raises:
         StoreUnavailable: PostgreSQL warned of something, so it may have skipped a table.
     """
+    commands = ("VACUUM", "VACUUM FULL") if rewrite else ("VACUUM",)  # a full disk has no room for new files, so free some first
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _long_time_limit(connection) as driver:
         notices_before = driver.notices
-        for table in tables:
-            connection.execute(text(f"VACUUM {SCHEMA}.{table.name}"))
+        for command, table in product(commands, tables):
+            connection.execute(text(f"{command} {SCHEMA}.{table.name}"))
         if driver.notices > notices_before:
             raise StoreUnavailable("PostgreSQL warned of something while it vacuumed; its log says of what")
 

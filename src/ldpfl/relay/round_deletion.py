@@ -142,8 +142,8 @@ class GoneRounds:
     def scrub(self, *, at_once: bool = False) -> None:
         """Remove deleted rows from the database's files, by rewriting the remaining data.
 
-        SQLite overwrites deleted rows in place, but not the copies that it leaves in unused parts of pages when it moves rows. Rewriting
-        takes time in proportion to all rounds. An aggregator that ends many rounds must not delay the others, so without ``at_once``
+        SQLite overwrites deleted rows in place, but not the copies that it leaves in unused parts of pages when it moves rows. PostgreSQL
+        overwrites nothing. Rewriting takes time in proportion to all rounds. An aggregator that ends many rounds must not delay the others, so without ``at_once``
         scrubbing takes a tenth of the time at most. After that, or after an error, the scrub stays pending for a later call.
         """
         request = self._pending_scrub.set()
@@ -154,6 +154,15 @@ class GoneRounds:
                 self._scrub()
             self._pending_scrub.clear(request)
         except (SQLAlchemyError, sqlite3.Error, OSError, UnfitStore, StoreUnavailable) as error:
+            log_fault("scrub_failed", error)
+
+    def free_outdated_sums(self) -> None:
+        """Let PostgreSQL use the room of outdated partial sums again, while their round goes on. An error is logged; a later call will do."""
+        from ldpfl.relay.postgres_connections import vacuum
+
+        try:
+            vacuum(self._engine, (parts,), rewrite=False)
+        except (SQLAlchemyError, StoreUnavailable) as error:
             log_fault("scrub_failed", error)
 
     def _scrub(self) -> None:
@@ -167,7 +176,7 @@ class GoneRounds:
             return
         from ldpfl.relay.postgres_connections import vacuum
 
-        vacuum(self._engine, (blocks, uploads, parts))
+        vacuum(self._engine, (blocks, uploads, parts), rewrite=True)
 
     def _round_ids_with_data(self) -> list[int]:
         """Return the ids of rounds that are gone (acknowledged or cancelled) and still have data."""

@@ -167,7 +167,7 @@ class Sums:
                 added.set_result(None)  # the share is in the sum now, or was before
         if not is_sqlite(self._engine) and self._outdated_bytes >= _VACUUMED_BYTES:
             self._outdated_bytes = 0
-            self._gone_rounds.scrub()
+            self._gone_rounds.free_outdated_sums()
 
     def _add_shares(self, run: str, number: int, shares: list[Share]) -> list[Refusal | bool]:
         """Add the acceptable ``shares`` to the sum in one transaction; return the decision of :meth:`_decide_on_uploads` on each share."""
