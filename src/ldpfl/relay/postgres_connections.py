@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from itertools import product, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import psycopg
@@ -202,10 +202,11 @@ def vacuum(engine: Engine, tables: tuple[Table, ...], *, rewrite: bool) -> None:
     commands = ("VACUUM", "VACUUM FULL") if rewrite else ("VACUUM",)  # a full disk has no room for new files, so free some first
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection, _long_time_limit(connection) as driver:
         notices_before = driver.notices
-        for command, table in product(commands, tables):
-            connection.execute(text(f"{command} {SCHEMA}.{table.name}"))
-        if driver.notices > notices_before:
-            raise StoreUnavailable("PostgreSQL warned of something while it vacuumed; its log says of what")
+        for command in commands:
+            for table in tables:
+                connection.execute(text(f"{command} {SCHEMA}.{table.name}"))
+            if driver.notices > notices_before:
+                raise StoreUnavailable("PostgreSQL warned of something while it vacuumed; its log says of what")
 
 
 @contextmanager
