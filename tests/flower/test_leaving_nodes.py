@@ -75,6 +75,21 @@ def test_an_evaluation_for_which_a_node_is_missing_brings_no_figures_and_trainin
     assert [event.histograms for event in folder.ledger().events] == [False, False, True, False, True]
 
 
+class Renamed(Leaving):
+    """A grid whose last node is away, and whose last but one has registered anew, after the first round."""
+
+    def get_node_ids(self) -> list[int]:
+        nodes = super().get_node_ids()
+        return nodes if len(nodes) == CLIENTS else [*nodes[:-1], LEFT + 1]
+
+
+@pytest.mark.slow
+def test_ids_that_nodes_had_before_they_registered_anew_are_not_taken_for_nodes(world: World) -> None:
+    grid = partial(Renamed, lambda begun: begun == 1)
+    with pytest.raises(TooFewTakePart, match=rf"rounds of this run: nodes {LEFT - 1}, {LEFT} \(some of these ids are former ones"):
+        deployed(world, own={"ldpfl.wait-s": 0.1}, grid=grid, training__rounds=2, evaluation__epsilon="off")
+
+
 def policy_for(nodes: int) -> tuple[Policy, dict[str, Any]]:
     """Return what ``ldpfl policy init`` writes for a run of so many nodes at epsilon 4, and the settings of the run."""
     more = {"clients__count": nodes, "privacy__target_epsilon": 4.0, "mechanism__noise_multiplier": None, "evaluation__epsilon": "off"}

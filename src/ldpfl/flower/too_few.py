@@ -185,7 +185,11 @@ def _in_custom_app(settings: Collection[str], config: RunConfig) -> str:
 def _away_note(progress: RunProgress, connected: Collection[int]) -> str:
     """Return text that names the nodes of this run's earlier rounds that are not ``connected``; empty if all are connected."""
     away = progress.participation.rounds.keys() - set(connected)
-    return f"; not connected, but asked in earlier rounds of this run: {node_ids_text(away)}" if away else ""
+    if not away:
+        return ""
+    is_crowded = len(away) + len(connected) > progress.config.clients.count
+    former = " (some of these ids are former ones: a node that registers anew, as after a restart of the SuperLink, gets another)"
+    return f"; not connected, but asked in earlier rounds of this run: {node_ids_text(away)}{former if is_crowded else ''}"
 
 
 def _same_noise_note(config: RunConfig, remaining: int) -> str:

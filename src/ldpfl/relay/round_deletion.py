@@ -143,8 +143,9 @@ class GoneRounds:
         """Remove deleted rows from the database's files, by rewriting the remaining data.
 
         SQLite overwrites deleted rows in place, but not the copies that it leaves in unused parts of pages when it moves rows. PostgreSQL
-        overwrites nothing. Rewriting takes time in proportion to all rounds. An aggregator that ends many rounds must not delay the others, so without ``at_once``
-        scrubbing takes a tenth of the time at most. After that, or after an error, the scrub stays pending for a later call.
+        overwrites nothing. Rewriting takes time in proportion to all rounds. An aggregator that ends many rounds must not delay the
+        others, so without ``at_once`` scrubbing takes a tenth of the time at most. After that, or after an error, the scrub stays pending
+        for a later call.
         """
         request = self._pending_scrub.set()
         if not at_once and self._scrub_time.is_used_up:
@@ -157,7 +158,7 @@ class GoneRounds:
             log_fault("scrub_failed", error)
 
     def free_outdated_sums(self) -> None:
-        """Let PostgreSQL use the room of outdated partial sums again, while their round goes on. An error is logged; a later call will do."""
+        """Let PostgreSQL use the room of outdated partial sums again, while their round goes on. An error is only logged."""
         from ldpfl.relay.postgres_connections import vacuum
 
         try:
