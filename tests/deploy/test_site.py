@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import ssl
 import stat
+import subprocess
+import sysconfig
 import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -210,7 +212,12 @@ def test_what_all_commands_need_is_exported(programs: Programs, tmp_path: Path) 
     told = export_commands(inherited_environment(tmp_path / "my data"))
     assert "export FLWR_TELEMETRY_ENABLED=0\n" in told
     assert f"export LDPFL_DATA_DIR='{tmp_path}/my data'\n" in told
-    assert "PATH=" not in told
+    found = subprocess.run(
+        ["sh", "-c", f"{told}command -v flower-superexec; echo $PATH"], capture_output=True, text=True, env={"PATH": "/bin"}
+    )
+    first, path = found.stdout.splitlines()
+    assert Path(first).parent == Path(sysconfig.get_path("scripts"))
+    assert path == f"{Path(first).parent}:/bin"  # whoever types the commands keeps what is installed
 
 
 def test_commands_are_written_as_one_types_them(programs: Programs) -> None:

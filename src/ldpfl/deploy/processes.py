@@ -347,9 +347,13 @@ def inherited_environment(data_dir: Path | None) -> dict[str, str]:
 
 
 def export_commands(inherited: Mapping[str, str]) -> str:
-    """Return shell commands that export the settings which all programs share, such as the folder of the data."""
+    """Return shell commands that export the settings which all programs share, such as the folder of the data.
+
+    PATH begins with the folder of Flower's commands, which start each other by name.
+    """
     names = sorted({*_FIXED_ENVIRONMENT, DATA_DIR_VARIABLE, "OMP_NUM_THREADS"} & inherited.keys())
-    return "".join(f"export {name}={shlex.quote(inherited[name])}\n" for name in names)
+    path = f'export PATH={shlex.quote(sysconfig.get_path("scripts"))}:"$PATH"\n'
+    return path + "".join(f"export {name}={shlex.quote(inherited[name])}\n" for name in names)
 
 
 def shell_line(program: Program, inherited: Mapping[str, str]) -> str:
