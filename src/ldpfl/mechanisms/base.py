@@ -214,12 +214,13 @@ def guarantee_of(mechanism: Mechanism, ranges: LayerRanges) -> Guarantee:
     """Return the local guarantee of one unit of a report: a weight, a group of weights, or the whole report.
 
     The guarantee is computed from the mechanism's release. Its status is "proved" only if the mechanism is built in, else "author's claim".
+    Its delta is 0 if a pure epsilon is known, and also if nothing is protected (epsilon infinite).
     """
     release, properties = released(mechanism, ranges), mechanism.properties
     epsilon = unit_epsilon(release, properties.delta)
     return Guarantee(
         epsilon=epsilon,
-        delta=properties.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,  # a pure guarantee holds at delta 0
+        delta=properties.delta if release.pure_epsilon == inf and epsilon < inf else 0.0,
         unit=release.unit,
         units_per_round=release.units,
         adjacency=_ADJACENCY[release.unit],

@@ -32,7 +32,8 @@ def compare_random_words(
     Args:
         first_bits: the first 16 bits of each threshold, (k, b): b thresholds for each of k clients. If rounding makes them slightly wrong,
             the probability is that of a threshold between the rounded and the exact one.
-        exact_thresholds: returns the exact thresholds (m,) at the given rows (m,) and columns (m,).
+        exact_thresholds: returns the exact thresholds (m,) at the given rows (m,) and columns (m,). It is called only for the words whose
+            first 16 bits equal those of their thresholds.
     """
 
     def decide(row: Places, column: Places) -> NDArray[np.bool_]:

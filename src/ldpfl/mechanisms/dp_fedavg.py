@@ -56,16 +56,16 @@ class DpFedAvg(LatticeMechanism):
         return self.clip.in_round(ranges).norm / self.clip.norm
 
     def _clipped_points(self, values: Tensor, ranges: LayerRanges) -> Tensor:
-        """Clip each client's vector to the round's norm C, and return it as lattice points, (K, d) int64.
+        """Clip each client's vector, less the center of ``ranges``, to the round's norm C. Return it as lattice points, (K, d) int64.
 
         With adaptive clipping there is one more coordinate, (K, d + 1), which shows whether the vector was longer than C.
         """
-        values, center = require_finite(values, ranges), ranges.expand()[0].double()
+        vectors, center = require_finite(values, ranges), ranges.expand()[0].double()
         clip = self.clip.in_round(ranges)
-        points = torch.empty(len(values), clip.width(ranges.dimension), dtype=torch.int64)
-        for rows in client_blocks(*values.shape):
+        points = torch.empty(len(vectors), clip.width(ranges.dimension), dtype=torch.int64)
+        for rows in client_blocks(*vectors.shape):
             block = slice(rows.start, rows.stop)
-            points[block] = clip.points(values[block].double() - center).to(torch.int64)
+            points[block] = clip.points(vectors[block].double() - center).to(torch.int64)
         return points
 
     def release(self, ranges: LayerRanges) -> GaussianRelease:

@@ -225,16 +225,21 @@ class Thresholds:
     def bits(self, values: Tensor, source: RandomSource, rows: range) -> NDArray[np.bool_]:
         """Draw the bits (k, b) that stand for the ``values`` (k, b) of the k clients in ``rows``.
 
+        A bit is set if a random 32-bit integer lies below the value's threshold t, which is linear in the value.
+
         Raises:
             PrivacyError: a value is NaN or infinite.
         """
         # Checked here, while the block is in the cache: a separate pass over all values would take longer.
         require_finite_block(values)
-        offset = values if self.centered else values - self.center
+        offset = values if self.centered else values - self.center  # ``centered``: all centers are 0
         # Clamping to ``limit`` clips the values to their ranges, which epsilon needs.
-        first = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)  # first 16 bits of t
-        # Only where 16 random bits equal these, the whole threshold is computed and more bits are drawn.
-        return compare_random_words(first.numpy(), lambda row, column: self.exact(values.numpy()[row, column], column), source, rows)
+        first_bits = (offset.float() * self.first_slope).clamp_(-self.limit, self.limit).floor_().to(torch.int16)  # first 16 bits of t
+
+        def exact_thresholds(row: Places, column: Places) -> NDArray[np.int64]:
+            return self.exact(values.numpy()[row, column], column)
+
+        return compare_random_words(first_bits.numpy(), exact_thresholds, source, rows)
 
     def exact(self, values: NDArray[np.float32], columns: Places) -> Places:
         """Return the threshold t, an integer, of each of ``values`` (m,), which are at the coordinates ``columns`` (m,) of the block."""

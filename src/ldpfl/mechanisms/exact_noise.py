@@ -159,25 +159,29 @@ def draw_rounded_noise(law: Law, steps: float, source: RandomSource, rows: range
 def _write_nearest_points(law: Law, steps: float, words: Integers, points: Floats) -> NDArray[np.intp]:
     """Write the lattice points of ``words`` (n,) to ``points`` (n,), and return the indices at which they may be wrong.
 
-    A word begins a noise value: with its sign, and then its tail, the probability of exceeding its absolute value. One error bound is used
-    for all tails >= 2^-12. The indices of smaller tails are always returned.
+    The first bit of a word is the sign of a noise value. The others begin its tail, the probability of exceeding its absolute value. One
+    error bound is used for all tails >= 2^-12. The indices of smaller tails are always returned.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):  # a tail of 0 is not sure
+    with np.errstate(divide="ignore", invalid="ignore"):  # a tail of 0 has an infinite or no value, so it is not sure
         values = law.fast_size(_scaled_tails(words))
         values *= law.fast_size_unit * steps  # absolute noise values, in lattice points
-        sure = values < law.fast_size_limit * steps
+        sure = values < law.fast_size_limit * steps  # false for tails below 2^-12
         np.rint(values, out=points)
         values -= points
         # A point is sure if the value is farther from a half, where rounding changes, than its error. The product's own rounding is less
         # than 2^-50 of it.
         sure &= np.abs(values, out=values) < 0.5 - steps * (law.fast_size_error + 2.0**-50 * law.fast_size_limit)
     point_bits = points.view(np.int64)
-    point_bits |= words & np.int64(-(2**63))  # the first bit of a float64, and of a word, is its sign
+    point_bits |= words & np.int64(-(2**63))  # copies the sign, which is the first bit of a word and of a float64
     return np.flatnonzero(~sure)
 
 
 def sizes_and_errors(law: Law, words: Integers) -> tuple[Floats, Floats]:
-    """Return the sizes of the tails that begin with ``words`` (k, n), and bounds of their errors, which :meth:`Law.size_error` defines."""
+    """Return the absolute noise values (k, n) that begin with ``words`` (k, n), and bounds of their errors.
+
+    An absolute noise value is called the size of its tail, the probability of exceeding it. A word has the first 63 bits of the tail. The
+    error of a size is its distance from that of any tail with these bits.
+    """
     tail_sizes, errors = np.empty(words.shape), np.full(words.shape, law.fast_size_error)
     flat_words, flat_sizes, flat_errors = words.reshape(-1), tail_sizes.reshape(-1), errors.reshape(-1)  # views
     for start in range(0, flat_words.size, _BLOCK):
@@ -201,10 +205,12 @@ def _decide_with_more_bits(law: Law, steps: float, words: Integers, source: Rand
     ``owner`` (n,) is the index in ``rows`` of the client that each word belongs to. This client's stream gives the bits.
     """
     tail, negative = tails_and_signs(words)
-    size = law.size_of_tail(tail)
+    size = law.size_of_tail(tail)  # the absolute noise value
     error = law.size_error(size, tail)
     points, highest_points = _nearest_points((size - error) * steps), _nearest_points((size + error) * steps)
-    for place in np.flatnonzero((points != highest_points) | (tail < _MIN_SIGNIFICANT_TAIL)).tolist():
+    # If both ends of the error interval round to one point, that point is right, unless the tail has too few significant bits.
+    undecided = (points != highest_points) | (tail < _MIN_SIGNIFICANT_TAIL)
+    for place in np.flatnonzero(undecided).tolist():
         draw_more_bits = make_bit_drawer(source, rows[int(owner[place])])
         points[place] = _find_exact_point(law, steps, first_tail_bits(words[place]), draw_more_bits)
     return np.where(negative, -points, points).astype(np.float64)
@@ -239,16 +245,16 @@ def _find_exact_point(law: Law, steps: float, known_bits: int, draw_more_bits: C
         guess = 0 if known_bits == 0 else floor(float(law.size_of_tail(np.array([float(lowest)]))[0]) * steps + 0.5)
         rounding = context.mpf(2) ** -(bits + _EXTRA_BITS // 2)  # bound of the relative error of a probability
 
-        def at_least(point: int, context: Any = context) -> Any:
+        def largest_tail(point: int, context: Any = context) -> Any:
             """Return the tail of the smallest noise size that rounds to ``point``, (2 point - 1) / (2 steps); 1/2 for point 0."""
             return context.mpf(0.5) if point <= 0 else law.tail_beyond((context.mpf(2 * point) - 1) / (2 * context.mpf(steps)), context)
 
         for candidate in (guess - 1, guess, guess + 1):
-            # The tail belongs to the candidate if it lies between those of the smallest sizes that round to it and to the next. Only tails
-            # that mpmath computed have a rounding error: that of point 0 is exactly 1/2.
-            not_smaller = highest <= at_least(candidate) * (1 - rounding * (candidate > 0))
-            not_larger = lowest >= at_least(candidate + 1) * (1 + rounding)
-            if candidate >= 0 and not_smaller and not_larger:
+            # The tail belongs to the candidate if it lies between the largest tails of the next point and of the candidate. Only tails that
+            # mpmath computed have a rounding error: that of point 0 is exactly 1/2.
+            above_next = lowest >= largest_tail(candidate + 1) * (1 + rounding)
+            not_too_large = highest <= largest_tail(candidate) * (1 - rounding * (candidate > 0))
+            if candidate >= 0 and above_next and not_too_large:
                 return candidate
         known_bits, bits = (known_bits << WORD) | draw_more_bits(), bits_after_next_draw(bits)
 

@@ -270,6 +270,9 @@ class LatticeMechanism(VectorMechanism):
     def units(self, ranges: LayerRanges) -> Units:
         """Return one unit, the whole vector: a float32 for each number, or if reports are summed, a lattice point of 32 or 64 bits.
 
+        With adaptive clipping the vector has d + 1 numbers for d weights. So the result also says which mechanism reads all d + 1 numbers,
+        and how their mean is turned into d weights.
+
         Raises:
             ConfigError: clipping is adaptive, and the norm in ``ranges`` is out of range.
         """
@@ -278,8 +281,10 @@ class LatticeMechanism(VectorMechanism):
         units = Units.whole(sent.dimension, (self.bits if self.summed else 32) * sent.dimension)
         if not self.clip.adaptive:
             return units
-        reader = replace(self, clip=replace(self.clip, adaptive=False))  # reads the clipping bit as if it were one more weight
-        return replace(units, reader=lambda part: reader, mixed=MixedCoordinates(sent, lambda mean: self._weight_estimates(mean, ranges)))
+        # Without adaptive clipping, the mechanism reads the last number, the clipping bit, as if it were one more weight.
+        all_numbers_reader = replace(self, clip=replace(self.clip, adaptive=False))
+        mixed = MixedCoordinates(sent, to_weights=lambda mean: self._weight_estimates(mean, ranges))
+        return replace(units, reader=lambda part_ranges: all_numbers_reader, mixed=mixed)  # one reader, as the unit is never cut
 
     @property
     def properties(self) -> Properties:

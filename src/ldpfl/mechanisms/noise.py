@@ -137,7 +137,8 @@ class QuadraticNoise(Noise):
         """Return r^2 (a + b m^2) / (n + b), with a = offset, b = slope, r = radius, m = (mean - center) / r and n = ``clients``.
 
         It follows from E[m^2] = t^2 + (a + b t^2) / n, and is unbiased where all clients hold the same t. Where the clients' t have the
-        variance s^2, it is off by -b s^2 / (n + b). The upper bound r^2 a / n replaces it for ``clipped``, and for one client if b < 0.
+        variance s^2, it is off by -b s^2 / (n + b). If b < 0, the upper bound r^2 a / n replaces it for one client, where n + b may be 0,
+        and for ``clipped``.
         """
         center, radius = self.ranges.expand()
         if self.slope < 0 and (clients == 1 or self.clipped):

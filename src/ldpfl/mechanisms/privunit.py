@@ -115,13 +115,14 @@ class PrivUnitG(VectorMechanism):
         lengths = np.empty(len(values))
         for rows in row_blocks:  # the directions are computed again below, so that those of all clients need no memory
             block = slice(rows.start, rows.stop)
-            lengths[block] = _lengths_and_directions((values[block] - center).numpy())[0]
+            lengths[block], _ = _lengths_and_directions((values[block] - center).numpy())
         noisy_lengths = self._noisy_lengths(torch.from_numpy(lengths).clamp_max(self.norm), source)
         for rows in row_blocks:
             block = slice(rows.start, rows.stop)
             # Random corners are drawn for every client, so that the number of random bits does not reveal which vectors are zero.
             corners = _random_corners(draw_block(source, rows, (ranges.dimension + BITS - 1) // BITS), ranges.dimension)
-            directions = np.where(lengths[block, None] > 0, _lengths_and_directions((values[block] - center).numpy())[1], corners)
+            _, directions = _lengths_and_directions((values[block] - center).numpy())
+            directions = np.where(lengths[block, None] > 0, directions, corners)
             sent[block] = torch.from_numpy(randomised_directions(law, directions, source, rows)).mul_(noisy_lengths[block, None]).float()
         if not isfinite(sent.sum(dtype=torch.float64)):
             raise PrivacyError("a report has NaN or infinity, so the random source is broken: pass another source; nothing was sent")
@@ -167,16 +168,18 @@ class _DirectionNoise(Noise):
     def variance(self, values: Tensor) -> Tensor:
         """Return the variance around the estimate's own mean: E[M^2] E[Z_j^2] - (E[M] u_j)^2 for the length M and noisy direction Z.
 
-        u is the true direction. M and Z are independent. Z_j = (alpha u_j + g_j) / m for the law's scale m, and g_j has variance 1 - u_j^2,
-        so E[Z_j^2] = (1 + (E[alpha^2] - 1) u_j^2) / m^2. The random direction of a zero vector has u_j^2 = 1 / d and mean 0.
+        u is the true direction. M and Z are independent. Z_j = (alpha u_j + g_j) / m for the law's random alpha and scale m. g_j has the
+        variance 1 - u_j^2, so E[Z_j^2] = (1 + (E[alpha^2] - 1) u_j^2) / m^2. A zero vector has a random direction of mean 0, with
+        u_j^2 = 1 / d.
         """
         offset = values.double() - self.ranges.expand()[0]
         length = torch.linalg.vector_norm(offset, dim=1, keepdim=True)
         squares = torch.where(length > 0, (offset / length) ** 2, 1 / self.ranges.dimension)  # u_j^2; 0 / 0 is not taken
         clipped = length.clamp_max(self.mechanism.norm)
-        mean = (length > 0) * (clipped if self.mechanism.magnitude_share else torch.full_like(clipped, self.mechanism.norm))
-        direction_square: Tensor = (1 + (self.mechanism.law.second_moment - 1) * squares) / self.mechanism.law.scale**2
-        variance: Tensor = direction_square * self._second_moment(clipped) - mean**2 * squares
+        mean_length = clipped if self.mechanism.magnitude_share else torch.full_like(clipped, self.mechanism.norm)  # E[M]
+        mean_squares = (length > 0) * mean_length**2 * squares  # (E[M] u_j)^2, or 0 for a zero vector
+        direction_square: Tensor = (1 + (self.mechanism.law.second_moment - 1) * squares) / self.mechanism.law.scale**2  # E[Z_j^2]
+        variance: Tensor = direction_square * self._second_moment(clipped) - mean_squares
         return variance.to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:
@@ -193,8 +196,10 @@ class _DirectionNoise(Noise):
             return torch.full_like(mean, self.mechanism.norm**2 / (scale**2 * clients), dtype=torch.float32)
         offset = mean.double() - self.ranges.expand()[0]
         squared_length = float(offset.square().sum())
-        length = self._estimated_length(squared_length, (self.ranges.dimension / scale**2 + 1) / clients, clients)
-        second = self._second_moment(length)
+        noise_factor = (self.ranges.dimension / scale**2 + 1) / clients  # factor of V in E|mean - center|^2
+        length = self._estimated_length(squared_length, noise_factor, clients)
+        second = self._second_moment(length)  # V
+        # u_j^2 for each weight j; the mean over random directions if the mean of the reports gives none.
         squares = offset**2 / squared_length if squared_length > 0 else torch.full_like(offset, 1 / self.ranges.dimension)
         return ((second / scale**2 + (second - length**2) * squares) / clients).float()
 

@@ -115,7 +115,12 @@ def direction_law(epsilon: float) -> DirectionLaw:
     the first term is spent on the choice of the side of gamma, and the second on the position of gamma. The derivative of m by the first
     term has the sign of gamma - m, so the maximum is where m = gamma.
     """
-    logit = optimize.brentq(lambda value: _scale_at(epsilon, value) - _gamma_at(epsilon, value), 0.0, epsilon, xtol=1e-15 * epsilon)
+
+    def slope(logit: float) -> float:
+        """Return m - gamma, if the first term is ``logit``. It has the opposite sign of the derivative of m."""
+        return _scale_at(epsilon, logit) - _gamma_at(epsilon, logit)
+
+    logit = optimize.brentq(slope, 0.0, epsilon, xtol=1e-15 * epsilon)
     gamma = _gamma_at(epsilon, logit)
 
     def odds(context: Any) -> Any:
@@ -123,7 +128,7 @@ def direction_law(epsilon: float) -> DirectionLaw:
         q = NORMAL.tail_beyond(context.mpf(gamma), context)
         return context.exp(epsilon) * q / (1 - q)
 
-    return DirectionLaw(largest_probability(odds), float(log_ndtr(-gamma)), gamma, _scale_at(epsilon, logit))
+    return DirectionLaw(threshold=largest_probability(odds), log_q=float(log_ndtr(-gamma)), gamma=gamma, scale=_scale_at(epsilon, logit))
 
 
 def _gamma_at(epsilon: float, logit: float) -> float:
@@ -213,7 +218,10 @@ class _Draws:
         return g + along[:, None] * u, np.where(usable[:, None], errors, np.inf)
 
     def _exact_points(self, row: int, columns: Integers) -> Integers:
-        """Return the lattice points of one client at the coordinates ``columns``, drawing as many bits as needed."""
+        """Return the lattice points of the client at index ``row``, at the coordinates ``columns``, drawing as many bits as needed.
+
+        They are those of alpha u + g - <g, u> u for the client's unit vector u, as in :meth:`points`.
+        """
         words, draw_more_bits = self.noise_words[row], make_bit_drawer(self.source, self.rows[row])
         alpha_bits, tails = int(self.alpha_bits[row]), [first_tail_bits(word) for word in words]  # as integers of ``bits`` bits
         signs, bits = [-1 if word < 0 else 1 for word in words], WORD
@@ -230,11 +238,12 @@ class _Draws:
             along = self._alpha(row, share, context) - context.fdot(u, g) / norm
             # Further bits change each size by at most 1.3 times the change of its tail's logarithm; |u_i| <= 1.
             error = last_bit + 2 * (context.fsum(1 / (tail + context.mpf(0.5)) for tail in tails) + last_bit / min(share, 1 - share))
-            # The entries of alpha u + g - <g, u> u for the exact unit vector u / norm.
-            entries = [g[column] + along * u[column] / norm for column in columns]
-            bounds = [[int(context.floor((entry + sign * error) * STEPS + context.mpf(0.5))) for sign in (-1, 1)] for entry in entries]
-            if all(low == high for low, high in bounds):
-                return np.array([low for low, _ in bounds], dtype=np.int64)
+            entries = [g[column] + along * u[column] / norm for column in columns]  # u / norm is the exact unit vector
+            lowest, highest = (
+                [int(context.floor((entry + end) * STEPS + context.mpf(0.5))) for entry in entries] for end in (-error, error)
+            )
+            if lowest == highest:
+                return np.array(lowest, dtype=np.int64)
 
     def _alpha(self, row: int, share: Any, context: Any) -> Any:
         """Return alpha of client ``row``, to the digits of ``context``, from ``share``: alpha's tail on its side of gamma."""

@@ -266,7 +266,7 @@ class Denoised:
     def _log_step(self, radius: float, values: Tensor, variance: Tensor) -> float:
         """Return the logarithm of the factor by which the ``radius`` should change according to this layer alone.
 
-        sigma, the standard deviation before clipping, and the next radius kappa sigma are found as the class says.
+        As the class explains, sigma is the weights' standard deviation before clipping, and kappa sigma is the radius to move to.
 
         Args:
             values: released mean of the layer's weights, with noise.

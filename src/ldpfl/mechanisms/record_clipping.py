@@ -97,6 +97,7 @@ class RecordClip:
             watch(norms[usable] > self.norm)
         if not bool(usable.all()):
             rows[~usable] = 0.0  # a factor of 0 would not do: NaN and infinity times 0 are NaN
+        # ``scale`` is the norm C in lattice points, slightly shortened against rounding.
         rows.mul_(torch.where(usable, self.scale / norms.clamp_min(self.norm), 0.0)[:, None]).trunc_()
         if self.adaptive:
             bits = torch.where(norms <= self.norm, self.bit, -self.bit).where(usable, 0)

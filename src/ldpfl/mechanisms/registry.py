@@ -81,7 +81,8 @@ def built(settings: MechanismSettings, facts: Facts) -> Mechanism:
     release = mechanism.release(facts.ranges)
     _check_name(settings.name, release.mechanism)
     record_rate = record_rate_of(mechanism)
-    if isinstance(release, GaussianRelease) and release.of_part and release.rate < record_rate:  # a lower rate claims more privacy
+    # ``of_part``: a record or a person is protected. A lower sampling rate of these claims more privacy.
+    if isinstance(release, GaussianRelease) and release.of_part and release.rate < record_rate:
         problem = f"mechanism {settings.name!r} samples records with probability {record_rate:g}"
         raise ConfigError(f"{problem}, but its release states {release.rate:g}: make both the same")
     return mechanism

@@ -112,7 +112,9 @@ class RotatedSign(Mechanism, PerRound):
 
     def _randomise(self, signs: Tensor, lengths: Tensor, source: RandomSource) -> BitReports:
         """Randomise ``signs`` (K, s), which are -1, 0 or 1, to bits. The relative ``lengths`` (K,), at most 1, scale a client's bias."""
-        half = (1 << (BITS - 1)) - thresholds(self.epsilon)[0]  # + is sent when a uniform int32 lies below an integer from -half to half
+        lowest, _ = thresholds(self.epsilon)
+        half = (1 << (BITS - 1)) - lowest  # + is sent when a uniform int32 lies below a threshold from -half to half
+        # A client's threshold is its limit (K, 1) for a sign +, minus its limit for -, and 0 for a sign 0.
         limits = (lengths * half).round_().to(torch.int64).clamp_(0, half).numpy()[:, None]
 
         def make_encoder(columns: slice) -> Encoder:
@@ -172,9 +174,11 @@ class RotatedSign(Mechanism, PerRound):
         """Return the layout: one bit for each rotated coordinate, or an index and a bit for each group of them."""
         coordinates = self.rotated_ranges(ranges)
         units = self._bit_mechanism.units(coordinates)
-        mixed = MixedCoordinates(coordinates, lambda mean: self._rotate_back(mean, ranges))
-        # ``duchi`` has no reader. It reads bits about any coordinates, so ``part`` is not used.
-        return replace(units, reader=units.reader or (lambda part: self._bit_mechanism), mixed=mixed)
+        mixed = MixedCoordinates(coordinates, to_weights=lambda mean: self._rotate_back(mean, ranges))
+        # Bits about some rotated coordinates are read by the bit mechanism. ``harmony`` names a reader for its groups; ``duchi`` names
+        # none, because it reads bits about any coordinates itself.
+        reader = units.reader or (lambda part_ranges: self._bit_mechanism)
+        return replace(units, reader=reader, mixed=mixed)
 
     def rotated_ranges(self, ranges: LayerRanges) -> LayerRanges:
         """Return the ranges of a rotated direction: a sign stands for plus or minus the radius."""

@@ -102,7 +102,7 @@ def _group_sizes_and_counts(ranges: LayerRanges, group: int | None) -> tuple[NDA
     if group is not None and group > most:
         raise ConfigError(f"group is {group}, but the largest layer has {most} weights: set group to {most} or less")
     group_sizes = layer_sizes if group is None else np.minimum(layer_sizes, group)
-    if group_sizes.max() >> 32:  # products in :func:`sample_places` would overflow
+    if group_sizes.max() >= 1 << 32:  # products in :func:`sample_places` would overflow
         raise ConfigError(f"a group has {group_sizes.max()} weights, expected less than 2^32: set mechanism.group to a smaller number")
     counts = -(-layer_sizes // group_sizes)  # rounded up, without a sum that could overflow
     return group_sizes, counts, layer_sizes - group_sizes * (counts - 1)

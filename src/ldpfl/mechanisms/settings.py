@@ -137,7 +137,7 @@ class EpsilonSettings(MechanismSettings):
     def build(self, facts: Facts) -> Mechanism:
         """Return the mechanism. If ``budget`` is ``client``, divide ``epsilon`` evenly over the units of a report."""
         try:
-            mechanism = self.at(self.epsilon)
+            mechanism = self.at(self.epsilon)  # the result for ``unit``; for ``client`` it only tells the number of units
         except ConfigError as error:
             raise ConfigError(f"mechanism {self.name!r}, {error}") from None
         if self.budget == "unit":

@@ -56,7 +56,7 @@ def _softmax_divergence(rows: Floats, base: Floats) -> Floats:
     x[overflowing] = 0.0  # their divergences are computed by logarithms below
     growth = np.expm1(x)
     z_minus_1 = _expectations(growth, q)
-    growth *= x  # x e^x - x, with the same mean as x e^x
+    growth *= x  # x e^x - x, which has the same mean as x e^x because x has the mean 0
     divergence = _expectations(growth, q) / (1 + z_minus_1) - np.log1p(z_minus_1)
     divergence[overflowing] = _softmax_divergence_by_logarithms(rows[overflowing], base)
     return divergence

@@ -247,7 +247,8 @@ class GeometricSchedule(UniformSchedule):
     def round_sigma(self, round_number: int) -> float:
         """Return the standard deviation in round t. For the variant ``paper``, it is full_sigma decay^(t - 1).
 
-        For ``equal_budget`` it is the class's sigma_t = (D / mu) length decay^(t - T), where the length is sqrt(sum_{j < k} decay^(2 j)).
+        For ``equal_budget`` it is the class's (D / mu) length decay^(t - T), for the sensitivity D, the mu of (epsilon, delta), and T
+        rounds. The length is sqrt(sum_{j < k} decay^(2 j)), where a client joins at most k rounds: all T if ``participations`` is None.
         """
         if round_number > self.rounds:
             raise ConfigError(

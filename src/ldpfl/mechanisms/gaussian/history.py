@@ -204,9 +204,10 @@ class AdapLDP(NoiseSchedule):
     def sigma(self, public: PublicState, clients: ClientState) -> Tensor:
         """Return sqrt(2 ln(1.25 / (delta c_i))) 2 lr_i C / (|D_i| epsilon) of each client i, the same for all layers, (K, L).
 
-        c_i is the client's scaler, lr_i its learning rate, |D_i| its data set size, and C the clipping norm of gradients.
+        c_i is the client's scaler, lr_i its learning rate, |D_i| its data set size, and C the clipping norm of gradients. This is the
+        classical Gaussian noise for a sensitivity of 2 lr_i C / |D_i|, at a delta that the scaler enlarges or reduces.
         """
-        scalers = self._scalers(public, clients).clamp(_MIN_SCALER, 1 / self.delta)  # keeps the logarithm positive
+        scalers = self._scalers(public, clients).clamp(_MIN_SCALER, 1 / self.delta)  # then 1.25 / (delta c_i) > 1, and its logarithm > 0
         constants = (2 * (1.25 / (self.delta * scalers)).log()).sqrt()
         sensitivities = 2 * self._learning_rates(clients) * self.steps.clip_norm / clients.samples
         sigma = constants * sensitivities / self.epsilon
@@ -234,9 +235,9 @@ class AdapLDP(NoiseSchedule):
     def correct(self, public: PublicState, clients: ClientState, sent: Tensor) -> Tensor:
         """Return the updates (K, d) to the weights v (1 + I), where v are a client's noised weights and I is from :meth:`_influence`.
 
-        In a client's first round its noised update is returned unchanged.
+        ``sent`` (K, d) are the noised updates. In a client's first round its noised update is returned unchanged.
         """
-        if public.previous is None:
+        if public.previous is None:  # round 1
             return sent
         joined_before = clients.joined > 0
         broadcast_change = (public.weights - public.previous).double()
@@ -244,9 +245,9 @@ class AdapLDP(NoiseSchedule):
         for layer, part in enumerate(layer_slices(public.sizes)):
             for block in blocks(sent.shape[0], public.sizes[layer]):
                 weights = (public.weights[part] + sent[block, part]).double()
-                client_change = weights - clients.memory["sent"][block, part]
-                norms = client_change.norm(dim=1, keepdim=True) * broadcast_change[part].norm() + 1e-4  # never 0
-                weights *= 1 + self._influence(client_change * broadcast_change[part] / norms)
+                client_change = weights - clients.memory["sent"][block, part]  # since the client's last round
+                norm_products = client_change.norm(dim=1, keepdim=True) * broadcast_change[part].norm() + 1e-4  # as the paper; never 0
+                weights *= 1 + self._influence(client_change * broadcast_change[part] / norm_products)
                 update = (weights - public.weights[part]).float()
                 corrected[block, part] = torch.where(joined_before[block, None], update, sent[block, part])
         return corrected

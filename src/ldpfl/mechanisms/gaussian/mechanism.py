@@ -108,7 +108,8 @@ class Gaussian(VectorMechanism, PerRound):
         if not bool((torch.isfinite(sigma) & (sigma >= 0)).all()):
             raise PrivacyError(f"{self.name} computed a negative or infinite noise level: check epsilon and clipping; nothing was sent")
         clipping_norms = None if self.schedule.mu(public) is None else self.schedule.clipping_norms(public)
-        if clipping_norms is not None and not bool((clipping_norms < _MAX_POINTS * sigma.amin(dim=0) / STEPS).all()):
+        finest_steps = sigma.amin(dim=0) / STEPS  # (L,) smallest distance of lattice points over all clients
+        if clipping_norms is not None and not bool((clipping_norms < _MAX_POINTS * finest_steps).all()):
             raise PrivacyError("epsilon is too large: the noise is too fine for updates of this size. Lower epsilon; nothing was sent")
         lattice = _Lattice((sigma / STEPS).numpy(), ranges.sizes)
         # ``round_and_add`` changes ``sent`` in place, because ``numpy`` returns a view of it.
@@ -223,7 +224,7 @@ class _Lattice:
             self._add_in_layer(values[:, part], noise[:, part], slice(rows.start, rows.stop), layer)
 
     def _add_in_layer(self, values: NDArray[np.float32], noise: Floats, rows: slice, layer: int) -> None:
-        """Do what :meth:`round_and_add` does, for coordinates of one ``layer``, and add their squares to the sums for the norms."""
+        """Do what :meth:`round_and_add` does, for coordinates of one ``layer``. Add the squares of values and noise to sums for norms."""
         step = self._steps[rows, layer, None]
         with np.errstate(over="ignore", invalid="ignore"):  # too large values are refused before they are sent
             points = values / np.where(step > 0, step, 1.0)  # not by 0; such layers keep their values, see the end

@@ -113,6 +113,8 @@ class Sensitivity:
 def noise_constant(constant: Constant, epsilon: float, delta: float) -> float:
     """Return the factor c of the noise: its standard deviation is c D / ``epsilon`` for the sensitivity D.
 
+    ``exact`` is the smallest factor, ``classical`` is sqrt(2 ln(1.25 / delta)), and ``theorem3`` is from LaDP-FL.
+
     Raises:
         ConfigError: epsilon or delta out of range, or ``classical`` for epsilon >= 1, where it is not proved.
     """

@@ -70,6 +70,7 @@ class SummedReports:
             raise PrivacyError("this sum was mixed already, and a sum with noise cannot be mixed again")
         if any(batch._kind != first._kind for batch in batches):
             raise PrivacyError("sums of reports with different dimensions or noise cannot be added up")
+        # The sum of all clients' noise is drawn at once: its variance is the sum of theirs.
         noise = np.rint(generator.standard_normal(first.dimension) * (first.noise * sqrt(clients))).astype(np.int64)
         total = torch.stack([batch.total for batch in batches]).sum(dim=0) + torch.from_numpy(noise)
         return replace(first, total=total, clients=clients, mixed=True)
