@@ -40,7 +40,7 @@ class Checkpoint:
     ``clipped_fraction``, and the clients' ``memory`` are known only to a simulation.
 
     Attributes:
-        origin: name of the data and the device. A run is not resumed with another origin.
+        origin: data and device of the run, as text. A run is not resumed with another origin.
         memory: what clients remember, for mechanisms that need it: tensors by name, with one row for each client.
         personal: (N, p) values of the clients' personal layers; None if the model has none. They are un-noised values that only a
             simulation knows. :meth:`save` leaves them out.
@@ -72,15 +72,8 @@ class Checkpoint:
         if old_extent is None:
             with writing(path):
                 path.unlink(missing_ok=True)
+        # The log first: after a crash here, the checkpoint before still finds its own lines, and ignores the new ones.
         extent = extend_log(log, old_extent, self.history, self.ledger)
-        tensors = {
-            "weights": self.state.weights.contiguous(),
-            "center": self.state.ranges.center,
-            "radius": self.state.ranges.radius,
-            # Cloned, since "previous" is the same tensor as the weights after an empty round, and safetensors refuses shared memory.
-            **{name: tensor.clone().contiguous() for name in _OPTIONAL if (tensor := getattr(self.state, name)) is not None},
-            **{f"{_MEMORY}{name}": rows.contiguous() for name, rows in self.memory.items()},
-        }
         metadata = {
             "round": str(self.state.round),
             "sizes": json.dumps(self.state.ranges.sizes),
@@ -89,11 +82,22 @@ class Checkpoint:
             _LOG: json.dumps(asdict(extent)),
         }
         with replace_atomically(path) as temporary:
-            save_file(tensors, temporary, metadata)
+            save_file(self._tensors(), temporary, metadata)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that a file of the checkpoint holds, by name."""
+        return {
+            "weights": self.state.weights.contiguous(),
+            "center": self.state.ranges.center,
+            "radius": self.state.ranges.radius,
+            # Cloned, since "previous" is the same tensor as the weights after an empty round, and safetensors refuses shared memory.
+            **{name: tensor.clone().contiguous() for name in _OPTIONAL if (tensor := getattr(self.state, name)) is not None},
+            **{f"{_MEMORY}{name}": rows.contiguous() for name, rows in self.memory.items()},
+        }
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read a checkpoint.
+        """Read a checkpoint. Its ``personal`` is None, because :meth:`save` leaves these values out.
 
         Raises:
             DataError: the file is damaged, or its log is missing.
@@ -111,7 +115,7 @@ class Checkpoint:
                 tensors = {name: handle.get_tensor(name) for name in slices}
             ranges = LayerRanges(tensors["center"], tensors["radius"], sizes)
             history, ledger = read_log(log_path(path), Extent.from_json(metadata[_LOG]))
-            origin, words = metadata["origin"], metadata.get("words", "")
+            origin, words = metadata["origin"], metadata.get("words", "")  # files of earlier versions state no generator of words
             state = ServerState(_parse_round(metadata), tensors["weights"], ranges, **{name: tensors.get(name) for name in _OPTIONAL})
             memory = {name.removeprefix(_MEMORY): rows for name, rows in tensors.items() if name.startswith(_MEMORY)}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, LdpflError) as error:
@@ -179,7 +183,7 @@ def initial_checkpoint(weights: Tensor, ranges: LayerRanges, origin: str = "", l
     Args:
         weights: (d,) initial weights.
         ranges: clipping ranges of the first round.
-        origin: name of the data and the device.
+        origin: data and device of the run, as text. A run is not resumed with another origin.
         ledger: events that were released before the first round, such as histograms.
     """
-    return Checkpoint(ServerState(0, weights, ranges), (), origin, ledger or Ledger())
+    return Checkpoint(ServerState(round=0, weights=weights, ranges=ranges), history=(), origin=origin, ledger=ledger or Ledger())

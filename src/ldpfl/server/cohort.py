@@ -93,9 +93,10 @@ def round_event(
         self_sampling: argument of :func:`self_sampled_cohort`, if that function chose the cohort; else None. Then participation is secret
             behind a shuffler, which hides who took part. A cohort that the server samples is not secret.
         once: whether each client takes part in one round of the run. Then a shuffler hides in which.
-        colluding: number of clients in the cohort whose noise is not counted.
+        colluding: number of clients in the cohort whose noise is not counted. Only a sum relies on other clients' noise.
     """
     most_joined = int(rounds_joined.max())  # the guarantee is for the client that took part most often
+    # Only behind a shuffler is it secret who takes part in which round.
     if once and channel == "ideal-shuffler":
         return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, "once", channel=channel)
     if self_sampling is not None and channel == "ideal-shuffler":

@@ -86,11 +86,12 @@ class ServerOptimiser:
 
         Momentum adds directions for the rule "sgd", and averages them for the other rules. The first round that trains has no momentum.
         """
-        # If some weights are measured, round 1 sets only these, to the mean of what clients measured. Later rounds train only the others.
+        # If the first ``measured`` weights are measured, round 1 sets only these, to the mean of what clients measured. Later rounds train
+        # only the others.
         if self.measured:
             mean = mean.clone()
-            kept_weights = mean[self.measured :] if round_number == 1 else mean[: self.measured]
-            kept_weights.zero_()  # a view, so this changes ``mean``
+            unchanged_part = mean[self.measured :] if round_number == 1 else mean[: self.measured]
+            unchanged_part.zero_()  # a view, so this changes ``mean``
         first_training_round = 2 if self.measured else 1
         if round_number <= first_training_round:
             previous = None
@@ -263,13 +264,14 @@ def advance(
             f"the mean of the reports of round {state.round + 1} is not finite: the reports stay charged, and change nothing. "
             "If that repeats, set a smaller training.learning_rate"
         )
-    mean = optimiser.with_weight_decay(aggregate.mean, state.weights)
-    velocity = None if perturbed == "weights" else optimiser.velocity(state.velocity, mean, state.round + 1)
-    # The moving average by whose root FedAdam and FedYogi divide; None for other optimisers.
-    size = None if perturbed == "weights" else optimiser.size(state.size, mean)
-    if velocity is None:
+    velocity: Tensor | None = None
+    size: Tensor | None = None
+    if perturbed == "weights":
         weights = aggregate.mean
     else:
+        mean = optimiser.with_weight_decay(aggregate.mean, state.weights)
+        velocity = optimiser.velocity(state.velocity, mean, state.round + 1)
+        size = optimiser.size(state.size, mean)  # the moving average by whose root FedAdam and FedYogi divide; None for "sgd"
         weights = torch.add(state.weights, optimiser.step(velocity, size), alpha=optimiser.rate(state.round + 1))
     if aggregate.reported is not None:  # a mask (d,) of the weights that are in some report
         weights = torch.where(aggregate.reported, weights, state.weights)

@@ -95,11 +95,9 @@ def continues_extent(extent: Extent, path: Path, history: Sequence[RoundMetrics]
     evaluated = _evaluated_rounds(history)
     if extent.metrics > len(history) or extent.measured > len(evaluated) or extent.events > len(ledger.events):
         return False
-    complete = path.is_file() and path.stat().st_size >= extent.size
-    return (
-        complete
-        and _last_lines_digest(history[: extent.metrics], evaluated[: extent.measured], ledger.lines[: extent.events]) == extent.last
-    )
+    if not path.is_file() or path.stat().st_size < extent.size:
+        return False
+    return _last_lines_digest(history[: extent.metrics], evaluated[: extent.measured], ledger.lines[: extent.events]) == extent.last
 
 
 def extend_log(path: Path, old_extent: Extent | None, history: Sequence[RoundMetrics], ledger: Ledger) -> Extent:
@@ -124,7 +122,9 @@ def extend_log(path: Path, old_extent: Extent | None, history: Sequence[RoundMet
 
 
 def read_log(path: Path, extent: Extent) -> tuple[tuple[RoundMetrics, ...], Ledger]:
-    """Return the metrics and the ledger from the log at ``path``, which may be an untrusted file. Lines after ``extent`` are not read.
+    """Return the metrics and the ledger from the log at ``path``, which may be an untrusted file.
+
+    Lines after ``extent`` are only counted. They are of rounds that were logged, but not saved in the checkpoint.
 
     Raises:
         OSError, ValueError, TypeError, DataError: the lines are not those of the extent, or damaged.

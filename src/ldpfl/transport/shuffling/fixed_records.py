@@ -89,7 +89,8 @@ class FixedRecords:
         """Return the ids (m,) and contents (m, body_bytes) of the records of one payload.
 
         A payload has no ids and no padding: it is the contents of records 0, 1, ..., m - 1, one after the other. Each content is put into a
-        row of whole bytes here, and the rest of the row is zeros.
+        row of whole bytes here, and the rest of the row is zeros. The payload is cut by bytes if all records begin at byte borders, else
+        by bits.
 
         Raises:
             ProtocolError: the payload has the wrong length.
@@ -120,7 +121,8 @@ class FixedRecords:
             part_ranges = self._units.unit_ranges(ranges).part(self.coordinate_mask(np.array(record_ids[:1])))
             size = packed_size(int(self._bits[record_ids[0]]))
             reader = self._units.reader_of_part(mechanism, part_ranges)
-            layouts.append(Layout(np.array(record_ids), size, int(self.weights[record_ids[0]]), reader, part_ranges))
+            weights = int(self.weights[record_ids[0]])
+            layouts.append(Layout(ids=np.array(record_ids), size=size, weights=weights, mechanism=reader, part_ranges=part_ranges))
         return layouts
 
     def join(
@@ -135,7 +137,8 @@ class FixedRecords:
         accepted = AcceptedRecords(ids, bodies)
         accepted.refuse(ids >= self.records, UNKNOWN_ID)
         accepted.refuse(self.have_stray_bits(accepted.ids, accepted.bodies), PADDING)
-        accepted.refuse((np.bincount(accepted.ids, minlength=self.records) > uploads)[accepted.ids], TOO_MANY)
+        is_too_frequent = np.bincount(accepted.ids, minlength=self.records) > uploads  # (m,), by id
+        accepted.refuse(is_too_frequent[accepted.ids], TOO_MANY)
         try:
             return self._pool(mechanism, ranges, accepted), accepted.refused
         except ProtocolError:  # the mechanism refuses a record, but does not say which
@@ -160,7 +163,7 @@ class FixedRecords:
         return np.packbits(bits, bitorder="little").tobytes()
 
     def _pool(self, mechanism: Mechanism, ranges: LayerRanges, accepted: AcceptedRecords) -> ReportPool | PartialPool | None:
-        """Return the pool of the accepted records; None if there are none.
+        """Return the pool of the accepted records: a :class:`PartialPool` if some ids came less often than others; None without records.
 
         Records are grouped by how often their ids came. In a group, the i-th records of all ids form one payload for the mechanism. They
         may come from different clients, which makes no difference to means.
@@ -172,7 +175,8 @@ class FixedRecords:
                 return ReportPool(mechanism.read(payloads, ranges))
             weights = self.coordinate_mask(record_ids)
             part_ranges = self._units.unit_ranges(ranges).part(weights)
-            parts.append(Part(self._units.reader_of_part(mechanism, part_ranges).read(payloads, part_ranges), weights, len(positions)))
+            reader = self._units.reader_of_part(mechanism, part_ranges)
+            parts.append(Part(reader.read(payloads, part_ranges), weights, clients=len(payloads)))
         return PartialPool(tuple(parts), torch.stack([part.weights for part in parts]).any(dim=0)) if parts else None
 
     def _refused_by_mechanism(self, mechanism: Mechanism, ranges: LayerRanges, accepted: AcceptedRecords) -> NDArray[np.bool_]:

@@ -53,13 +53,14 @@ def open_in_batches(
         return
     context = get_context("loky")  # new processes: none is forked, and none imports the main module again
     key = private_key.private_bytes_raw()
+    # Workers get this process's id, and exit when this process has ended.
     pool = ProcessPoolExecutor(workers, context=context, initializer=_start_worker, initargs=(os.getpid(),))
     waiting: deque[Future[Opened]] = deque()
     try:
         for batch in batches:
             waiting.append(pool.submit(_open_batch, batch, plaintext_bytes, key, binding))
             if len(waiting) > _BATCHES_AHEAD * workers:  # limits the memory for batches
-                yield waiting.popleft().result()
+                yield waiting.popleft().result()  # the oldest, so that results keep the order of the records
         while waiting:
             yield waiting.popleft().result()
     finally:  # also if the caller stops iterating before the end

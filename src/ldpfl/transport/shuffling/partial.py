@@ -66,6 +66,9 @@ class PartialPool:
     def aggregate(self, mechanism: Mechanism, ranges: LayerRanges) -> Aggregate:
         """Return the mean of each weight over the reports about it, and the estimated variance of the mean's noise.
 
+        Reports are about coordinates: the weights themselves, or numbers that the mechanism computes from all weights (``units.mixed``).
+        In the second case no weight lacks a report.
+
         Raises:
             PrivacyError: no weight was reported, or reports of another mechanism or model.
         """
@@ -77,8 +80,6 @@ class PartialPool:
             )
         if not bool(self.reported.any()):
             raise PrivacyError("there is no report to aggregate")
-        # Coordinates are what reports are about: the weights, or numbers that are computed from all weights. `reported` marks the
-        # coordinates with usable reports; the others get 0.
         mean, variance = torch.zeros(coordinates.dimension), torch.zeros(coordinates.dimension)
         for part in self.parts:
             part_ranges = coordinates.part(part.weights)
@@ -86,7 +87,8 @@ class PartialPool:
             part_mean = part_mechanism.aggregate([part.reports], part_ranges)
             mean[part.weights] = part_mean
             variance[part.weights] = part_mechanism.noise(part_ranges).mean_variance(part_mean, part.reports.clients)
-        if units.mixed is not None:  # clients reported a rotated vector, in which every coordinate depends on all weights
-            weights = units.mixed.to_weights(mean * self.reported)
+        usable_mean = mean * self.reported  # 0 for the coordinates without usable reports
+        if units.mixed is not None:
+            weights = units.mixed.to_weights(usable_mean)
             return Aggregate(weights, mechanism.noise(ranges).mean_variance(weights, self.clients))
-        return Aggregate(mean * self.reported, variance * self.reported, self.reported)
+        return Aggregate(usable_mean, variance * self.reported, self.reported)

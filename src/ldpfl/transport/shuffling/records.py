@@ -112,7 +112,7 @@ class RecordPlan:
                 f"mechanism {self.mechanism.name!r} guarantees nothing ({release.why_unprotected}), and a relay hides senders, not values: "
                 "choose another mechanism, or set unprotected=True for the plan"
             )
-        if self.records >> (8 * _ID_BYTES):
+        if self.records >= 1 << (8 * _ID_BYTES):
             raise ConfigError(f"a report has {self.records} records, expected less than 2^{8 * _ID_BYTES}: set linked above {self.linked}")
 
     @cached_property
@@ -137,8 +137,8 @@ class RecordPlan:
     def fingerprint(self) -> bytes:
         """32 bytes that differ whenever sender and receiver disagree on anything that is needed to read a record.
 
-        SHA-256 over the mechanism's name and parameters, the layers' sizes, centers and radii, bit for bit, and
-        ``linked``.
+        They are the SHA-256 hash of the mechanism's name and parameters, the layers' sizes, centers and radii, and ``linked``. Numbers
+        are hashed as hexadecimal floats, so that no bit is lost.
         """
         terms = {
             "format": 1,
@@ -220,7 +220,10 @@ def _as_joined(pool: ReportPool | PartialPool | None, refused: Counter[str]) -> 
 
 
 def _for_canonical_json(value: object) -> object:
-    """Convert ``value`` to a form that ``json`` writes in exactly one way: numbers as hexadecimal floats, dataclasses as their fields.
+    """Convert ``value`` to a form that ``json`` writes in exactly one way.
+
+    Texts, True, False and None stay. Numbers become hexadecimal floats, sequences become lists, and a dataclass becomes a list of its
+    class's name and its fields.
 
     Raises:
         ConfigError: the value has an unsupported type.

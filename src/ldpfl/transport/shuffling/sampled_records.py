@@ -52,17 +52,17 @@ class SampledRecords:
         return self._content_bytes(self._sizes[0])
 
     def split(self, payload: bytes, source: RandomSource) -> tuple[Numbers, Bytes]:
-        """Return the ids (m,) and contents (m, body_bytes) of one payload's records.
+        """Return the ids (m,) and contents (m, body_bytes) of one payload's records. A record's id is its number of pairs (index, value).
 
-        Row 0 of the random ``source`` assigns the pairs (index, value) of the payload to records.
+        Row 0 of the random ``source`` assigns the pairs of the payload to records.
         """
         report = SampledReports.from_payloads([payload], self._units.dimension, self._units.count)
         bodies = np.zeros((self.records, self.body_bytes), dtype=np.uint8)
         order, first = self._order_of_pairs(source), 0
         for row, size in enumerate(self._sizes):
             pairs = np.sort(order[first : first + size])  # a payload's pairs ascend by index, so a record's pairs do, too
-            wire = next(iter(SampledReports(report.index[:, pairs], report.values[:, pairs], self._units.dimension).payloads()))
-            bodies[row, : len(wire)] = np.frombuffer(wire, dtype=np.uint8)
+            [content] = SampledReports(report.index[:, pairs], report.values[:, pairs], self._units.dimension).payloads()
+            bodies[row, : len(content)] = np.frombuffer(content, dtype=np.uint8)
             first += size
         return np.array(self._sizes), bodies
 
@@ -95,7 +95,8 @@ class SampledRecords:
         pair_mechanism = self._units.reader_of_part(mechanism, ranges)
         sizes = sorted(set(self._sizes))
         pairs_by_size = [self._valid_pairs(size, bodies[ids == size], pair_mechanism, ranges, refused) for size in sizes]
-        index, values = (np.concatenate(column) for column in zip(*pairs_by_size, strict=True))
+        index = np.concatenate([indices for indices, _ in pairs_by_size])
+        values = np.concatenate([values_of_size for _, values_of_size in pairs_by_size])
         if not index.size:
             return None, refused
         order = np.lexsort((values, index))  # by index; by value as well, so that nothing depends on the order of arrival
@@ -107,8 +108,8 @@ class SampledRecords:
             reports = SampledReports(index.reshape(-1, clients).T.copy(), values.reshape(-1, clients).T.copy(), self._units.dimension)
             return ReportPool(mechanism.read(list(reports.payloads()), ranges)), refused
         too_often = counts > uploads  # `reported` leaves these weights out; the other pairs of their records still count
-        records_by_size = [pairs[0].reshape(-1, size) for size, pairs in zip(sizes, pairs_by_size, strict=True)]
-        refused[WEIGHT_TOO_OFTEN] = sum(int(too_often[indices].any(axis=1).sum()) for indices in records_by_size)
+        indices_by_record = [indices.reshape(-1, size) for size, (indices, _) in zip(sizes, pairs_by_size, strict=True)]
+        refused[WEIGHT_TOO_OFTEN] = sum(int(too_often[indices].any(axis=1).sum()) for indices in indices_by_record)
         single_pairs = SampledReports(index[:, None], values[:, None], self._units.dimension)
         complete_reports = max(1, min(clients, uploads))  # `clients` is 0 if less than one report's pairs arrived
         part = Part(single_pairs, torch.ones(self._units.dimension, dtype=torch.bool), complete_reports)
@@ -128,9 +129,9 @@ class SampledRecords:
         refused[PADDING] += int((~has_right_padding).sum())
         refused[IMPOSSIBLE] += int((has_right_padding & ~is_valid).sum())
         index, values = index[has_right_padding & is_valid], values[has_right_padding & is_valid]
-        wire = SampledReports(index.reshape(-1, 1), values.reshape(-1, 1), self._units.dimension).payloads()
+        pair_payloads = SampledReports(index.reshape(-1, 1), values.reshape(-1, 1), self._units.dimension).payloads()
         # Each pair is one payload, so a pair's number divided by `size` is the number of its record.
-        refused_records = sorted({pair // size for pair in refused_payloads(pair_mechanism, ranges, list(wire))})
+        refused_records = sorted({pair // size for pair in refused_payloads(pair_mechanism, ranges, list(pair_payloads))})
         refused[IMPOSSIBLE] += len(refused_records)
         return np.delete(index, refused_records, axis=0).ravel(), np.delete(values, refused_records, axis=0).ravel()
 

@@ -63,7 +63,8 @@ class SummedRecords:
     def pool(self, uploads: int) -> tuple[ReportPool | PartialPool | None, Counter[str]]:
         """Return the pool of all readable records of ``uploads`` clients, and the number of refused records by reason.
 
-        If an id came more often than there are clients, at least one of its records is false, so all of them are refused.
+        If an id came more often than there are clients, at least one of its records is false, so all of them are refused. The pool is None
+        without readable records, and a :class:`PartialPool` if some ids came less often than others.
         """
         too_many = self._received_counts > uploads
         refused = self._refused.copy()
