@@ -226,7 +226,7 @@ class _SignNoise(Noise):
         mean_square = signs.square().double().mean(dim=1, keepdim=True) * lengths[:, None] ** 2
         sizes = Groups.of(mechanism.rotated_ranges(self.ranges), mechanism.group).sizes
         mean_size = float(sizes @ sizes) / signs.shape[1]  # g, or slightly less if the last group is smaller
-        variance = (mean_size * mechanism.gain**2 - mean_square) * sign_scale(signs.shape[1]) ** 2
+        variance = (mean_size * mechanism.gain**2 - mean_square) * sign_scale(signs.shape[1]) ** 2  # sign_scale: sqrt(pi / (2 D))
         return variance.expand(-1, self.ranges.dimension).to(values.dtype)
 
     def mean_variance(self, mean: Tensor, clients: int) -> Tensor:

@@ -95,14 +95,15 @@ def round_event(
         once: whether each client takes part in one round of the run. Then a shuffler hides in which.
         colluding: number of clients in the cohort whose noise is not counted. Only a sum relies on other clients' noise.
     """
-    most_joined = int(rounds_joined.max())  # the guarantee is for the client that took part most often
+    clients, most_joined = rounds_joined.size, int(rounds_joined.max())  # the guarantee is for the client that took part most often
     # Only behind a shuffler is it secret who takes part in which round.
     if once and channel == "ideal-shuffler":
-        return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, "once", channel=channel)
+        return RoundEvent(number, release, cohort, clients, most_joined, sampling="once", channel=channel)
     if self_sampling is not None and channel == "ideal-shuffler":
-        return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, "secret", (1 + self_sampling) / 2, channel)
-    sampling: Sampling = "everyone" if cohort == rounds_joined.size else "visible"
-    return RoundEvent(number, release, cohort, rounds_joined.size, most_joined, sampling, channel=channel, colluding=colluding)
+        mean_rate = (1 + self_sampling) / 2
+        return RoundEvent(number, release, cohort, clients, most_joined, sampling="secret", rate=mean_rate, channel=channel)
+    sampling: Sampling = "everyone" if cohort == clients else "visible"
+    return RoundEvent(number, release, cohort, clients, most_joined, sampling, channel=channel, colluding=colluding)
 
 
 def histogram_event(stage: int, release: Release, clients: int, channel: Channel, colluding: int = 0) -> RoundEvent:

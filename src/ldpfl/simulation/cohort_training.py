@@ -73,8 +73,8 @@ def chunks_of_cohort(
 ) -> Iterator[NDArray[np.intp]]:
     """Yield the positions (k,) in ``cohort`` of each chunk of clients that are trained together.
 
-    A compiled step processes a block of a fixed number of clients, so its chunks are whole blocks with up to ``most`` clients in all. Other
-    chunks have up to ``chunk_size`` clients.
+    A compiled step processes a block of a fixed number of clients. Its chunks are whole blocks, with up to ``most`` clients in a chunk.
+    Other chunks have up to ``chunk_size`` clients.
     """
     # Clients of similar size are together, so that fewer steps are padding. A client's random words do not depend on this order.
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
@@ -187,7 +187,7 @@ def choose_chunk_size(trainer: Trainer, weights: Tensor, schedule: BatchSchedule
     fitting = min(schedule.clients, _fitting_clients(trainer, weights, probe, device))
     if fitting <= _PROBED_SIZES[0]:
         return fitting
-    best, best_seconds, slower_sizes = _PROBED_SIZES[0], float("inf"), 0
+    best, best_seconds, slower_sizes = _PROBED_SIZES[0], float("inf"), 0  # seconds are for each client
     for size in [*(size for size in _PROBED_SIZES if size < fitting), fitting]:
         chunk = BatchSchedule(probe.index[:size], probe.mask[:size])
         seconds = _min_seconds(trainer, weights, chunk, device) / size

@@ -130,20 +130,21 @@ class CompiledTrainer:
 
         return Compiled(one_step, compiled_before=self.compiled_before)
 
-    def counting(self, first: Callable[..., Tensor], *, update: bool) -> Counter | None:
+    def counting(self, threshold_of: Callable[..., Tensor], *, update: bool) -> Counter | None:
         """Return a compiled function that trains a block of clients by one step and counts the bits that they would send.
 
         The function returns the fields of :class:`BitSums`. Its arguments are the weights (d,), the learning rate, the block's inputs,
         targets and mask, the positions (block, 1) of its clients, the first 16 bits (block, d) of their random words, the lowest and the
-        highest values (d,) of the ranges, and what ``first`` takes besides the values. After :meth:`stop_counting` the result is None.
+        highest values (d,) of the ranges, and what ``threshold_of`` takes besides the values. The result is None after
+        :meth:`stop_counting`.
 
         Args:
-            first: computes the first bits of thresholds; see :class:`~ldpfl.mechanisms.comparing.Comparison`.
+            threshold_of: computes the first 16 bits of the values' thresholds; see :class:`~ldpfl.mechanisms.comparing.Comparison`.
             update: whether clients send the change of their weights instead of the weights.
         """
-        if (first, update) not in self._counting:
-            self._counting[first, update] = compiled(self._counting_code(first, update))
-        return self._counting[first, update]
+        if (threshold_of, update) not in self._counting:
+            self._counting[threshold_of, update] = compiled(self._counting_code(threshold_of, update))
+        return self._counting[threshold_of, update]
 
     def stop_counting(self, error: Exception) -> None:
         """Stop counting after ``error``, with a warning. From now on clients are trained and then encoded, which gives the same bits."""
@@ -160,11 +161,11 @@ class CompiledTrainer:
         """Compiled functions by the arguments of :meth:`counting`; None after :meth:`stop_counting`."""
         return {}
 
-    def _counting_code(self, first: Callable[..., Tensor], update: bool) -> Counter:
+    def _counting_code(self, threshold_of: Callable[..., Tensor], update: bool) -> Counter:
         """Return the function that :meth:`counting` compiles; see there for all arguments.
 
-        It trains a block of clients by one step and computes each client's values: its new weights, or with ``update`` their change. From
-        a value, ``first`` computes the first 16 bits of a threshold. The client's bit is 1 if its random word is below the threshold.
+        It trains a block of clients by one step and computes each client's values: its new weights, or with ``update`` their change. From a
+        value, ``threshold_of`` computes the first 16 bits of a threshold. The client's bit is 1 if its random word is below the threshold.
         """
         task, loss = self.task, self._loss
         slices = [task.layout.slices[name] for name in task.layout.names]
@@ -179,7 +180,7 @@ class CompiledTrainer:
             first_bits: Tensor,
             low: Tensor,
             high: Tensor,
-            *first_arguments: Tensor,
+            *threshold_arguments: Tensor,
         ) -> list[Tensor]:
             """Return the fields of :class:`BitSums` for a block of clients; the arguments are those that :meth:`counting` lists."""
             parameters = list(task.layout.unflatten(weights).values())
@@ -189,7 +190,7 @@ class CompiledTrainer:
             for layer, gradient in zip(slices, gradients, strict=True):
                 values = weights[layer] - rate * gradient.flatten(1)
                 values = values - weights[layer] if update else values
-                threshold = first(values, *(argument[layer] for argument in first_arguments))
+                threshold = threshold_of(values, *(argument[layer] for argument in threshold_arguments))
                 layers.append(_bit_sums(values, threshold, first_bits[:, layer], positions, low[layer], high[layer]))
             return [torch.cat(parts) for parts in zip(*layers, strict=True)]
 
@@ -238,7 +239,7 @@ def _bit_sums(values: Tensor, threshold: Tensor, first_bits: Tensor, positions: 
     outside = (values < low) | (values > high)
     terms = ((words < threshold).float(), outside.float(), is_open.float(), is_open * positions, torch.where(is_open, values, 0.0))
     spoiled = values - values  # NaN for NaN and infinity, else 0
-    return BitSums(*(term.sum(dim=0) for term in (*terms, spoiled)))
+    return BitSums(*(term.sum(dim=0) for term in (*terms, spoiled)))  # in the order of the fields
 
 
 def _padded(schedule: BatchSchedule, clients: int) -> BatchSchedule:

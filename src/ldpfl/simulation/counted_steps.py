@@ -59,15 +59,13 @@ class CountedSteps:
     ) -> CountedSteps | None:
         """Return a counter for the bits of ``clients``, or None if their bits cannot be counted in the compiled step.
 
-        The result is None if a client makes several steps or is weighted by its size, or if the mechanism does not send one bit for each
-        weight. It is None on a user's own data, too, because there the random words depend on the values. ``ends`` are the lowest and the
-        highest value (d,) of each weight's range.
+        ``ends`` are the lowest and the highest value (d,) of each weight's range.
         """
         if federation.own_data or federation.work.full_weight is not None:
-            return None
+            return None  # random words depend on the values, or clients are weighted by their sizes
         if federation.work.epochs > 1 or int(federation.samples.sizes[clients].max()) > federation.batch_width:
-            return None
-        comparison = comparison_of(mechanism, state.ranges)
+            return None  # a client makes several steps
+        comparison = comparison_of(mechanism, state.ranges)  # None if the mechanism does not send one bit for each weight
         return None if comparison is None else cls(federation, trainer, state, comparison, ends)
 
     def add(self, clients: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -114,6 +112,7 @@ class CountedSteps:
             return False
         ones = sums.ones.numpy().astype(np.int32)
         coordinates = np.flatnonzero(open_bits)
+        # One bit is open in each of these coordinates, so the sums over open bits are the position and the value of its client.
         clients = sums.number.numpy()[coordinates].astype(np.int64)
         order = np.lexsort((coordinates, clients))
         coordinates, clients = coordinates[order], clients[order]

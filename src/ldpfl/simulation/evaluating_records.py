@@ -124,28 +124,36 @@ class RecordScores:
     def vectors(self, task: LocalTask, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the vectors (R, size) of records from the model's ``outputs`` (R, ...). NaN or infinite outputs count as wrong.
 
-        The score is the probability of the second of two classes, or of the predicted class of several. It is observed if the target is
-        that class. A record without a target has zeros. One with unusable outputs has zeros, the largest loss, and a wrong prediction.
+        A record without a target has zeros. One with unusable outputs has the largest loss. For classes it also has a wrong prediction, and
+        zeros in all later entries.
         """
         has_target, is_usable = ~absent_targets(targets), ~unusable(outputs, self.kind)
-        weights, rows = self.weights, torch.arange(len(targets))
         losses = task.losses(outputs, targets).double().nan_to_num(nan=self.loss_bound, posinf=self.loss_bound)
         vectors = torch.zeros(len(targets), self.size, dtype=torch.float64)
         # A number in [0, 1] enters less 0.5, which makes the longest vectors shorter and changes no distance between two of them.
-        vectors[:, 0] = weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(is_usable, 1.0) - 0.5)
+        vectors[:, 0] = self.weights.loss * ((losses / self.loss_bound).clamp(0, 1).where(is_usable, 1.0) - 0.5)
         if self.of_classes:
-            actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)  # an absent target is no class: see the end
-            is_right = (predicted == actual) & is_usable
-            vectors[:, 1] = weights.right * (is_right.double() - 0.5)
-            probabilities = outputs.double().softmax(dim=1).nan_to_num()
-            score, observed = (probabilities[:, 1], actual == 1) if self.outputs == 2 else (probabilities.amax(dim=1), is_right)
-            vectors[:, 2] = weights.gap * (score - observed.double()) / 2
-            if self.has_cells:
-                vectors[rows, NUMBERS + actual * self.outputs + predicted] = weights.cell
-            bins = torch.from_numpy(np.clip(np.searchsorted(EDGES, score.numpy(), side="right") - 1, 0, BINS - 1))
-            vectors[rows, NUMBERS + self.cells + observed.long() * BINS + bins] = weights.bin
-            vectors[:, 2:] = vectors[:, 2:].where(is_usable[:, None], 0.0)
+            self._write_class_entries(vectors, outputs, targets, is_usable)
         return vectors.where(has_target[:, None], 0.0)
+
+    def _write_class_entries(self, vectors: Tensor, outputs: Tensor, targets: Tensor, is_usable: Tensor) -> None:
+        """Write all entries of ``vectors`` (R, size) but the loss: right, gap, the cell of the confusion matrix, the bin of the score.
+
+        The score is the probability of the second of two classes, or of the predicted class of several. It is observed if the target is
+        that class. ``is_usable`` (R,) is False for records with unusable outputs.
+        """
+        weights, rows = self.weights, torch.arange(len(targets))
+        actual, predicted = targets.clamp(0, self.outputs - 1), outputs.argmax(dim=1)  # an absent target gets any class: it is zeroed later
+        is_right = (predicted == actual) & is_usable
+        vectors[:, 1] = weights.right * (is_right.double() - 0.5)
+        probabilities = outputs.double().softmax(dim=1).nan_to_num()
+        score, observed = (probabilities[:, 1], actual == 1) if self.outputs == 2 else (probabilities.amax(dim=1), is_right)
+        vectors[:, 2] = weights.gap * (score - observed.double()) / 2
+        if self.has_cells:
+            vectors[rows, NUMBERS + actual * self.outputs + predicted] = weights.cell
+        bins = torch.from_numpy(np.clip(np.searchsorted(EDGES, score.numpy(), side="right") - 1, 0, BINS - 1))
+        vectors[rows, NUMBERS + self.cells + observed.long() * BINS + bins] = weights.bin
+        vectors[:, 2:] = vectors[:, 2:].where(is_usable[:, None], 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +270,8 @@ class ClientFigures:
         # A record adds weight * (value - 0.5) to a sum, see :meth:`RecordScores.vectors`.
         loss = 0.5 + float(self.total.points[0]) / (weights.loss * count)
         # The variance of the records' losses is not measured. Values in [0, 1] with mean m have a variance of at most m (1 - m).
-        figures = {LOSS: Figure(bound * loss, bound * noise / (weights.loss * count), bound * _deviation(loss, count), most=bound)}
+        loss_noise, loss_sampling = noise / (weights.loss * count), _deviation(loss, count)
+        figures = {LOSS: Figure(bound * loss, bound * loss_noise, bound * loss_sampling, most=bound)}
         if self.scores.of_classes:
             right = 0.5 + float(self.total.points[1]) / (weights.right * count)
             figures[RIGHT] = Figure(right, noise / (weights.right * count), _deviation(right, count))

@@ -227,7 +227,7 @@ class Federation:
             return
         owners, starts = np.unique(clients, return_index=True)  # samples are sorted by client, so each client has one slice
         for client, start, stop in zip(owners, starts, [*starts[1:], len(samples)], strict=True):
-            model = trainer.whole_models(weights, personal[client : client + 1])[0]
+            [model] = trainer.whole_models(weights, personal[client : client + 1])  # broadcast and personal layers together
             yield from evaluated(trainer.whole.task, model, samples.take(slice(int(start), int(stop))))
 
     def score_of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> float:

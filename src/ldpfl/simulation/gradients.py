@@ -100,14 +100,15 @@ class RecordGradientTrainer:
         sums = torch.zeros(schedule.clients, self.clip.width(weights.numel()), dtype=torch.float64)  # sums of integers, exact below 2^53
         lanes = self.block(weights)  # a record's lane, its position in a block, decides how its gradient is rounded
         records_at_once = self._max_records(weights) // lanes * lanes if self.compiled is None else lanes
-        ordered, is_real = _ordered_by_lane(mask, self._lanes(index, lanes), lanes)
+        ordered, is_real = _ordered_by_lane(mask, self._lanes(index, lanes), lanes)  # (N, 2) client and position of each record
         for start in range(0, len(ordered), records_at_once):
             places, real = ordered[start : start + records_at_once], is_real[start : start + records_at_once].cpu()
-            records = index[places[:, 0], places[:, 1]]  # a place is (client, position)
+            clients, positions = places[:, 0], places[:, 1]
+            records = index[clients, positions]
             rows, counted = self._rows(records, round_number)
             if self.compiled is not None and self.left_out is None:  # compiled code cannot tell which records it leaves out
                 block_sum = self.compiled.block_sum(weights, rows, counted, real)
-                sums[places[0, 0]] += block_sum.points  # all records of a block belong to one client
+                sums[clients[0]] += block_sum.points  # all records of a block belong to one client
                 self._report_clipped_records(block_sum.norms[real])
                 continue
             descents, usable = self._negative_gradients_and_usable(weights, rows, counted)
@@ -115,7 +116,7 @@ class RecordGradientTrainer:
                 is_left_out = real & ~(usable & torch.linalg.vector_norm(descents.double(), dim=1).isfinite())
                 self.left_out(records.cpu()[is_left_out])
             added = real & usable
-            sums.index_add_(0, places[:, 0].cpu()[added], self.clip.points(descents[added], self.watch))
+            sums.index_add_(0, clients.cpu()[added], self.clip.points(descents[added], self.watch))
         return sums.to(torch.int64)
 
     def _max_records(self, weights: Tensor) -> int:
@@ -235,15 +236,12 @@ def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
 
 def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
     """Return (K, d): for each row of samples in ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights."""
-    doubled = len(index) == 1  # a batch of one uses other kernels, which round differently
-    if doubled:
-        index, mask = index.expand(2, -1), mask.expand(2, -1)
+    if len(index) == 1:  # taken twice, because a batch of one uses other kernels, which round differently
+        return _negative_gradients(task, shared, index.expand(2, -1), mask.expand(2, -1), at_once=at_once)[:1]
     if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):  # the round that measures the center
-        flat = _center_means(task, index, mask)
-        return flat[:1] if doubled else flat
+        return _center_means(task, index, mask)
     if not at_once:  # the model cannot process all rows together
-        flat = torch.cat([_negative_gradient_of_row(task, shared, *row) for row in zip(index, mask, strict=True)])
-        return flat[:1] if doubled else flat
+        return torch.cat([_negative_gradient_of_row(task, shared, *row) for row in zip(index, mask, strict=True)])
     names = list(shared)
     # Each row has its own view of the parameters, without a copy. So the gradient of the sum holds each row's own gradient.
     parameters = [shared[name].expand(len(index), *shared[name].shape).requires_grad_() for name in names]
@@ -252,8 +250,7 @@ def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tenso
         total = losses(parameters, *task.batch(index), mask).sum()
         # Weights without a gradient, such as a measured center, get zeros.
         gradients = torch.autograd.grad(total, parameters, materialize_grads=True)
-    flat = task.layout.flatten(dict(zip(names, gradients, strict=True))).neg_()
-    return flat[:1] if doubled else flat
+    return task.layout.flatten(dict(zip(names, gradients, strict=True))).neg_()
 
 
 def _negative_gradient_of_row(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor) -> Tensor:

@@ -111,39 +111,41 @@ class LeastSquares:
         They solve curvature @ head = crossed, for the means of u u' and of u t' over records with features u and targets t. Eigenvalues of
         the curvature that may be noise are raised to a bound, as the file's docstring explains.
         """
-        mean, noise, size = total.points / records, total.noise / records, len(self._triangle[0])
+        mean, noise = total.points / records, total.noise / records
         first, second = (index.numpy() for index in self._triangle)
+        triangle, products_with_targets = np.split(mean, [len(first)])
         curvature = np.zeros((self.width, self.width))
-        curvature[first, second] = curvature[second, first] = mean[:size] / self._weights.numpy()
-        crossed = mean[size:].reshape(self.width, self.outputs) / self._target_weight
+        curvature[first, second] = curvature[second, first] = triangle / self._weights.numpy()
+        crossed = products_with_targets.reshape(self.width, self.outputs) / self._target_weight
         eigenvalues, eigenvectors = np.linalg.eigh(curvature)
         largest_noise = sqrt(2 * self.width) * noise / self._feature_weight  # largest eigenvalue of the noise
-        least = max(self.floor * largest_noise, _MIN_EIGENVALUE_SHARE * float(np.abs(eigenvalues).sum()), float(np.finfo(np.float64).tiny))
-        raised = np.maximum(eigenvalues, least) + self.ridge * largest_noise
+        least_eigenvalue = max(
+            self.floor * largest_noise, _MIN_EIGENVALUE_SHARE * float(np.abs(eigenvalues).sum()), float(np.finfo(np.float64).tiny)
+        )
+        raised = np.maximum(eigenvalues, least_eigenvalue) + self.ridge * largest_noise
         solution = eigenvectors @ ((eigenvectors.T @ crossed) / raised[:, None])
         # The solution is for scaled features and targets, so it is scaled back here and below.
         if self.classes and self.outputs == 2 and self.bias:
-            solution = self._as_log_odds(
-                solution, curvature[-1, :-1], crossed, least=max(noise / self._target_weight * self._longest, 1 / records)
-            )
+            least_share = max(noise / self._target_weight * self._longest, 1 / records)  # of a class: the noise in it, or one record
+            solution = self._as_log_odds(solution, curvature[-1, :-1], crossed, least_share)
         else:
             # A softmax of k times indicators of k classes is, to first order around equal shares, these indicators themselves.
             solution *= self.outputs * sqrt(1 - 1 / self.outputs) if self.classes else self.bound
         head = torch.from_numpy(solution / self._longest).float()
         return torch.cat([head[: self.inputs].T.flatten(), *([head[self.inputs]] if self.bias else [])])
 
-    def _as_log_odds(self, solution: Floats, products_with_bias: Floats, crossed: Floats, least: float) -> Floats:
+    def _as_log_odds(self, solution: Floats, products_with_bias: Floats, crossed: Floats, least_share: float) -> Floats:
         """Return the ``solution`` (p, 2) for two classes, rescaled to logits by the theory of linear discriminants (Fisher 1936).
 
         Let f be the linear fit of the indicator of class 1, q its share, and R2 the explained share of the variance q (1 - q). If both
         classes have normal features of one covariance, then the log odds are log(q / (1 - q)) + (f - q - R2 (1/2 - q)) / (q (1 - q)
         (1 - R2)). That follows from the formulas of both for the difference of the classes' means.
 
-        ``least`` is the least distance of q from 0 and 1. ``crossed`` (p, 2) and ``products_with_bias`` (p - 1,) are means of the features'
-        products with the targets and with the constant of the bias.
+        ``least_share`` is the least distance of q from 0 and 1. ``crossed`` (p, 2) and ``products_with_bias`` (p - 1,) are means of the
+        features' products with the targets and with the constant of the bias.
         """
         half = sqrt(1 / 2)  # the length of a centered indicator
-        share = min(max(1 / 2 + float(crossed[-1, 1]) * self._longest * half, least), 1 - least)
+        share = min(max(1 / 2 + float(crossed[-1, 1]) * self._longest * half, least_share), 1 - least_share)  # q
         variance = share * (1 - share)
         covariances = half * crossed[:-1, 1] - products_with_bias * self._longest * (share - 1 / 2)  # of the features with the indicator
         explained = min(max(half * float(solution[:-1, 1] @ covariances) / variance, 0.0), _MAX_EXPLAINED)

@@ -71,7 +71,8 @@ def batch_schedule(samples: Sequence[Places], orders: Sequence[BlockSource], *, 
     table, is_real = Division.of(samples).table()  # (K, n) positions, and a mask of those that are not padding
     clients, most_samples = table.shape
     steps = -(-is_real.sum(axis=1, keepdims=True) // batch_size)  # of each client in an epoch, rounded up
-    # The width must not depend on the other clients: another width uses other kernels, which round differently.
+    # The width must not depend on the other clients: another width uses other kernels, which round differently. Padding repeats each
+    # client's first sample.
     index = np.repeat(table[:, :1], len(orders) * int(steps.max(initial=0)) * batch_size, axis=1).reshape(clients, -1, batch_size)
     mask = np.zeros(index.shape, dtype=np.float32)
     row, column = np.nonzero(is_real)
@@ -167,7 +168,7 @@ class Descent:
         for number, (parameter, gradient) in enumerate(zip(self._parameters, gradients, strict=True)):
             if self._optimiser.adds_to_gradient:
                 gradient = self._with_decay_and_proximal_term(number, gradient)
-            if not self._moments[number]:
+            if not self._moments[number]:  # plain SGD
                 # A finished client has a gradient of 0, unless decay or the proximal term adds to it.
                 direction = gradient * factor_per_client(active, gradient) if self._optimiser.adds_to_gradient else gradient
                 parameter.sub_(direction, alpha=self._rate)

@@ -248,7 +248,7 @@ class LoopTrainer:
             with refuse_tensor_writes(task.module, parameters, by_value=True):
                 task.losses(task.trained(parameters, inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
             if task.clip_norm is not None:
-                gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]
+                gradients = [p.grad[None] for p in parameters.values() if p.grad is not None]  # of K = 1 client; views
                 factor = _clip_factors(gradients, task.clip_norm)
                 for gradient in gradients:
                     gradient.mul_(factor_per_client(factor, gradient))

@@ -11,8 +11,8 @@ apart than those of two records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import floor, sqrt
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 from ldpfl.data import scaling
 from ldpfl.data.dataset import Dataset
 from ldpfl.data.encoder import Knots
-from ldpfl.data.scaling import Floats, Histogram
+from ldpfl.data.scaling import Floats, Histogram, TargetScale
 from ldpfl.data.unscaled import Unscaled
 from ldpfl.mechanisms.dp_sgd import DpSgd
 from ldpfl.privacy import Ledger
@@ -145,7 +145,8 @@ class Measuring:
         values, stages = scaling.unscaled_values(dataset), ColumnStages.before_first_stage(dataset.unscaled)
         sharing = [np.ones_like(rows) for rows in parts] if sharing is None else sharing
         for stage in range(1, scaling.STAGES + 1):
-            stages = stages.after(*self._release_histograms(values, stages, parts, sharing, stage=stage))
+            total, points_of_row = self._release_histograms(values, stages, parts, sharing, stage=stage)
+            stages = stages.after(total, points_of_row)
         has_made_up_clients = dataset.clients is None and self.channel != "secure-sum"
         remedy = _REAL_CLIENTS.format(len(parts)) if has_made_up_clients else ""
         return stages.scaled(dataset, remedy=remedy), measuring_ledger(self.mechanism, len(parts), self.channel, self.colluding)
@@ -202,67 +203,109 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], remedy: str) -> Dataset:
-    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on hidden columns. ``remedy`` is appended to errors."""
-    knots: list[Knots | None] = []
-    shares: list[float] = []
-    hidden: list[str] = []  # names of columns, here and below
-    by_bounds: list[str] = []
-    rough: list[str] = []
-    kind, target = scaling.target_kind(dataset), None
-    ended: list[float] = []  # share of the times to an event that end in each interval
+    """Return ``dataset`` scaled by the histograms of all ``stages``, with notes on columns that may be scaled wrongly.
+
+    ``remedy`` is appended to errors.
+    """
+    scales = _ColumnScales()
     for number, column in enumerate(dataset.unscaled):
-        column_stages = [stage[number] for stage in stages]
-        last, released_stages = column_stages[-1], [histogram for histogram in column_stages if histogram is not None]
+        last, seen = stages[-1][number], [histogram for stage in stages if (histogram := stage[number]) is not None]
         if column.classes:
-            shares += _shares(released_stages, column)
-        elif column.place is None:  # the target
-            if kind == "survival":
-                target, ended = scaling.cuts_from_histogram(last, dataset, column.bounds, remedy)
-            else:
-                target, mean = scaling.target_scale_from_histogram(last, kind, column.bounds, remedy)
-                if last is not None and column.bounds is None and scaling.reaches_largest_value(last):
-                    dataset = dataset.with_notes(
-                        f"values of {column.name} reach {scaling.LARGEST:.2g}, and larger values count as this number in measuring and "
-                        "training: divide the column by a publicly known number, or give data.bounds"
-                    )
-                elif last is not None and (ends := scaling.bin_with_nearly_all_rows(last)) is not None:
-                    dataset = dataset.with_notes(_note_on_one_value(column.name, *ends))
-                elif last is not None and (line := scaling.quantile_knots(last)) and scaling.is_scale_unreliable(released_stages, line):
-                    rough.append(column.name)
-                if kind == "count":
-                    shares.append(mean)  # the mean of a count stands in the place of the shares of classes
+            scales.shares += _shares(seen, column)
+        elif column.place is None:
+            scales.add_numeric_target(column, seen, last, dataset, remedy)
         else:
-            column_knots = None if last is None else scaling.quantile_knots(last)  # the points between which values are interpolated
-            if column_knots is not None and scaling.is_scale_unreliable(released_stages, column_knots):
-                rough.append(column.name)
-            if column_knots is None:
-                if column.bounds is None:
-                    hidden.append(column.name)
-                else:
-                    by_bounds.append(column.name)
-                    column_knots = scaling.bounds_knots(column.bounds)
-            knots.append(column_knots)
-    if hidden:
-        dataset = dataset.with_notes(
-            f"columns left out, because their values were not seen above the noise of measuring: {', '.join(hidden)}. To include them, set "
-            f"data.bounds for them, set a larger privacy.measuring_share or target epsilon, or give more rows{_LARGER_CLIENTS}"
-        )
-    if by_bounds:
-        dataset = dataset.with_notes(
-            f"columns scaled by data.bounds alone, since nothing was seen above the noise of measuring: {', '.join(by_bounds)}"
-        )
+            scales.add_input(column, seen, last)
     numbers = [last for last, column in zip(stages[-1], dataset.unscaled, strict=True) if last is not None and not column.classes]
-    if numbers and scaling.has_too_few_rows(numbers):
-        dataset = dataset.with_notes(
-            "the columns were measured on few rows or persons for this epsilon, so about one in ten may be scaled wrongly: give "
-            "data.bounds for the columns whose usual range is known"
-        )
-    if rough:
-        dataset = dataset.with_notes(
-            f"columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: {', '.join(rough)}. "
-            f"Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows help{_LARGER_CLIENTS}"
-        )
-    return scaling.apply_scale(dataset, knots, target, scaling.estimate_hazards(ended, shares[0]) if ended else tuple(shares))
+    # For times to an event, the only share is that of the times that end with an event.
+    shares = scaling.estimate_hazards(scales.ended, scales.shares[0]) if scales.ended else tuple(scales.shares)
+    return scaling.apply_scale(dataset.with_notes(*scales.all_notes(numbers)), scales.knots, scales.target, shares)
+
+
+@dataclass
+class _ColumnScales:
+    """Scales of a table's columns, collected column by column, and what notes say about them.
+
+    Attributes:
+        knots: for each input, the points between which its values are interpolated; None for an input that is left out.
+        target: scale of a target that is a number, a count or a time to an event.
+        shares: shares of the target's classes. For a count, its mean stands in their place.
+        ended: share of the times to an event that lie in each interval.
+        target_notes: notes on a target that is a number or a count.
+        hidden, by_bounds, rough: names of the columns that are left out, scaled by their bounds alone, or perhaps scaled wrongly.
+    """
+
+    knots: list[Knots | None] = field(default_factory=list)
+    target: TargetScale | None = None
+    shares: list[float] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
+    target_notes: list[str] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
+    by_bounds: list[str] = field(default_factory=list)
+    rough: list[str] = field(default_factory=list)
+
+    def add_input(self, column: Unscaled, seen: Sequence[Histogram], last: Histogram | None) -> None:
+        """Add an input ``column``, whose ``last`` histogram is None if noise hides it. ``seen`` are its histograms of all stages."""
+        knots = None if last is None else scaling.quantile_knots(last)
+        if knots is not None:
+            if scaling.is_scale_unreliable(seen, knots):
+                self.rough.append(column.name)
+        elif column.bounds is not None:
+            self.by_bounds.append(column.name)
+            knots = scaling.bounds_knots(column.bounds)
+        else:
+            self.hidden.append(column.name)
+        self.knots.append(knots)
+
+    def add_numeric_target(
+        self, column: Unscaled, seen: Sequence[Histogram], last: Histogram | None, dataset: Dataset, remedy: str
+    ) -> None:
+        """Add a target that is a number, a count or a time to an event; see :meth:`add_input`.
+
+        Raises:
+            DataError: noise hides the target, and nothing else gives its range. The message ends with ``remedy``.
+        """
+        kind = scaling.target_kind(dataset)
+        if kind == "survival":
+            self.target, self.ended = scaling.cuts_from_histogram(last, dataset, column.bounds, remedy)
+            return
+        self.target, mean = scaling.target_scale_from_histogram(last, kind, column.bounds, remedy)
+        if kind == "count":
+            self.shares.append(mean)
+        if last is None:
+            return
+        if column.bounds is None and scaling.reaches_largest_value(last):
+            self.target_notes.append(
+                f"values of {column.name} reach {scaling.LARGEST:.2g}, and larger values count as this number in measuring and "
+                "training: divide the column by a publicly known number, or give data.bounds"
+            )
+        elif (ends := scaling.bin_with_nearly_all_rows(last)) is not None:
+            self.target_notes.append(_note_on_one_value(column.name, *ends))
+        elif (knots := scaling.quantile_knots(last)) and scaling.is_scale_unreliable(seen, knots):
+            self.rough.append(column.name)
+
+    def all_notes(self, numbers: Sequence[Histogram]) -> Iterator[str]:
+        """Yield the notes on all columns. ``numbers`` are the last histograms of the columns of numbers."""
+        yield from self.target_notes
+        if self.hidden:
+            yield (
+                f"columns left out, because their values were not seen above the noise of measuring: {', '.join(self.hidden)}. To include "
+                "them, set data.bounds for them, set a larger privacy.measuring_share or target epsilon, or give more "
+                f"rows{_LARGER_CLIENTS}"
+            )
+        if self.by_bounds:
+            yield f"columns scaled by data.bounds alone, since nothing was seen above the noise of measuring: {', '.join(self.by_bounds)}"
+        if numbers and scaling.has_too_few_rows(numbers):
+            yield (
+                "the columns were measured on few rows or persons for this epsilon, so about one in ten may be scaled wrongly: give "
+                "data.bounds for the columns whose usual range is known"
+            )
+        if self.rough:
+            yield (
+                "columns whose scale may be wrong, since they were seen only roughly above the noise of measuring: "
+                f"{', '.join(self.rough)}. Narrower data.bounds, a larger privacy.measuring_share or target epsilon, or more rows "
+                f"help{_LARGER_CLIENTS}"
+            )
 
 
 _LARGER_CLIENTS = "; without a secure sum each client adds noise of its own, so fewer and larger clients help too"

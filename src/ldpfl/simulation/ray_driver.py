@@ -120,7 +120,10 @@ def _connect(where: str, folder: Path) -> None:
 
 
 def _address(where: str) -> str:
-    """Return the address for ``ray.init`` of the cluster that ``where`` names; ``local`` starts a new one."""
+    """Return the address for ``ray.init`` of the cluster that ``where`` names.
+
+    If it names any cluster, that is the one in RAY_ADDRESS, else this user's own on this machine, else ``local``, which starts a new one.
+    """
     if where != ANY_CLUSTER:
         return where
     if os.environ.get("RAY_ADDRESS"):

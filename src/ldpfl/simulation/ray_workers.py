@@ -58,9 +58,11 @@ class RayTasks:
         """Start Ray's driver, a process beside this one, and wait until it is connected to the cluster ``where``."""
         if find_spec("ray") is None:
             raise ConfigError(f"workers {where!r} need Ray: pip install 'ldpfl[ray]'")
-        self._warn, self._value_count = warn, 0
-        self._federations: dict[int, tuple[Federation, str]] = {}  # by id, which stays unique while the federation is referenced here
-        self._known_processors = [torch.backends.cpu.get_cpu_capability()]  # this machine's, then those that a warning named
+        self._warn = warn
+        self._stored_count = 0  # number of values in Ray's object store, where each has its number as its name
+        # By ``id(federation)``, which stays unique while the federation is referenced here; with its name in Ray's object store.
+        self._federations: dict[int, tuple[Federation, str]] = {}
+        self._processors_not_to_warn_of = [torch.backends.cpu.get_cpu_capability()]  # this machine's, then those that a warning named
         self._folder = Path(tempfile.mkdtemp(prefix="ldpfl-", dir="/tmp"))  # paths of Ray's sockets must be short
         resource_tracker.register(str(self._folder), "folder")  # which removes it even if this process is killed
         context = get_context("loky")
@@ -86,7 +88,7 @@ class RayTasks:
             self._request(federation, start, shares)
             while len(done) < len(shares):
                 answer = self._receive()
-                if answer is None:
+                if answer is None:  # it does not occur here: the driver says only once, at its start, that it is connected
                     continue
                 done[answer.index] = answer.result
                 self._warn_of_other_processor(answer.processor)
@@ -109,12 +111,12 @@ class RayTasks:
 
     def _store(self, value: object) -> str:
         """Have the driver put ``value`` into Ray's object store, and return its name there."""
-        self._value_count += 1
+        self._stored_count += 1
         pickled, arrays = pickle_and_arrays(value)
-        self._pipe.send(ValueHeader(str(self._value_count), len(arrays)))
+        self._pipe.send(ValueHeader(str(self._stored_count), len(arrays)))
         for part in (pickled, *arrays):
             self._pipe.send_bytes(part)
-        return str(self._value_count)
+        return str(self._stored_count)
 
     def _receive(self) -> Answer | None:
         """Return the next message of Ray's driver: an answer, or None, which says that it is connected.
@@ -132,12 +134,13 @@ class RayTasks:
 
     def _warn_of_other_processor(self, processor: str) -> None:
         """Warn once for each kind of ``processor`` that a node has and this machine has not."""
-        if processor not in self._known_processors:
+        if processor not in self._processors_not_to_warn_of:
+            here = self._processors_not_to_warn_of[0]
             self._warn(
-                f"a node of the Ray cluster computes with {processor}, this machine with {self._known_processors[0]}: results may differ "
+                f"a node of the Ray cluster computes with {processor}, this machine with {here}: results may differ "
                 "from those of one process in their last bits; for equal results use nodes with the same kind of processor"
             )
-            self._known_processors.append(processor)
+            self._processors_not_to_warn_of.append(processor)
 
     def close(self, *, kill: bool = False) -> None:
         """Disconnect from the cluster, which ends this run's tasks there: at once with ``kill``."""

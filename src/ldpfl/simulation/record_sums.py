@@ -110,7 +110,7 @@ def client_sums(
         if persons is None:
             values = _row_vectors(vectors, task, weights, batch)
         else:
-            rows, _ = persons.all_rows_of(batch)
+            rows, _ = persons.all_rows_of(batch)  # person after person
             units_of_batch = np.split(rows, np.cumsum(persons.counts[batch])[:-1])
             values = mean_vectors(vectors, task, weights, units_of_batch, persons.lanes[batch])
         sums.index_add_(0, torch.from_numpy(owners[start : start + at_once]), lattice_points(values, steps))

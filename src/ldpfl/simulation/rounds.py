@@ -55,7 +55,7 @@ def simulate(
             checkpoint = _trained_round(federation, checkpoint, cohort, joined, chunk_size, rounds, clients_done, workers)
         joined[cohort] += 1
         if federation.judged is not None and federation.judged.is_due(checkpoint.state.round):
-            joined += 1
+            joined += 1  # all clients take part in an evaluation
             checkpoint = _evaluate_at_clients(federation, federation.judged, checkpoint, joined)
         yield checkpoint
 
@@ -115,15 +115,13 @@ def _trained_round(
     if isinstance(mechanism, Gaussian) and not memory:
         memory = mechanism.schedule.initial_memory(len(federation.samples), ranges.dimension)
     facts = ClientFacts(torch.from_numpy(federation.samples.sizes), torch.from_numpy(joined), memory, before.personal)
-    start = RoundStart(before.state, mechanism, chunk_size, rounds - number)
+    start = RoundStart(before.state, mechanism, chunk_size, rounds_left=rounds - number)
     collected = workers.collect(federation, start, cut_into_shares(federation, cohort, facts), clients_done)
     noise = RoundNoise(mechanism, memory, [sent for part in collected for sent in part.noise])
     reports = [batch for part in collected for batch in part.reports]
-    personal = (
-        None
-        if before.personal is None
-        else personal_layers_after_round(before.personal, [layers for part in collected for layers in part.kept])
-    )
+    personal = before.personal  # None if the model has no personal layers
+    if personal is not None:
+        personal = personal_layers_after_round(personal, [layers for part in collected for layers in part.kept])
     # From here on nothing knows which client sent what.
     pool = mix(reports, federation.mixing_generator(before.state, reports))
     noise_std = noise.std()

@@ -90,7 +90,7 @@ def cut_into_shares(federation: Federation, cohort: NDArray[np.int64], facts: Cl
     order = np.argsort(federation.samples.sizes[cohort], kind="stable")
     # Whole blocks, and whole multiples of the memory alignment, so that the cut does not affect rounding.
     unit = federation.trainer.block if isinstance(federation.trainer, CompiledTrainer) else ALIGNED
-    share_size = unit * -(-len(cohort) // (unit * _MAX_SHARES))
+    share_size = unit * -(-len(cohort) // (unit * _MAX_SHARES))  # rounded up to whole units
     pieces = split_evenly(len(cohort), share_size, unit)
     return [Share(cohort[order[piece]], facts.take(cohort[order[piece]])) for piece in pieces]
 
@@ -113,7 +113,7 @@ def collect(federation: Federation, start: RoundStart, share: Share, chunk_done:
     if isinstance(federation.trainer, CompiledTrainer):
         ends = clipped_values.low, clipped_values.high
         counter = CountedSteps.of(federation, federation.trainer, start.state, start.mechanism, share.clients, ends)
-    most = MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE  # counted clients leave no vectors in memory
+    most = MOST_CLIENTS if counter is None else CLIENTS_PER_SCHEDULE  # counted clients leave no vectors in memory, so they may be more
     for rows in chunks_of_cohort(federation, share.clients, start.chunk_size, most):
         uncounted = rows if counter is None else rows[counter.add(share.clients[rows])]
         if uncounted.size:

@@ -89,7 +89,7 @@ class Processes:
                 try:
                     self._collect_missing(federation_path, start_path, shares, done, clients_done)
                 except BrokenProcessPool:
-                    deaths = 1 if len(done) > done_before else deaths + 1
+                    deaths = 1 if len(done) > done_before else deaths + 1  # in a row, without a result in between
                     self._restart_pool(deaths)
         except CannotShareError as error:
             self._train_in_this_process(federation, error)

@@ -102,7 +102,7 @@ class SampledRecords:
         order = np.lexsort((values, index))  # by index; by value as well, so that nothing depends on the order of arrival
         index, values = index[order], values[order]
         counts = np.bincount(index, minlength=self._units.dimension)
-        clients, remainder = divmod(index.size, self._units.count)
+        clients, remainder = divmod(index.size, self._units.count)  # number of whole reports that the pairs make up
         if not remainder and counts.max() <= clients <= uploads:
             # Pair i goes to row i modulo `clients`: at most `clients` consecutive pairs have one index, so they go to different rows.
             reports = SampledReports(index.reshape(-1, clients).T.copy(), values.reshape(-1, clients).T.copy(), self._units.dimension)
