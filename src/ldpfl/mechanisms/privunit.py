@@ -132,8 +132,10 @@ class PrivUnitG(VectorMechanism):
         return _DirectionNoise(self, ranges)
 
     def release(self, ranges: LayerRanges) -> PureRelease:
-        # The bit of the length has a blanket of twice the probability of its rarer value, lo / 2^32 with lo from ``thresholds``.
-        length_blanket = thresholds(self.length_epsilon)[0] / (1 << (BITS - 1)) if self.magnitude_share else 1.0
+        length_blanket = 1.0  # if lengths are not sent
+        if self.magnitude_share:
+            lowest, _ = thresholds(self.length_epsilon)
+            length_blanket = lowest / (1 << (BITS - 1))  # twice the probability lowest / 2^32 of the length's rarer bit
         return PureRelease(self.name, self.epsilon, 1, "vector", blanket=usable_blanket(self.epsilon, self.law.blanket * length_blanket))
 
     @property

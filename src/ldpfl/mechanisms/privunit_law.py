@@ -103,8 +103,8 @@ class DirectionLaw:
         G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)), at most G (1 + sqrt(d)) / 2. Both maxima are added, though no direction attains both.
         """
         # The largest alpha above gamma, and the smallest below.
-        ends = self.alpha(np.array([True, False]), np.array([_SMALLEST_TAIL, 1 - _SMALLEST_TAIL]))
-        return (max(float(ends[0]), -float(ends[1])) + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
+        largest, smallest = self.alpha(np.array([True, False]), np.array([_SMALLEST_TAIL, 1 - _SMALLEST_TAIL])).tolist()
+        return (max(largest, -smallest) + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
 
 
 @lru_cache(maxsize=256)
@@ -257,6 +257,7 @@ def _normal_quantile(tail: Any, context: Any) -> Any:
     size = context.mpf(-float(ndtri_exp(float(context.log(tail)))))
     for _ in range(64):
         tail_there = NORMAL.tail_beyond(size, context)
+        # The derivative of log(tail) by the size is -(density / tail).
         step = context.log(tail_there / tail) * tail_there * context.sqrt(2 * context.pi) * context.exp(size**2 / 2)
         size += step
         if abs(step) < context.mpf(2) ** (-context.prec // 2 - 8):  # each step doubles the number of right digits

@@ -276,11 +276,14 @@ def _encode_sampled(values: Tensor, ranges: LayerRanges, source: RandomSource, l
 
 
 def _epsilon_per_value(epsilon: float, count: int | None) -> float:
-    """Return epsilon / ``count``, rounded down if ``count`` times it would exceed ``epsilon``; or ``epsilon`` if ``count`` is None."""
+    """Return epsilon / ``count``, rounded down if ``count`` times it would exceed ``epsilon``.
+
+    Return ``epsilon`` if ``count`` is None, and 0, which is refused later, if no float can hold ``count``.
+    """
+    if count is None:
+        return epsilon
     try:
-        if count is None:
-            return epsilon
         quotient = epsilon / count
         return quotient if Fraction(quotient) * count <= Fraction(epsilon) else nextafter(quotient, 0.0)
-    except OverflowError:  # more coordinates than a float can hold
+    except OverflowError:
         return 0.0

@@ -97,7 +97,8 @@ def train_clients(federation: Federation, state: ServerState, clients: NDArray[n
         ConfigError: the model has personal layers. Only the rounds of a simulation store them.
         PrivacyError: the model changes its own state while it runs, or PyTorch refuses to run it although the trial before the run passed.
     """
-    return train_with_personal_layers(federation, state, clients, personal=None)[0]
+    trained, _ = train_with_personal_layers(federation, state, clients, personal=None)
+    return trained
 
 
 def train_with_personal_layers(

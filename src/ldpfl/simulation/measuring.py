@@ -199,7 +199,9 @@ def _without_noise_bins(noisy: Sequence[Histogram], columns: Sequence[Unscaled],
     bins = sum(histogram.counts.size for histogram in noisy)
     pairs = zip(noisy, columns, strict=True)
     clear = [histogram if column.classes else histogram.without_insignificant_bins(bins, together=not first) for histogram, column in pairs]
-    return [histogram if first or histogram else noisy_histogram for histogram, noisy_histogram in zip(clear, noisy, strict=True)]
+    if first:
+        return clear
+    return [noisy_histogram if histogram is None else histogram for histogram, noisy_histogram in zip(clear, noisy, strict=True)]
 
 
 def _scaled(dataset: Dataset, stages: Sequence[Sequence[Histogram | None]], remedy: str) -> Dataset:

@@ -105,7 +105,8 @@ class RayTasks:
         try:
             if id(federation) not in self._federations:
                 self._federations[id(federation)] = federation, self._store(without_parts_for_this_process(federation))
-            self._pipe.send(RoundRequest(self._federations[id(federation)][1], self._store(start), pickled, on_gpu))
+            _, federation_name = self._federations[id(federation)]
+            self._pipe.send(RoundRequest(federation_name, self._store(start), pickled, on_gpu))
         except OSError:
             pass  # the driver has ended: the caller's next :meth:`_receive` raises the reason
 

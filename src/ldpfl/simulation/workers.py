@@ -67,9 +67,9 @@ class Processes:
     def __init__(self, count: int, warn: Callable[[str], None] = lambda message: None) -> None:
         self._count, self._warn = count, warn
         self._folder = _private_folder()
-        # By id, which stays unique while the federation is referenced here. The path is None if workers cannot load it.
+        # By ``id(federation)``, which stays unique while the federation is referenced here. The path is None if workers cannot load it.
         self._federations: dict[int, tuple[Federation, Path | None]] = {}
-        self._file_count = 0
+        self._file_count = 0  # number of files written so far, which names the next one
         self._pool = self._start_pool()
 
     def collect(self, federation: Federation, start: RoundStart, shares: Sequence[Share], clients_done: ClientsDone) -> list[Collected]:
