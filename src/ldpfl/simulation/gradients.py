@@ -237,7 +237,12 @@ def _weight_copies(task: LocalTask, weights: Tensor) -> dict[str, Tensor]:
 def _negative_gradients(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
     """Return (K, d): for each row of samples in ``index`` (K, B), minus the gradient of their mean loss at the ``shared`` weights."""
     if len(index) == 1:  # taken twice, because a batch of one uses other kernels, which round differently
-        return _negative_gradients(task, shared, index.expand(2, -1), mask.expand(2, -1), at_once=at_once)[:1]
+        return _negative_gradients_of_rows(task, shared, index.expand(2, -1), mask.expand(2, -1), at_once=at_once)[:1]
+    return _negative_gradients_of_rows(task, shared, index, mask, at_once=at_once)
+
+
+def _negative_gradients_of_rows(task: LocalTask, shared: dict[str, Tensor], index: Tensor, mask: Tensor, *, at_once: bool) -> Tensor:
+    """Return what :func:`_negative_gradients` returns, for two or more rows."""
     if isinstance(task.module, CenteredLinear) and not bool(shared["center"].any()):  # the round that measures the center
         return _center_means(task, index, mask)
     if not at_once:  # the model cannot process all rows together

@@ -165,7 +165,7 @@ def test_rows_of_the_pool_say_nothing_about_clients() -> None:
 def test_nothing_to_mix_is_refused() -> None:
     nothing: list[list[Reports]] = [[], [pack(np.zeros((0, 9), dtype=np.uint8))], [DenseReports(torch.zeros(0, 9))]]
     for reports in nothing:
-        with pytest.raises(PrivacyError, match="no report"):
+        with pytest.raises(PrivacyError, match="no client sent a report"):
             mix(reports, generator(0))
 
 
