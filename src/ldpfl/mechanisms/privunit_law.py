@@ -103,8 +103,8 @@ class DirectionLaw:
         G / 2 (1 + cos(2x) + sqrt(d - 1) sin(2x)), at most G (1 + sqrt(d)) / 2. Both maxima are added, though no direction attains both.
         """
         # The largest alpha above gamma, and the smallest below.
-        largest, smallest = self.alpha(np.array([True, False]), np.array([_SMALLEST_TAIL, 1 - _SMALLEST_TAIL])).tolist()
-        return (max(largest, -smallest) + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
+        largest, smallest = self.alpha(np.array([True, False]), np.array([_SMALLEST_TAIL, 1 - _SMALLEST_TAIL]))
+        return (max(float(largest), -float(smallest)) + _LARGEST_NORMAL * (1 + sqrt(dimension)) / 2) / self.scale
 
 
 @lru_cache(maxsize=256)
