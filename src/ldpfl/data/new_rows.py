@@ -94,7 +94,9 @@ def _require_id_column(table: Table, name: str) -> str:
 
 def _unscaled_inputs(encoder: Encoder, table: Table) -> Inputs:
     """Return the model's inputs (N, ...) for the rows of ``table``: tokens of texts, or columns that are not scaled yet."""
-    if encoder.data.text:
+    if text := encoder.data.text:
+        if text not in table.columns:
+            raise DataError(f"the table has no column {text!r}, whose texts the model reads: {did_you_mean(text, table.columns)}")
         return read_texts(table, encoder.data, encoder.targets)
     return torch.from_numpy(read_features(table, encoder.data).values)
 
