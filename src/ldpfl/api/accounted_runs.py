@@ -29,10 +29,10 @@ def ledger_and_delta_of(what: RunResult | RunConfig | str | Path, settings: Sett
     """
     if isinstance(what, RunResult):
         return what.ledger, what.config.privacy.delta
-    if isinstance(what, RunConfig) or not Path(what).is_dir():
+    if isinstance(what, RunConfig) or not Path(what).is_dir():  # a config or a recipe, whose run is only planned
         changes = setting_texts(settings)
         config = config_from(what, changes)
-        if not isinstance(what, RunConfig):
+        if not isinstance(what, RunConfig):  # a config object was made by the caller, who knows what code it names
             _check_code(what, config, changes)
         check_persons_named(config.data)
         return planned_ledger(resolve_settings(config)), config.privacy.delta
@@ -74,13 +74,14 @@ def assumption_warnings(runs: Sequence[RunResult | RunConfig | str | Path]) -> l
     Raises:
         ConfigError: the runs protect different persons, see :func:`check_same_persons`.
     """
-    runs_made = [made for run_or_recipe in runs if (made := _config_and_simulated(run_or_recipe)) is not None]
+    begun = [config_and_simulated for run in runs if (config_and_simulated := _config_and_simulated(run)) is not None]
     planned = [config_from(run, []) for run in runs if isinstance(run, RunConfig) or (isinstance(run, str | Path) and _is_config(run))]
-    check_same_persons([*(config for config, _ in runs_made), *planned])
-    warnings = [line for config in [*(made for made, _ in runs_made), *planned] for line in assumption_caveats(config)]
+    configs = [*(config for config, _ in begun), *planned]
+    check_same_persons(configs)
+    warnings = [caveat for config in configs for caveat in assumption_caveats(config)]
     warnings += [TRIAL for run in runs if (folder := _run_folder(run)) is not None and folder.is_trial]
     # On Flower, each node draws its own noise, so a common seed matters only among simulations.
-    return warnings + list(shared_seed_warnings(config for config, is_simulated in runs_made if is_simulated))
+    return warnings + list(shared_seed_warnings(config for config, is_simulated in begun if is_simulated))
 
 
 def _config_and_simulated(run: RunResult | RunConfig | str | Path) -> tuple[RunConfig, bool] | None:

@@ -46,7 +46,7 @@ def account(
     """
     released_by_each = [released(run_or_recipe, settings) for run_or_recipe in (what, *others)]
     ledgers = [ledger for ledger, _ in released_by_each]
-    default_delta = max(configured_delta for _, configured_delta in released_by_each)  # a joint guarantee has a single delta
+    default_delta = max(configured_delta for _, configured_delta in released_by_each)  # a joint guarantee has one delta for all runs
     return warned(account_together(ledgers, default_delta if delta is None else delta, colluding), (what, *others))
 
 

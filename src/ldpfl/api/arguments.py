@@ -38,7 +38,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
             parameter = signature.parameters[name]
             if parameter.kind is parameter.VAR_POSITIONAL:
                 bound.arguments[name] = tuple(_checked_value(function, parameter, item) for item in value)
-            elif parameter.kind is not parameter.VAR_KEYWORD:
+            elif parameter.kind is not parameter.VAR_KEYWORD:  # further keywords are settings, which are checked with the config
                 bound.arguments[name] = _checked_value(function, parameter, value)
         return function(*bound.args, **bound.kwargs)
 
@@ -48,7 +48,8 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def _checked_value(function: Callable[..., object], parameter: inspect.Parameter, value: Any) -> Any:
     """Return ``value``, with NumPy's numbers as Python's, or raise a :class:`ConfigError` if it does not fit its annotation."""
     argument = f"{function.__name__}: {parameter.name}"
-    python_value = value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", None) == 0 else value
+    is_numpy_number = hasattr(value, "tolist") and getattr(value, "ndim", None) == 0
+    python_value = value.tolist() if is_numpy_number else value
     # Annotations are texts, and may name classes that the module imports for type checkers alone.
     expected_type = eval(parameter.annotation, {}, _Names(function.__globals__))
     if isinstance(python_value, str | Path) and "\0" in str(python_value):  # as a path, it would raise an error that names no argument
@@ -99,7 +100,7 @@ def _argument_hint(function: Callable[..., object], parameter: inspect.Parameter
 
 def _fits(value: Any, annotated: Any) -> bool:
     """Whether ``value`` is of the ``annotated`` type. Containers are checked without their content."""
-    origin = get_origin(annotated)
+    origin = get_origin(annotated)  # ``list`` for ``list[int]``; None for ``int``
     if annotated is Any:
         return True
     if origin in (Union, UnionType):

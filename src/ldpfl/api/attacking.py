@@ -64,7 +64,8 @@ def attack_runs(
 ) -> AttackResult:
     """Reconstruct images of one class from the models of finished simulations, and draw pictures.
 
-    Each run is attacked with and without its protection. Finished parts of an earlier attack are kept. Several runs are also compared.
+    Each run is attacked with and without its protection. Finished parts of an earlier attack are kept. The result is the attack on a single
+    run, or the comparison of several runs.
 
     Args:
         out: folder of the attack on one run, by default inside the run's folder; or of the comparison of several runs.
@@ -79,7 +80,8 @@ def attack_runs(
         attacker = Attacker(data_dir, choose_device(device), display, display.phase)
         if len(folders) == 1:
             target = out or attack_folder(folders[0], plan.label)
-            return AttackResult(_attack(attacker, folders[0], plan, target)[0], target)
+            attack, _ = _attack(attacker, folders[0], plan, target)
+            return AttackResult(attack, target)
         if out is None:
             raise ConfigError(
                 f"{len(folders)} runs are to be compared, but --out is missing: name the folder of their comparison with --out"
@@ -140,9 +142,13 @@ def _panels(comparison: Comparison, pictures: dict[Path, AttackImages]) -> list[
     Lines without protection come before protected ones. Lines without an accuracy are references, not attacks, and get no panel.
     """
     attacked_lines = sorted((line for line in comparison.lines if line.accuracies), key=lambda line: line.row.kind == "protected")
-    first_runs = [(line.name, pictures[line.runs[0]], line.row.kind) for line in attacked_lines]
-    panels = [(name, run_images.unprotected if kind == "unprotected" else run_images.protected) for name, run_images, kind in first_runs]
-    return [(f"real, label {comparison.label}", first_runs[0][1].real), *((name, images) for name, images in panels if images is not None)]
+    first_runs = [pictures[line.runs[0]] for line in attacked_lines]
+    panels = [(f"real, label {comparison.label}", first_runs[0].real)]
+    for line, run_images in zip(attacked_lines, first_runs, strict=True):
+        images = run_images.unprotected if line.row.kind == "unprotected" else run_images.protected
+        if images is not None:
+            panels.append((line.name, images))
+    return panels
 
 
 def _draw(out: Path, pictures: AttackImages, result: RunAttack) -> None:

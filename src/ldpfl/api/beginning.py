@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ldpfl.api.configuring import config_from, configure
 from ldpfl.errors import ConfigError
+from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.settings_listed import commented_toml
 from ldpfl.mechanisms.new_package import write_package
 from ldpfl.util.files import write_text
@@ -81,7 +82,7 @@ def begin_app(
     client: str | None = None,
     person: str | None = None,
 ) -> BegunApp:
-    """Write an app for Flower to a new folder.
+    """Write an app for Flower to a new folder, and return the steps that are left to do.
 
     Args:
         data: a table like those of the nodes: its columns, kinds and classes are written into the app.
@@ -92,37 +93,30 @@ def begin_app(
     """
     if find_spec("flwr") is None:
         raise ConfigError("apps need Flower, which is not installed: pip install 'ldpfl[flower]'")
-    from ldpfl.data.user_images import holds_images
     from ldpfl.experiments import load_recipe
     from ldpfl.flower.ignored_settings import node_requirements, setting_notes
-    from ldpfl.flower.new_app import NOT_KNOWN, example_table_settings, settings_to_changes, without_column_changes, write_app
+    from ldpfl.flower.new_app import NOT_KNOWN, settings_to_changes, without_column_changes, write_app
     from ldpfl.flower.policy_init import check_code, fitting_policy, names_not_loaded, offer_of_settings, ranges_for
     from ldpfl.flower.run_settings import RunSettings, join_changes
 
-    public: dict[str, Any] = {}
+    table_settings: dict[str, Any] = {}
     note = ""
     config = configure(recipe, changes)
     person = person or config.data.person or None  # the config has "" for no column
     if data is not None:
-        if Path(data).exists() and holds_images(Path(data)):
-            raise ConfigError(
-                f"{data} contains images, but an app that ldpfl init writes reads only tables: write your own app with a RecordTask, see "
-                "docs/flower.md"
-            )
-        if not (named_target := target or config.data.target):
-            raise ConfigError("--target is missing: name the column to predict with --target COLUMN")
-        public, note = example_table_settings(Path(data), named_target, client or config.data.client, person or "", config)
-        changes = without_column_changes(changes)  # `public` has their effect already
-    all_changes = join_changes([*settings_to_changes(public), *changes])
+        table_settings, note = _settings_from_table(data, config, target, client, person)
+        changes = without_column_changes(changes)  # the table's settings have their effect already
+    all_changes = join_changes([*settings_to_changes(table_settings), *changes])
     by_sum = config.shuffling.channel == "secure-sum"
     sum_settings: dict[str, Any] = {"transport": "sum", "min_clients": config.clients.count} if by_sum else {}
-    at_nodes = bool(public) or config.data.at_nodes
+    at_nodes = bool(table_settings) or config.data.at_nodes
     # A fixed time hides how long a node trained on its own rows. Built-in data are public and need none.
     settings = RunSettings(recipe=recipe, changes=all_changes, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **sum_settings)
-    open_bounds = tuple(name for name, bounds in public.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
+    open_bounds = tuple(name for name, bounds in table_settings.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
     check_code(config)
     is_sized = not names_not_loaded(config)
-    if not open_bounds:  # an app that no policy fits is refused before anything is written
+    # These calls raise if no policy fits the app, so that nothing is written then.
+    if not open_bounds:
         offer = offer_of_settings(settings)
         if is_sized:
             fitting_policy(offer, ranges_for(offer, ()))
@@ -133,10 +127,31 @@ def begin_app(
         # The recipe is loaded as the app loads it, because ``config`` has a seed of its own.
         differs=tuple(setting_notes(load_recipe(recipe, list(changes)), at_nodes=at_nodes)),
         needed=tuple(node_requirements(config, at_nodes=at_nodes)),
-        from_table=bool(public),
+        from_table=bool(table_settings),
         note=note,
         open_bounds=open_bounds,
         mean_left=counted_unit if config.mechanism.missing_setting_message else "",
         is_sized=is_sized,
         by_sum=by_sum,
     )
+
+
+def _settings_from_table(
+    data: str, config: RunConfig, target: str | None, client: str | None, person: str | None
+) -> tuple[dict[str, Any], str]:
+    """Return the settings of an app whose nodes have tables like the file ``data``, and a note on the columns that are left out.
+
+    Raises:
+        ConfigError: ``data`` are images, or neither ``target`` nor ``config`` names the column to predict.
+    """
+    from ldpfl.data.user_images import holds_images
+    from ldpfl.flower.new_app import example_table_settings
+
+    if Path(data).exists() and holds_images(Path(data)):
+        raise ConfigError(
+            f"{data} contains images, but an app that ldpfl init writes reads only tables: write your own app with a RecordTask, see "
+            "docs/flower.md"
+        )
+    if not (named_target := target or config.data.target):
+        raise ConfigError("--target is missing: name the column to predict with --target COLUMN")
+    return example_table_settings(Path(data), named_target, client or config.data.client, person or "", config)

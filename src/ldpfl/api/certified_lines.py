@@ -57,6 +57,7 @@ def _stated_guarantee(row: Guarantee, groups: Sequence[RoundGroup]) -> certifica
     """Return a guarantee over the whole run as the certificate states it, with the accountant that computed it."""
     local_accountant = accountant((group.release, group.rounds) for group in groups)
     used_accountant = local_accountant if row.trust_model == "local" else behind_shuffler(groups)
+    about_accountant, *_ = (inspect.getdoc(type(used_accountant)) or "").splitlines()
     return certificate_file.StatedGuarantee(
         protects=row.unit,  # type: ignore[arg-type]  # a guarantee over a run is about a client, a person or a record
         adjacency=row.adjacency,  # type: ignore[arg-type]  # one of three, over a run
@@ -64,7 +65,7 @@ def _stated_guarantee(row: Guarantee, groups: Sequence[RoundGroup]) -> certifica
         epsilon=row.epsilon if isfinite(row.epsilon) else certificate_file.INFINITY,  # type: ignore[arg-type]
         delta=row.delta,
         status=row.status,  # type: ignore[arg-type]  # one of the two in HOLDS
-        computed=f"{type(used_accountant).__name__}: {(inspect.getdoc(type(used_accountant)) or '').splitlines()[0]}",
+        computed=f"{type(used_accountant).__name__}: {about_accountant}",
         assumptions=tuple(row.assumptions),
     )
 

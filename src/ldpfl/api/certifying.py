@@ -46,7 +46,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         check_suffix(Path(out), "a certificate in JSON", ".json")
     path = Path(folder_of_ledger(what))  # a folder, or the file of a ledger outside of a run's folder
     folder = RunFolder(path) if path.is_dir() else None
-    (folder or RunFolder(path.parent)).check_may_be_handed_on()
+    (folder or RunFolder(path.parent)).check_may_be_handed_on()  # the file of a ledger may lie in the folder of a tuning's trial
     file = path if folder is None else folder.ledger_path
     ledger = Ledger.load(file) if folder is None else folder.ledger()
     default_delta = DELTA if folder is None else folder.config().privacy.delta
@@ -56,7 +56,7 @@ def certify(what: str | Path, *, delta: float | None = None, key: str | Path | N
         raise ConfigError(f"ledger {file} cannot be read: {error.strerror}") from None
     if Ledger.from_json(text, str(file)) != ledger:  # a folder's ledger has the checkpoint's last rounds, which the file may lack
         raise ConfigError(f"the run in {path} is not finished: resume it and let it finish before you certify it")
-    result = (folder.result() if folder else None) or {}
+    result = (folder.result() if folder else None) or {}  # empty for a ledger alone, or if the run ended early
     mechanism_versions = {event.release.mechanism: mechanisms.version_of(event.release.mechanism) for event in ledger.events}
     run_versions = {str(name): str(version) for name, version in result.get("versions", {}).items()}
     versions = {"ldpfl": ldpfl.__version__, **run_versions, **mechanism_versions}

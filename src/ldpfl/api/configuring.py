@@ -52,14 +52,14 @@ def config_for_call(
     changes = [*setting_texts(settings), *setting_texts(overrides_by_key(function, overrides, what))]
     config = config_from(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
-    # A given config is asked for its own keys, because its text, from which `config` was parsed, states every key.
+    # `what` itself knows which keys the caller stated. In `config` all count as stated, because it was parsed from the full text of `what`.
     stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
     given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
     if not config.data.brought or "seed" in given_keys:  # the data are built in, or the user gave a seed
         return config
     if resumed is not None and resumed.secret_noise:
         seed = resumed.seed
-    elif isinstance(what, RunConfig) and what.seed:  # this function has returned `what`, with a drawn seed
+    elif isinstance(what, RunConfig) and what.seed:  # an earlier call of this function drew the seed, since nobody stated it
         seed = what.seed
     else:
         seed = secrets.randbits(_SEED_BITS)
@@ -123,10 +123,9 @@ def overrides_of(
         raise ConfigError(
             "--target, --client and --person name columns of your data, but --data is missing: give a table with --data, or leave them out"
         )
-    flags = {
-        **{"data.target": target, "data.client": client, "data.person": person, "data.text": text, "task.name": task},
-        **{"model.name": None if model is None else named_model(model), "model.adapter": adapter},
-    }
+    flags = {"data.target": target, "data.client": client, "data.person": person, "data.text": text, "task.name": task}
+    flags |= {"model.name": None if model is None else named_model(model), "model.adapter": adapter}
+    # A later change overrides an earlier one: ``changes`` (--set) those before them, and the flags for epsilon all others.
     return [
         *([f"{key}={toml_value(value)}" for key, value in named_data(data).items()] if data is not None else []),
         *(f"{key}={toml_value(value)}" for key, value in flags.items() if value is not None),
@@ -175,7 +174,7 @@ def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, An
         return {}
     values_by_key = flattened(overrides)
     mechanism = str(values_by_key.get("mechanism.name", values_by_key.get("mechanism")) or config_from(what, []).mechanism.name)
-    known = known_keys(mechanism)
+    known = known_keys(mechanism)  # including the mechanism's own settings
     by_name: dict[str, list[str]] = {}
     for key in known:
         section, _, last_word = key.rpartition(".")
@@ -189,7 +188,8 @@ def overrides_by_key(function: Callable[..., object], overrides: Mapping[str, An
         keys = [argument] if "." in argument or argument in known else by_name.get(argument, [])
         if len(keys) != 1:
             raise ConfigError(f"{function.__name__} has no argument {argument!r}{_advice(function, argument, mechanism, by_name)}")
-        by_dotted_key[keys[0]] = value
+        (key,) = keys
+        by_dotted_key[key] = value
     return by_dotted_key
 
 

@@ -60,7 +60,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         """Return ``rows`` as a data frame with the columns that the model takes. Raise a DataError if an array has more or fewer."""
         import pandas
 
-        if hasattr(rows, "columns"):
+        if hasattr(rows, "columns"):  # a data frame already
             return rows
         if isinstance(rows, Sequence) and rows and all(isinstance(row, Mapping) for row in rows):
             return pandas.DataFrame.from_records(rows)

@@ -80,7 +80,7 @@ def export(
     methods_text = methods(config, result, run_folder.ledger(), statement, run_folder.kind())
     model_files = [f"model{suffix}" for suffix in suffixes]
     card = model_card(config, described, encoder, statement, result, ldpfl.__version__, methods_text, model_files)
-    with writing(out):
+    with writing(out):  # to look into the folder may fail, too
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"{out} is not empty: give a new folder, so that nothing else is published with the model")
     # A result holds its model, so that also a Python object can be written without being given again.
@@ -140,12 +140,12 @@ def _check_model_is_of_checkpoint(run_folder: RunFolder, tensors: Mapping[str, T
     """Raise unless ``tensors`` are the model of the run's checkpoint, to which its ledger belongs.
 
     Raises:
-        DataError: they are not.
+        DataError: they have other values, or a finished run has no checkpoint.
     """
     checkpoint = run_folder.checkpoint_needed()
-    if checkpoint is None:
+    if checkpoint is None:  # no round is finished
         return
-    if not _is_some_of(_content(checkpoint.state.model), map(_content, tensors.values())):
+    if not _is_made_of(_content(checkpoint.state.model), map(_content, tensors.values())):
         raise DataError(
             f"{run_folder.model_path} has other weights than the run's checkpoint, so the ledger may not be that of this model: one of the "
             "two was changed, or is of another run or an earlier round; put back the latest ones"
@@ -157,23 +157,26 @@ def _content(tensor: Tensor) -> bytes:
     return tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _is_some_of(whole: bytes, pieces: Iterable[bytes]) -> bool:
-    """Return whether ``whole`` is some of ``pieces``, each used once, one after another in any order.
+def _is_made_of(whole: bytes, pieces: Iterable[bytes]) -> bool:
+    """Return whether ``whole`` is made of some of ``pieces``, one after another in any order, each used at most once.
 
-    A model's file has frozen tensors and buffers, too, and its order is not that of the checkpoint's vector.
+    A model's file has frozen tensors and buffers, too, and its order is not that of the checkpoint's vector. All orders that fit so far are
+    followed, because several pieces may fit at one place.
     """
     counts = Counter(piece for piece in pieces if piece)
-    tried, open_ways = set[tuple[int, tuple[int, ...]]](), [(0, tuple(counts.values()))]  # where the next piece starts, how many are left
+    # A way is the place where the next piece starts, and how many of each different piece are left.
+    tried_ways, open_ways = set[tuple[int, tuple[int, ...]]](), [(0, tuple(counts.values()))]
     while open_ways:
         way = start, left = open_ways.pop()
         if start == len(whole):
             return True
-        if way in tried:
+        if way in tried_ways:
             continue
-        tried.add(way)
-        for kind, piece in enumerate(counts):
-            if left[kind] and whole.startswith(piece, start):
-                open_ways.append((start + len(piece), (*left[:kind], left[kind] - 1, *left[kind + 1 :])))
+        tried_ways.add(way)
+        for index, piece in enumerate(counts):
+            if left[index] and whole.startswith(piece, start):
+                left_after_piece = (*left[:index], left[index] - 1, *left[index + 1 :])
+                open_ways.append((start + len(piece), left_after_piece))
     return False
 
 

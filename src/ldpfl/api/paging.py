@@ -53,7 +53,11 @@ def page(what: Sequence[Path], file: Path, *, public: bool = False) -> Page:
 
 
 def _page_text(what: Sequence[Path], *, public: bool) -> tuple[str, str]:
-    """Return the HTML text of a page, and for whom it is, in words."""
+    """Return the HTML text of the page of the runs, the sweep or the plan in ``what``, and for whom the page is, in words.
+
+    Raises:
+        ConfigError, DataError: as for :func:`page`.
+    """
     sweeps = [(path, stored) for path in what if path.is_dir() and (stored := stored_sweep(path)) is not None]
     plans = [path for path in what if path.suffix == ".json" and path.is_file()]
     if not sweeps and not plans:

@@ -107,5 +107,6 @@ def draw_plan(planned: Plan, file: Path, target_central: float | None = None, ea
     """
     from ldpfl.report.plots import draw_epsilon_by_clients  # plots take seconds to import
 
-    points = [(count, *central_epsilon_bounds(planned.setting, count)) for count in each(client_counts_to_plot(planned.setting))]
+    client_counts = each(client_counts_to_plot(planned.setting))
+    points = [(count, *central_epsilon_bounds(planned.setting, count)) for count in client_counts]  # with lower and upper bound
     draw_epsilon_by_clients(file, planned.setting, points, target_central)

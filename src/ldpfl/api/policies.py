@@ -84,7 +84,7 @@ class Budget:
     def _run_charges(self, run: str, charges: Sequence[Charged]) -> RunCharges:
         """Return the number and the cost of the ``charges`` of one ``run``. The cost is computed by the budget's privacy filter."""
         books, by_record = self.books, self.books.protected == "record"
-        # How often each release was charged. Under protection of records, a release is counted by what it costs one record.
+        # Number of charges of each release. Under protection of records, a release is counted by what it costs one record.
         counts = Counter(for_one_record(charge.release) if by_record else charge.release for charge in charges)
         names = tuple(dict.fromkeys(release.mechanism for release in counts))  # each name once, in order
         epsilon, pure_sum = (filtered_epsilon(counts.items(), books.order, delta) for delta in (books.limit.delta, 0.0))
@@ -121,7 +121,7 @@ def why_unbounded(file: Path, policy: Policy) -> str:
 def rounds_left(file: Path, policy: Policy | None = None) -> int | None:
     """Return how many more rounds like the last one are allowed by the budget in ``file``, and by ``policy`` if one is given.
 
-    None if nothing was charged, or if the last release was unprotected.
+    The result is None if nothing was charged, or if the last release was unprotected.
 
     Raises:
         Declined: ``file`` is missing, or damaged.
@@ -129,8 +129,10 @@ def rounds_left(file: Path, policy: Policy | None = None) -> int | None:
     charges = read_charges(file)
     if not charges or not charges[-1].release.protected:
         return None
-    last = charges[-1]
-    return read_books(file).rounds_left(last.release) if policy is None else _LifetimeBudget(file, policy).rounds_left(last)
+    last_charge = charges[-1]
+    if policy is None:
+        return read_books(file).rounds_left(last_charge.release)
+    return _LifetimeBudget(file, policy).rounds_left(last_charge)
 
 
 def set_limit(file: Path, epsilon: float, delta: float | None = None) -> Books:

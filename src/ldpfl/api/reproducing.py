@@ -69,6 +69,7 @@ def reproduce(
     reproduction = load_reproduction(name).model_copy(update={"changed": ", ".join(setting_texts(settings))})
     at_size = reproduction.at_size(name, size)
     config, overrides = load_sweep(at_size.sweep), [*at_size.settings, *setting_texts(settings)]
+    # None: the table shows no distances of an attack.
     plan = AttackPlan(images=at_size.images, gan=GanConfig(steps=at_size.steps)) if reproduction.shows == "distance" else None
     if folder is None:
         with TemporaryDirectory() as temporary:
@@ -132,7 +133,7 @@ def _finished_rows(config: SweepConfig, overrides: list[str], out: Path, plan: A
     """Return the table's rows, with the figures of the runs that are finished. With a ``plan`` they are distances of the attacks."""
     if plan is None:
         return reproduced_rows(config, overrides, out)
-    return reproduced_rows(config, overrides, out, lambda folder: distances_of(folder, plan) or ())
+    return reproduced_rows(config, overrides, out, lambda folder: distances_of(folder, plan) or ())  # (): the run was not attacked yet
 
 
 def _write(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> None:
@@ -145,7 +146,7 @@ def _write(result: ReproductionResult, overrides: list[str], user_settings: list
 
 
 def _about_json(result: ReproductionResult, overrides: list[str], user_settings: list[str]) -> dict[str, Any]:
-    """Return the content of ``about.json``: the source, the command and the versions."""
+    """Return the content of ``about.json``: the source, the command, the settings, seeds and versions."""
     reproduction, config = result.reproduction, result.sweep
     changes = "".join(f" --set {shlex.quote(setting)}" for setting in user_settings)
     return {

@@ -202,20 +202,27 @@ def check(
     return look_over(config, None if data_dir is None else Path(data_dir), caller_objects)
 
 
-def _check_data_given(what: object, data: object, model: str | nn.Module | None, given_keys: list[str]) -> None:
-    """Raise if a module or columns are given without data. The caller's data may be None by mistake, and the quickstart's would be used.
+def _check_data_given(recipe: object, data: object, model: str | nn.Module | None, given_keys: list[str]) -> None:
+    """Raise if a module or columns are given, but neither data nor a recipe.
 
-    ``given_keys`` has the keyword arguments of the call, and its settings as texts ``key=value``.
+    Without this check, a call whose data are None by mistake would train on the quickstart's data.
+
+    Args:
+        given_keys: keyword arguments of the call, and its settings as texts ``key=value``. They may name data, too.
 
     Raises:
         ConfigError: ``data`` is missing.
     """
-    if isinstance(model, nn.Module) and what is None and data is None and not any(key.startswith("data") for key in given_keys):
+    if recipe is not None or data is not None:
+        return
+    # A module may be for any data that the settings name, also for a built-in data set.
+    if isinstance(model, nn.Module) and not any(key.startswith("data") for key in given_keys):
         raise ConfigError(
             f"model is given, but data is None: give data=... (yours, or the name of a built-in data set), or name a recipe ({DEFAULT!r})"
         )
+    # Only a user's own data have columns to name, so a built-in data set among the settings is not enough.
     columns = [key for given in given_keys if (key := given.partition("=")[0]) in _COLUMN_SETTINGS]
-    if columns and what is None and data is None and not any(key.startswith("data.path") for key in given_keys):
+    if columns and not any(key.startswith("data.path") for key in given_keys):
         raise ConfigError(f"{columns[0]} names a column of your data, but data is None: give data=..., a file, a folder or a data frame")
 
 
@@ -238,7 +245,8 @@ def load_run(folder: str | Path, *, data_dir: str | Path | None = None, data: ob
     caller_objects = CallerObjects(data, model)
     task = load_dataset(config, None if data_dir is None else Path(data_dir), caller_objects=caller_objects)
     federation, start = build(config, task, torch.device("cpu"), model, secret=run_folder.secret(), measured=run_folder.measured_encoder())
-    # An origin names the data and the frozen base, and after " on " the device, which may differ.
+    # An origin names the data and the frozen base, and after " on " the device, which may differ. Only data that the caller gives are
+    # compared: a run's own files may have changed since, and its figures are read from the folder.
     given_origin, stored_origin = (origin.rpartition(" on ")[0] for origin in (start.origin, last.origin))
     if given_origin != stored_origin and data is not None:
         raise ConfigError(f"the run in {folder} used {stored_origin}, but you gave {given_origin}: give the run's data, or another folder")

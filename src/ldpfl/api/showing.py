@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ldpfl.experiments.build import choose_device
 from ldpfl.experiments.config import RunConfig
 from ldpfl.experiments.figures import as_released, metric_before_data
 from ldpfl.experiments.run_folder import TRIAL, Kind, RunFolder
-from ldpfl.experiments.sweep_config import cells
+from ldpfl.experiments.sweep_config import SweepConfig, cells
 from ldpfl.experiments.sweep_run import stored_runs, stored_sweep
 from ldpfl.privacy.accounting import account
 from ldpfl.report.methods import methods
@@ -104,13 +104,7 @@ def show(folder: str | Path) -> FinishedRun | UnfinishedRun | StoredSweep:
     path = Path(folder)
     stored = stored_sweep(path)
     if stored is not None:
-        config, overrides = stored
-        count = len({cell.folder_name for cell in cells(config, overrides, resolve=False)})  # cells with equal settings share a run
-        paths = sorted({run.path for _, run in stored_runs(config, overrides, path)})
-        runs = [RunFolder(run_path) for run_path in paths if run_path.is_dir()]
-        done = sum(run.result() is not None for run in runs)
-        stopped = sum(run.stopped() is not None for run in runs)
-        return StoredSweep(path, config.name, runs=count, done=done, stopped=stopped, first=runs[0].path if runs else None)
+        return _stored_sweep(path, *stored)
     run_folder = RunFolder(path)
     run_config, kind, result = run_folder.config(), run_folder.kind(), run_folder.result()
     if result is None:
@@ -129,10 +123,20 @@ def resume_sweep_command(folder: Path) -> str:
     return printable(f"ldpfl sweep --resume --out {shlex.quote(str(folder))}")
 
 
+def _stored_sweep(path: Path, config: SweepConfig, overrides: list[str]) -> StoredSweep:
+    """Return how far the sweep in the folder ``path`` has come."""
+    count = len({cell.folder_name for cell in cells(config, overrides, resolve=False)})  # cells with equal settings share a run
+    paths = sorted({run.path for _, run in stored_runs(config, overrides, path)})
+    runs = [RunFolder(run_path) for run_path in paths if run_path.is_dir()]
+    done = sum(run.result() is not None for run in runs)
+    stopped = sum(run.stopped() is not None for run in runs)
+    return StoredSweep(path, config.name, runs=count, done=done, stopped=stopped, first=runs[0].path if runs else None)
+
+
 def _unfinished_run(run_folder: RunFolder, config: RunConfig, kind: Kind) -> UnfinishedRun:
     """Return the progress of a run without a result."""
     stopped, last = run_folder.stopped(), run_folder.checkpoint()
-    has_score = last is not None and last.history and isfinite(last.history[-1].score)
+    score = last.history[-1].score if last is not None and last.history else nan
     # An origin ends in "on DEVICE" or "on DEVICE, compiled". A run resumes only on the kind of device that it began on.
     first_device = last.origin.rpartition(" on ")[2].partition(",")[0] if last else ""
     is_from_hub = not (config.data.brought or is_bundled(config.data.name))
@@ -145,7 +149,7 @@ def _unfinished_run(run_folder: RunFolder, config: RunConfig, kind: Kind) -> Unf
         done=last.state.round if last else 0,
         rounds=config.training.rounds,
         stopped=stopped,
-        score=(metric_before_data(config, kind), last.history[-1].score) if last is not None and has_score else None,
+        score=(metric_before_data(config, kind), score) if isfinite(score) else None,
         released=run_folder.ledger_path.exists(),
         device=first_device if first_device in ("cpu", "cuda") and first_device != choose_device("auto").type else "auto",
         handed_over=config.data.name == GIVEN and not config.data.path,

@@ -87,6 +87,7 @@ def sweep(
         )
     data_settings, caller_objects = settings_and_objects(data, model)
     changes = setting_texts(settings)
+    # `seeds_given`: the user chose each seed, from which the noise then follows; see `_with_secret_noise`.
     if resume:
         config, changes = _sweep_to_resume(folder, changes)
         seeds_given = True  # the stored settings have secret_noise=true if it was needed
@@ -126,10 +127,12 @@ def sweep_config(
     """
     if name is not None:
         return load_sweep(name)
-    axis_values = [parse_axis(text) for text in axes]
-    if repeated := [key for key, _ in axis_values if [other_key for other_key, _ in axis_values].count(key) > 1]:
-        raise ConfigError(f"--axis names {repeated[0]} twice: give all of its values in one --axis, as in KEY=VALUE,VALUE")
-    return sweep_of(OWN, changes, dict(axis_values), seeds, called)
+    values_by_key: dict[str, list[Any]] = {}
+    for key, values in [parse_axis(text) for text in axes]:
+        if key in values_by_key:
+            raise ConfigError(f"--axis names {key} twice: give all of its values in one --axis, as in KEY=VALUE,VALUE")
+        values_by_key[key] = values
+    return sweep_of(OWN, changes, values_by_key, seeds, called)
 
 
 def _sweep_to_resume(folder: str | Path | None, changes: Sequence[str]) -> tuple[SweepConfig, list[str]]:

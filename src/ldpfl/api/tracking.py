@@ -132,7 +132,9 @@ def tracker_callbacks(names: Sequence[str], folder: Path | None, warn: Callable[
         raise ConfigError("track needs the argument folder, which is not given: give a folder, from which the tracker gets files")
     if folder is not None and not all(TRACKERS[name].is_local for name in names):
         RunFolder(folder).check_may_be_handed_on()
-    callbacks = [TrackerCallback(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names) if folder is not None]
+    callbacks = []
+    if folder is not None:  # without a folder there are no names
+        callbacks = [TrackerCallback(name, TRACKERS[name](folder), folder, warn) for name in dict.fromkeys(names)]
     failed = True  # until the block has ended without an error
     try:
         yield callbacks

@@ -49,4 +49,4 @@ def check_ledger_of_run(ledger: Path) -> None:
         from ldpfl.experiments.run_folder import RunFolder  # imports PyTorch
 
         with suppress(ConfigError):  # this machine's ldpfl cannot read the config: an auditor's may lack the run's mechanism
-            RunFolder(folder).ledger()
+            RunFolder(folder).ledger()  # raises if it contradicts the other files

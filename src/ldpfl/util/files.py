@@ -79,10 +79,11 @@ def replace_atomically(path: Path, mode: int | None = None) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def check_suffix(path: Path, what: str, *suffixes: str) -> None:
+def check_suffix(path: Path, description: str, *suffixes: str) -> None:
     """Raise if ``path`` has a suffix that is none of ``suffixes``, by which other programs would misread the file.
 
-    The error calls the file ``what``, and suggests the first of ``suffixes``. A path without a suffix is allowed.
+    The error says that the file is ``description``, such as "a page in HTML", and suggests the first of ``suffixes``. A path without a
+    suffix is allowed.
 
     Raises:
         ConfigError: the suffix is another one.
@@ -90,7 +91,7 @@ def check_suffix(path: Path, what: str, *suffixes: str) -> None:
     if path.suffix.lower() not in ("", *suffixes):
         name = path.with_suffix(suffixes[0]).name
         raise ConfigError(
-            f"{what} cannot be written to {path}, because the suffix {path.suffix} stands for another format: name the file {name}"
+            f"{description} cannot be written to {path}, because the suffix {path.suffix} stands for another format: name the file {name}"
         )
 
 
@@ -223,7 +224,7 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
         OSError: the file cannot be read, is no regular file, has more than ``most`` bytes, or fewer than ``size``.
         UnicodeDecodeError: the file is no UTF-8 text.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # else it would wait for somebody to write to a pipe
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # to open a pipe must not wait for somebody who writes to it
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -232,7 +233,8 @@ def read_text(path: Path, most: int = MAX_CONFIG_BYTES, size: int | None = None)
             raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes, expected at most {most:,}", str(path))
         if size is not None and status.st_size < size:
             raise OSError(errno.EINVAL, f"it has {status.st_size:,} bytes, expected {size:,}", str(path))
-        return file.read(status.st_size if size is None else size).decode()  # Python allocates all bytes that it is asked for
+        # Python allocates as many bytes as are asked for, so no more may be asked for than the file has.
+        return file.read(status.st_size if size is None else size).decode()
 
 
 _MAX_KEY_PARTS = 8
@@ -256,12 +258,12 @@ Reads each character once, because a string that nobody closes counts to the end
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """Read TOML.
+    """Parse TOML.
 
     Raises:
         ValueError: the text is not TOML or is nested too deeply, or one of its numbers or keys is far too long.
     """
-    # Reading a key takes time that grows with the square of its parts. Dots in strings and comments do not count.
+    # To parse a dotted key takes time that grows with the square of its parts. Strings and comments go first: their dots do not count.
     if _LONG_KEY.search(_NOT_KEYS.sub("0", text)):
         raise ValueError(f"a key has more than {_MAX_KEY_PARTS} parts")
     try:
@@ -324,9 +326,10 @@ def check_events(text: str) -> None:
         ValueError: the text has more of them.
     """
     check_parts(text, _MAX_EVENT_PARTS)
-    values, names = text.count(","), set[str]()
-    if values > _MAX_EVENT_VALUES:
-        raise ValueError(f"it has {values:,} commas, expected at most {_MAX_EVENT_VALUES:,}")
+    commas = text.count(",")  # each value but the first of a list or object follows one
+    if commas > _MAX_EVENT_VALUES:
+        raise ValueError(f"it has {commas:,} commas, expected at most {_MAX_EVENT_VALUES:,}")
+    names = set[str]()
     for match in _JSON_TEXT.finditer(text):
         if match.lastindex == 2:  # a colon follows, so the text is the name of a field
             names.add(match[1])

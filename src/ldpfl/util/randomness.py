@@ -174,12 +174,14 @@ class SeededStreams:
 
     def block(self, rows: range, count: int) -> NDArray[np.int32]:
         """Return ``count`` words for each of the clients in ``rows``, (k, count)."""
-        row_slice, blocks = self._row_slice(rows.start, rows.stop), -(-count // _WORDS_PER_BLOCK)
+        row_slice = self._row_slice(rows.start, rows.stop)
+        blocks = -(-count // _WORDS_PER_BLOCK)  # blocks of each client, rounded up
         blocks_used, clients = self._blocks_used[row_slice, None], self._clients[row_slice, None]
         words = np.empty(len(rows) * blocks * _BLOCK_BYTES + _SPARE_BYTES, dtype=np.uint8)  # the library requires spare room
         # AES encrypts a counter of two halves: the blocks used so far, and the client. Few rows at a time fit a core's cache.
         rows_at_once = max(1, _BLOCKS_AT_ONCE // max(1, blocks))
-        counters, block_numbers = np.empty((min(rows_at_once, len(rows)), blocks, 2), dtype="<u8"), np.arange(blocks, dtype=np.uint64)
+        counters = np.empty((min(rows_at_once, len(rows)), blocks, 2), dtype="<u8")
+        block_numbers = np.arange(blocks, dtype=np.uint64)
         for start in range(0, len(rows), rows_at_once):
             batch = slice(start, min(start + rows_at_once, len(rows)))
             batch_counters = counters[: batch.stop - start]
@@ -193,14 +195,15 @@ class SeededStreams:
     def each(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return one word for each entry of ``rows`` (m,), which are in ascending order and may repeat: (m,)."""
         row_slice = self._row_slice(int(rows[0]), int(rows[-1]) + 1)
-        words_of_client = np.bincount(rows - row_slice.start)
-        counters = np.empty((len(rows), 2), dtype="<u8")  # one block for each word: packing four words of a block would take longer
+        # Each word is the first of a block of its own: to use all four words of a block would take longer.
+        blocks_of_client = np.bincount(rows - row_slice.start)
+        counters = np.empty((len(rows), 2), dtype="<u8")
         first_of_client = np.searchsorted(rows, rows)  # for each entry, the index of its client's first entry
         np.add(self._blocks_used[rows], np.arange(len(rows)) - first_of_client, out=counters[:, 0], casting="unsafe")
         counters[:, 1] = self._clients[rows]
-        self._blocks_used[row_slice] += words_of_client.astype(np.uint64)
+        self._blocks_used[row_slice] += blocks_of_client.astype(np.uint64)
         words = np.empty(counters.nbytes + _SPARE_BYTES, dtype=np.uint8)  # the library requires spare room
-        self._encrypt_rows(counters, range(row_slice.start, row_slice.stop), words_of_client.tolist(), words)
+        self._encrypt_rows(counters, range(row_slice.start, row_slice.stop), blocks_of_client.tolist(), words)
         return words[:-_SPARE_BYTES].view("<i4")[::_WORDS_PER_BLOCK].copy()
 
     def _row_slice(self, start: int, stop: int) -> slice:
@@ -324,16 +327,16 @@ def draw_each(source: RandomSource, rows: NDArray[np.int64]) -> NDArray[np.int32
     return _checked_words(lambda: each(rows), rows.shape, int(rows[-1]))
 
 
-def _checked_words(call: Callable[[], NDArray[np.int32]], shape: tuple[int, ...], last: int) -> NDArray[np.int32]:
-    """Call ``call``, for client rows up to ``last``, and return its words, which must be int32 of ``shape``.
+def _checked_words(draw_words: Callable[[], NDArray[np.int32]], shape: tuple[int, ...], last_row: int) -> NDArray[np.int32]:
+    """Return the words of ``draw_words``, which must be int32 of ``shape``. It draws them for client rows up to ``last_row``.
 
     Raises:
         PrivacyError: the source has no stream for a row, or returned another shape or dtype.
     """
     try:
-        words = call()
+        words = draw_words()
     except IndexError:
-        raise PrivacyError(_NO_STREAM.format(last)) from None
+        raise PrivacyError(_NO_STREAM.format(last_row)) from None
     if words.dtype != np.int32 or words.shape != shape:
         raise PrivacyError(f"the random source returned {words.dtype} {words.shape}, expected int32 {shape}; nothing was sent")
     return words

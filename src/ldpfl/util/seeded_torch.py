@@ -49,6 +49,7 @@ def _with_generator(func: Any) -> Any:
     """
     if any(argument.name == "generator" for argument in func._schema.arguments):
         return func
+    # The form for ``low_dtype`` is called ``low_generator`` or ``low_generator_dtype``, by the function.
     name = "generator" if func._overloadname == "default" else f"{func._overloadname.removesuffix('_dtype')}_generator"
     for overload in (name, f"{name}_dtype"):
         if overload in func.overloadpacket.overloads():

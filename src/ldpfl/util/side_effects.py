@@ -196,18 +196,19 @@ class OutsideState:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """After the block, put back all values that the classes and functions keep. A value that cannot be copied stays."""
-        of_classes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
-        of_functions = [(function, comparable_copy(_kept_by_function(function)), _restorer(function)) for function in self.functions]
+        # Each value is kept twice: in a form that can be compared, and in one that can be put back.
+        saved_attributes = {(owner, key): (comparable_copy(value), _copy_of(value)) for owner, key, value in self._class_values()}
+        saved_functions = [(function, comparable_copy(_kept_by_function(function)), _restorer(function)) for function in self.functions]
         try:
             yield
         finally:
-            # Class attributes that the block added.
-            for owner, key in {(owner, key) for owner, key, _ in self._class_values()} - of_classes.keys():
+            attributes_now = {(owner, key) for owner, key, _ in self._class_values()}
+            for owner, key in attributes_now - saved_attributes.keys():  # the block added them
                 delattr(owner, key)
-            for (owner, key), (before, saved) in of_classes.items():
+            for (owner, key), (before, saved) in saved_attributes.items():
                 if key not in vars(owner) or not equal(before, comparable_copy(vars(owner)[key])):
                     setattr(owner, key, saved)
-            for function, before, put_back in of_functions:
+            for function, before, put_back in saved_functions:
                 if not equal(before, comparable_copy(_kept_by_function(function))):
                     put_back()
 

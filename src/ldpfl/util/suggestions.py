@@ -9,21 +9,26 @@ _MIN_ABBREVIATION = 3
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name among ``known`` that ``name`` was probably meant to be; None if no name is similar."""
+    """Return the name among ``known`` that ``name`` was probably meant to be; None if no name is similar.
+
+    These are tried in order: the last part of a dotted name, this part in another case, its beginning, and a similar name.
+    """
     options = sorted(known)
     last_part = {option: option.rsplit(".", 1)[-1] for option in options}
     matches = [option for option in options if last_part[option] == name]
-    matches = matches or [option for option in options if last_part[option].casefold() == name.casefold()]
+    if not matches:
+        matches = [option for option in options if last_part[option].casefold() == name.casefold()]
     if not matches and len(name) >= _MIN_ABBREVIATION:  # "eps" is short for epsilon, though "epochs" has more of its letters
         matches = sorted((option for option in options if last_part[option].startswith(name)), key=len)
-    matches = matches or get_close_matches(name, options, n=1, cutoff=0.55)
+    if not matches:
+        matches = get_close_matches(name, options, n=1, cutoff=0.55)
     # Where several sections have a setting of this name, that of the mechanism is meant, as in arguments of ldpfl.run.
     of_mechanism = [option for option in matches if option.startswith("mechanism.")]
     return next(iter(of_mechanism or matches), None)
 
 
 def did_you_mean_file(name: str, files: Iterable[str]) -> str:
-    """Return the end of a message on the missing file ``name``, as :func:`did_you_mean` does; "" if there are no ``files``.
+    """Return the end of a message on the missing file ``name``: the most similar one of ``files``, or a list of them; "" without files.
 
     Names are compared without their suffix, since unrelated files have the same one.
     """

@@ -81,7 +81,7 @@ def main() -> int:
     wake_reader, wake_writer = os.pipe()  # through it, a signal wakes ``select``
     for end in (wake_reader, wake_writer):
         os.set_blocking(end, False)
-    stopped: list[int] = []
+    stopped: list[int] = []  # no longer empty once the supervisor must stop
     signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # ignored signals would not wake ``select``
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

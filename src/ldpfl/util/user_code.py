@@ -83,9 +83,11 @@ class _CannotCall(Exception):
 
 
 def call_user_code(what: str, path: str, *arguments: Any, offered: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """Call the function or class at ``path`` and return the result. In errors, ``what`` names the result, such as "model".
+    """Call the function or class at ``path`` and return the result.
 
     Args:
+        what: name of the result in errors, such as "model".
+        path: ``package.module:name`` or ``file.py:name``.
         offered: further arguments by name. Only those are passed that the function requires and that are not among ``options``.
 
     Raises:
@@ -183,13 +185,13 @@ class ModuleSource:
 
     @classmethod
     def of(cls, name: str) -> ModuleSource | None:
-        """Return the source of the module ``name``; None if every process finds the module by its name, or if it has no file."""
+        """Return the source of the module ``name``; None if it has no file, or if every process finds the module by its name."""
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
         if module is None or file is None:
             return None
         path = Path(file).resolve()
-        if name.startswith(_FILE_MODULE):
+        if name.startswith(_FILE_MODULE):  # a file that was run under a name of ldpfl's
             return cls(name, path, path.parent)
         top = name.partition(".")[0]
         if top == "__main__" or any(finder.find_spec(top, None) for finder in sys.meta_path):  # every process finds it
@@ -226,13 +228,14 @@ class ModuleSource:
 
 
 def _folder_to_search(module: str) -> Path | None:
-    """Return the folder to search for ``module`` and its imports: a file's folder, or the current one for a module that is not installed.
+    """Return the folder to search for ``module`` and its imports: a file's own folder, or the current one for a module by name.
 
-    An installed module does not need the current folder, which may be somebody else's. Then the result is None.
+    The result is None for an installed module. It does not need the current folder, which may be somebody else's.
     """
     if module.endswith(".py"):
         return Path(module).resolve().parent
-    return Path.cwd() if util.find_spec(module.partition(".")[0]) is None else None
+    is_installed = util.find_spec(module.partition(".")[0]) is not None
+    return None if is_installed else Path.cwd()
 
 
 @contextmanager
