@@ -28,7 +28,7 @@ DEBUG_VARIABLE = "LDPFL_DEBUG"
 
 
 def main() -> None:
-    """Run the command line; a mistake is one line on stderr and exit code 2, an interrupt exit code 130."""
+    """Run the command line. An error is one line on stderr: exit code 2 for a mistake, 130 for an interrupt, 1 for an unexpected error."""
     print_anything()
     try:
         sys.exit(app(standalone_mode=False))  # Click raises its errors here, instead of printing them
@@ -38,7 +38,7 @@ def main() -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         message = error.format_message()
-        hint = quoting_hint(message.rstrip(").")) if "extra argument" in message else ""
+        hint = quoting_hint(message.rstrip(").")) if "extra argument" in message else ""  # such a message ends with the argument
         _stop(f"{message}{hint} (see {_typed_command(context)} --help)")
     except LdpflError as error:
         _stop(str(error))

@@ -101,8 +101,8 @@ def set_(
     is_raised = len(books.granted) > 1 and books.limit.epsilon > books.granted[-2].limit.epsilon
     if books.charges and is_raised and isfinite(books.order):  # an infinite order means pure sums, which count the same for any limit
         note = (
-            f"reports are still counted by a bound that is tight near the first budget, {_limit_text(books, 0)}. Under a far larger budget "
-            "it exceeds the epsilon that ldpfl ledger computes (docs/budget.md). ldpfl budget show prints how many rounds are left"
+            f"reports are still counted by a bound that is tight near the first budget, {_limit_text(books, index=0)}. Under a far larger "
+            "budget it exceeds the epsilon that ldpfl ledger computes (docs/budget.md). ldpfl budget show prints how many rounds are left"
         )
         terminal().print(Text(note), soft_wrap=True)
 
@@ -125,7 +125,7 @@ def charge_lost_(
         int | None, typer.Option(help="Number of the charge that the lost ones are like (ldpfl budget export).", show_default="the last")
     ] = None,
 ) -> None:
-    """Charge reports that a lost file had counted to its backup, so that the budget and all bounds of the policy count them."""
+    """Charge to the backup of a lost file the reports that only the lost file counted, for the budget and all bounds of the policy."""
     books = charge_lost(file, rounds, nodes, like)
     delta = books.limit.delta
     text = f"{counted(books.charges, 'report')} charged; spent: epsilon {number(books.spent(delta))} of {_limit_text(books, index=-1)}"
@@ -184,7 +184,10 @@ def _policy_as_json(policy: Policy, spends: Sequence[PolicySpend]) -> dict[str, 
 
 
 def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence[PolicySpend], rounds_left: int | None) -> Table:
-    """Return the table of the spent and the remaining budget. The budget allows ``rounds_left`` more rounds like the last one."""
+    """Return the table of the spent and the remaining budget.
+
+    Budget and policy together allow ``rounds_left`` more rounds like the last one; None if no epsilon bounds them.
+    """
     books, charges = budget.books, budget.charges
     limit = books.limit
     spent = books.spent(limit.delta)
@@ -203,11 +206,9 @@ def _summary(file: Path, budget: Budget, policy: Policy | None, spends: Sequence
         text = f"epsilon {number(spend.epsilon)} of {spend.allowed:g} at delta {spend.delta:g}, for {spend.against}"
         table.add_row(f"policy's {spend.setting}", Text(text, style=style_if_spent))
     if charges:
-        last = charges[-1].release
-        table.add_row(
-            Text(f"rounds left like the last ({_release_text(last)})"),
-            _rounds_left_text(rounds_left, policies.rounds_left(file) or 0),  # by budget and policy, and by the budget alone
-        )
+        allowed_by_budget = policies.rounds_left(file) or 0  # without the policy
+        last_release = _release_text(charges[-1].release)
+        table.add_row(Text(f"rounds left like the last ({last_release})"), _rounds_left_text(rounds_left, allowed_by_budget))
     if budget.claims:
         text = f"counted as if code that is not ldpfl's did what its authors claim, which is not proved: {', '.join(budget.claims)}"
         table.add_row("author's claim", Text(printable(text), style="yellow"))

@@ -95,7 +95,8 @@ class Commands(Group):
 
 def command(name: str) -> click.Command:
     """Import the command called ``name``, and return it with all its options."""
-    module, _, attribute = COMMANDS[name][0].partition(":")
+    place, _ = COMMANDS[name]
+    module, _, attribute = place.partition(":")
     target = getattr(_import_commands(f"ldpfl.cli.{module}"), attribute)
     if not isinstance(target, typer.Typer):  # a function: the command has no commands of its own
         single_command = typer.Typer(add_completion=False)

@@ -29,13 +29,15 @@ def linkage(
     ] = LinkageSetting.jitter,
     clock: Annotated[float, typer.Option(help="Standard deviation of the error in a client's wait, seconds.")] = LinkageSetting.clock,
     shortfall: Annotated[
-        float, typer.Option(help="Seconds by which T_S is agreed on too low: slower clients are late.")
+        float, typer.Option(help="Seconds by which the common time T_S, to which clients wait, is set too early: slower clients are late.")
     ] = LinkageSetting.shortfall,
     uncertainty: Annotated[
-        float, typer.Option(help="Standard deviation, in seconds, of a client's usual time as seen in one watched round.")
+        float, typer.Option(help="Standard deviation of the observer's estimate of a client's usual time by one watched round, seconds.")
     ] = LinkageSetting.uncertainty,
     watched: Annotated[str, typer.Option(metavar="N,N,...", help="Earlier rounds that the observer has seen.")] = "1,100",
-    delays: Annotated[str, typer.Option(metavar="T,T,...", help="Longest delays to try, in seconds; 0: waits alone.")] = "0,1,5,20,60,200",
+    delays: Annotated[
+        str, typer.Option(metavar="T,T,...", help="Longest random delays to try, in seconds; 0: clients only wait for T_S.")
+    ] = "0,1,5,20,60,200",
     epsilon: Annotated[float, typer.Option(help="Budget of one report.")] = LinkageSetting.epsilon,
     delta: Annotated[float, typer.Option(help="Failure probability.")] = LinkageSetting.delta,
     trials: Annotated[int, typer.Option(help="Rounds that are simulated for each line.")] = LinkagePlan.trials,

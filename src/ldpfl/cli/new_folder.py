@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def new_folder(name: str) -> Path:
-    """Return a path below ``runs`` that is named after ``name`` and the time, and does not exist yet.
+    """Return a path below ``runs`` that is named after ``name`` and the time, and does not exist yet, unless all 99 candidates exist.
 
     The folder is created by the code that writes into it. So two commands that begin in the same millisecond may get the same path.
     """
     milliseconds_stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # %f has six digits, microseconds
     stamped = f"{name.replace('/', '-')}-{milliseconds_stamp}"
-    folders = [Path("runs") / folder_name for folder_name in (stamped, *(f"{stamped}-{number}" for number in range(2, 100)))]
-    return next((folder for folder in folders if not folder.exists()), folders[0])
+    candidates = [Path("runs") / folder_name for folder_name in (stamped, *(f"{stamped}-{number}" for number in range(2, 100)))]
+    return next((folder for folder in candidates if not folder.exists()), candidates[0])

@@ -77,23 +77,28 @@ def plan(
     With --target-central and without --clients (or --epsilon), it solves for the missing one. With --regime and --target, it prints
     the noise that keeps the target, and the error of a mean with this noise. With a RECIPE and --cost, it estimates the training.
     """
-    if what is not None:
+    if what is not None:  # the cost of training a recipe
         _check_recipe_options(context, cost)
         _print_training_cost(what, set_, data_dir, as_json)
         return
     if set_:
         raise ConfigError("--set changes a setting of a recipe, but the plan has none: name a recipe, with --cost, or leave out --set")
-    if regime is not None or target is not None:
+    if regime is not None or target is not None:  # a training regime; the rest is the plan of a setting, or solves for one of its values
         missing = [flag for flag, value in (("--regime", regime), ("--target", target), ("--clients", clients)) if value is None]
         if regime is None or target is None or clients is None:
             raise ConfigError(
                 f"--regime and --target need each other and --clients, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
                 "missing: give all three"
             )
-        # Flags that are false count as not given.
-        other_flags = {"--epsilon": epsilon, "--target-central": target_central, "--plot": plot, "--self-sampling": self_sampling or None}
-        other_flags |= {"--layers": layers, "--cost": (cost and not regime.endswith("-summed")) or None}
-        unfit_flags = [flag for flag, value in other_flags.items() if value is not None]
+        is_given = {
+            "--epsilon": epsilon is not None,
+            "--target-central": target_central is not None,
+            "--plot": plot is not None,
+            "--self-sampling": self_sampling,
+            "--layers": layers is not None,
+            "--cost": cost and not regime.endswith("-summed"),  # for a regime, only the cost of a sum is computed
+        }
+        unfit_flags = [flag for flag, given in is_given.items() if given]
         if unfit_flags:
             raise ConfigError(f"--regime already decides {', '.join(unfit_flags)}: leave these out, or leave --regime out")
         sizes = {"clients": clients, "weights": weights, "rounds": rounds, "records": records, "group": group, "linked": linked}

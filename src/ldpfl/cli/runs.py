@@ -77,10 +77,11 @@ def run(
         raise ConfigError("--resume is set, but --out is missing: give the folder of the run to resume")
     if more_rounds and not (resume and recipe is None):
         raise ConfigError("--more-rounds extends a finished run: give --resume and the run's folder as --out, and no recipe")
+    # With --resume and --data, an empty folder starts a new run.
     is_new = data is not None and out is not None and RunFolder(out).is_vacant and not more_rounds
-    # None: go on with the config in the folder, changed by the overrides.
+    # None: go on with the config in the folder, changed by the overrides. That needs --out, so without --out there is a config here.
     config = None if resume and recipe is None and not is_new else api.configure(recipe or default, overrides)
-    folder = RunFolder(out or _default_folder(config or api.configure()))  # without --out, there is a config, as no run is resumed
+    folder = RunFolder(out or _default_folder(config or api.configure()))
     errors = terminal(stderr=True)
     resume_command = _resume_command(folder.path, _flags(data_dir, device))
     try:
@@ -197,7 +198,7 @@ def sweep(
     if data is None and (axis or target or client or person or task or model or called or seeds != 1):
         unfit = "--axis, --seeds, --name, --target, --client, --person, --task and --model"
         raise ConfigError(f"a named or resumed sweep sets its axes and seeds itself: leave out {unfit}, which work only with --data")
-    config, changes = None, set_ or []
+    config, changes = None, set_ or []  # for --resume: the sweep is read from its folder, and refuses changes
     if name is not None:
         config = api.sweep_config(name)
     elif data is not None:
@@ -285,8 +286,11 @@ def _show_unfinished(run: UnfinishedRun, *, as_json: bool) -> None:
         figures = {"name": run.name, "kind": run.kind, "finished": finished, "rounds_done": run.done, "rounds": run.rounds}
         print_json(figures | ({"stopped": run.stopped} if run.stopped is not None else {}))
         return
-    score = "" if run.score is None else f", {run.score[0]} {format_score(*run.score)}"
-    print(f"{run.name}: {_progress_text(run)}{score}")
+    score_text = ""
+    if run.score is not None:
+        metric, score = run.score
+        score_text = f", {metric} {format_score(metric, score)}"
+    print(f"{run.name}: {_progress_text(run)}{score_text}")
     print(f"given up: {run.stopped}" if run.stopped is not None else _next_step(run))
 
 
@@ -302,8 +306,8 @@ _RESTART_HINT = "resume it by starting its ServerApp again with this folder"
 
 
 def _next_step(run: UnfinishedRun) -> str:
-    """Return how an unfinished run is resumed. A run of a user's own app may be finished, which only the app knows: then say so."""
-    if run.own_app:
+    """Return how an unfinished run is resumed: one of a user's own app, on Flower, from Python or by a command, in this order."""
+    if run.own_app:  # the run may be finished, which only the app knows
         released = f"what it released: ldpfl ledger {shlex.quote(str(run.folder))}" if run.released else ""
         all_rounds_done = run.done > 0 and run.done >= run.rounds
         state = "finished, unless its app asks for more rounds than its config" if all_rounds_done else _RESTART_HINT

@@ -14,20 +14,27 @@ COLUMNS = ("figure", "measured at clients", "deviation by noise", "deviation by 
 
 def how_measured(result: Mapping[str, Any]) -> str:
     """Return a sentence that says how the figures were measured; empty if there are no figures."""
-    if not result.get("at_clients"):
+    last = _last_evaluation(result)
+    if not last:
         return ""
-    last = result["at_clients"][-1]
     unit = _counted_unit(result)
     held_back = "records that they hold back from training, released with noise"
-    where = f"on {last['records']:,} {held_back}"
     if unit == "person":
         where = f"on {counted(last['records'], unit)}, all of whose records are held back from training, released with noise"
-    if unit == "client":
+    elif unit == "client":
         where = f"by {last['records']:,} clients, each of which counts once, on {held_back}"
+    else:
+        where = f"on {last['records']:,} {held_back}"
     return (
         f"Measured at clients after round {last['round']:,}, {where}: the guarantee covers these figures. Intervals: 95 %, of the noise "
         f"and of the number of {unit}s.{_sentence_on_count(last, unit)}{sentence_on_loss(result)}{_sentence_on_auroc(last)}"
     )
+
+
+def _last_evaluation(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the figures that clients measured last; empty if they measured none."""
+    evaluations = result.get("at_clients")
+    return evaluations[-1] if evaluations else {}
 
 
 def _sentence_on_auroc(last: Mapping[str, Any]) -> str:
@@ -42,7 +49,7 @@ def _sentence_on_auroc(last: Mapping[str, Any]) -> str:
 
 def sentence_on_loss(result: Mapping[str, Any]) -> str:
     """Return a sentence on the unit of the loss of a number or a count; empty for other targets."""
-    spread = result["at_clients"][-1].get("target_spread")
+    spread = _last_evaluation(result).get("target_spread")
     if spread is None:
         return ""
     if result.get("metric") == DEVIANCE:
@@ -58,7 +65,7 @@ def _counted_unit(result: Mapping[str, Any]) -> str:
 
     The evaluation says "record" also if the guarantee protects persons; each person then counts once.
     """
-    unit = str(result["at_clients"][-1].get("unit", "record"))
+    unit = str(_last_evaluation(result).get("unit", "record"))
     protected = {row["unit"] for row in result.get("privacy", {}).get("guarantees", ())}
     return "person" if unit == "record" and "person" in protected else unit
 
@@ -73,28 +80,24 @@ def _sentence_on_count(last: Mapping[str, Any], unit: str) -> str:
 
 
 def figure_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the cells of a row for each figure."""
-    if result.get("at_clients"):
-        for name, figure in result["at_clients"][-1]["figures"].items():
-            yield [
-                name,
-                with_interval(name, figure["value"], (figure["low"], figure["high"])),
-                format_score(name, figure["noise"]),
-                format_score(name, figure["sampling"]),
-            ]
+    """Yield the cells of a row, under the headings :data:`COLUMNS`, for each figure that clients measured."""
+    for name, figure in _last_evaluation(result).get("figures", {}).items():
+        interval = (figure["low"], figure["high"])
+        noise, sampling = format_score(name, figure["noise"]), format_score(name, figure["sampling"])
+        yield [name, with_interval(name, figure["value"], interval), noise, sampling]
 
 
 def confusion_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Return the cells of the confusion matrix, with one row for each observed class; empty if there is no matrix."""
-    matrix = result["at_clients"][-1].get("confusion", []) if result.get("at_clients") else []
+    matrix = _last_evaluation(result).get("confusion", [])
     names = _class_names(result, len(matrix))
     return [[name, *(f"{count:,.0f}" for count in row)] for name, row in zip(names, matrix, strict=True)]
 
 
 def confusion_columns(result: Mapping[str, Any]) -> list[str]:
-    """Return the headings of the confusion matrix, with one column for each predicted class."""
-    rows = confusion_rows(result)
-    return ["", *(row[0] for row in rows)] if rows else []
+    """Return the headings of the confusion matrix, with one column for each predicted class; empty if there is no matrix."""
+    class_names = [name for name, *_ in confusion_rows(result)]
+    return ["", *class_names] if class_names else []
 
 
 def _class_names(result: Mapping[str, Any], count: int) -> list[str]:
@@ -105,7 +108,7 @@ def _class_names(result: Mapping[str, Any], count: int) -> list[str]:
 
 def confusion_caption(result: Mapping[str, Any]) -> str:
     """Return the text above the confusion matrix; empty if there is no matrix."""
-    noise = result["at_clients"][-1].get("confusion_noise") if result.get("at_clients") else None
+    noise = _last_evaluation(result).get("confusion_noise")
     if noise is None:
         return ""
     unit = "Persons" if _counted_unit(result) == "person" else "Records"
@@ -113,9 +116,10 @@ def confusion_caption(result: Mapping[str, Any]) -> str:
 
 
 def bin_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the cells of a row for each bin of scores whose count exceeds the noise: predicted, observed with interval, records."""
-    if not result.get("at_clients"):
-        return
-    for bin_ in result["at_clients"][-1].get("calibration", ()):
+    """Yield the cells of a row for each bin of scores: predicted share, observed share with interval, and records.
+
+    Bins whose count does not exceed the noise are not among the figures that clients release.
+    """
+    for bin_ in _last_evaluation(result).get("calibration", ()):
         observed = f"{bin_['observed']:.1%} ({100 * bin_['low']:.1f} to {100 * bin_['high']:.1f})"
         yield [f"{bin_['predicted']:.1%}", observed, f"{bin_['rows']:,}"]

@@ -95,16 +95,16 @@ def draw_linkage(path: Path, result: LinkageResult) -> None:
         ConfigError: the suffix is not svg, png or pdf, or the folder does not exist.
     """
     kind, setting = require_plot(path), result.setting
-    last = len(setting.watched) - 1  # index of the largest number of watched rounds
+    last = len(setting.watched) - 1  # index of the largest number of watched rounds; 0 if there is only one number
     with figure_file(path, kind, (10.0, 7.0)) as figure:
         named, pairs, linked, epsilon = figure.subplots(2, 2, sharex=True).flat
         _draw_channels(named, result, lambda row: row.attributed(last), scale=100)
-        if last:  # the smallest number of watched rounds is another one
+        if last > 0:  # also after the smallest number of watched rounds
             _draw_channels(named, result, lambda row: row.attributed(0), scale=100, dotted=True)
         _draw_channels(pairs, result, lambda row: row.auc)
         _draw_channels(linked, result, lambda row: row.linked)
         _draw_channels(epsilon, result, lambda row: Figure(row.epsilon, deviation=0.0))
-        dotted_note = f"\n(dotted: after {setting.watched[0]})" if last else ""
+        dotted_note = f"\n(dotted: after {setting.watched[0]})" if last > 0 else ""
         named.set_ylabel(f"reports named rightly (%) after\n{setting.watched[-1]} watched rounds{dotted_note}")
         pairs.set_ylabel("two reports, of one client or not:\nAUC (0.5: chance)")
         linked.set_ylabel(f"largest linked set\n(of a client's {setting.parameters} reports)")
@@ -135,12 +135,12 @@ def _draw_channels(
         if rows and rows[0].delay is None:
             panel.axhline(scale * figure_of(rows[0]).mean, color=colour, linestyle=":" if dotted else "--", linewidth=1.5, label=label)
         elif rows:
-            delays = _scaled_delays(rows, result.setting)
-            means = [scale * figure_of(row).mean for row in rows]
+            delays, figures = _scaled_delays(rows, result.setting), [figure_of(row) for row in rows]
+            means = [scale * figure.mean for figure in figures]
             panel.plot(delays, means, color=colour, linestyle=style, marker="" if dotted else _MARKERS[channel], markersize=4, label=label)
-            if not dotted:
-                spreads = [scale * figure_of(row).deviation for row in rows]
-                low, high = zip(*((mean - spread, mean + spread) for mean, spread in zip(means, spreads, strict=True)), strict=True)
+            if not dotted:  # the band of one standard deviation
+                low = [scale * figure.mean - scale * figure.deviation for figure in figures]
+                high = [scale * figure.mean + scale * figure.deviation for figure in figures]
                 panel.fill_between(delays, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
@@ -154,9 +154,10 @@ def _scale_delays(panel: Axes, delays: Sequence[float]) -> None:
     ticks = sorted(set(delays))
     positive = [tick for tick in ticks if tick > 0]
     if positive:
-        panel.set_xscale("symlog", linthresh=positive[0], linscale=0.5)
-        # A little room on each side; left of 0 the scale is linear.
-        panel.set_xlim(-positive[0] / 10 if 0 in ticks else positive[0] / 1.2, positive[-1] * 1.2)
+        smallest, largest = positive[0], positive[-1]
+        panel.set_xscale("symlog", linthresh=smallest, linscale=0.5)  # linear below ``smallest``, because 0 has no logarithm
+        left_end = -smallest / 10 if 0 in ticks else smallest / 1.2  # a little room on each side
+        panel.set_xlim(left_end, largest * 1.2)
     panel.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     panel.minorticks_off()
 

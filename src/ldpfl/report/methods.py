@@ -132,12 +132,12 @@ def _guarantee_sentence(row: Guarantee) -> str:
 
 def _mechanism_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     """Yield the sentences on who sent reports in each round, and how they were randomised."""
-    events = [event for event in ledger.events if not event.histograms]  # without measurements
+    events = [event for event in ledger.events if not event.histograms]  # the rounds of training, without measurements
     if not events:
         return
     name = printable(events[-1].release.mechanism)
     claimed = "" if events[-1].release.author in (OURS, USERS_CODE) else ", as its author claims"
-    yield f"Each round, {_participants(events)} sent one report by the mechanism {name}: {_noise_clause(events)}{claimed}."
+    yield f"Each round, {_participants(events[-1])} sent one report by the mechanism {name}: {_noise_clause(events)}{claimed}."
     if config.clipping.is_adaptive:
         quantile, rate = config.clipping.target_quantile, config.clipping.learning_rate
         yield (
@@ -152,13 +152,13 @@ def _mechanism_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
         )
 
 
-def _participants(events: Sequence[RoundEvent]) -> str:
-    """Return who took part in a round, as the subject of a sentence."""
-    match events[-1].sampling:
+def _participants(last_round: RoundEvent) -> str:
+    """Return who took part in a round, as the subject of a sentence. The last round of a run stands for all of them."""
+    match last_round.sampling:
         case "everyone":
             return "every client"
         case "secret":
-            return f"each client with probability {events[-1].rate:g}, decided in secret,"
+            return f"each client with probability {last_round.rate:g}, decided in secret,"
         case "once":
             return "a part of the clients, each client in one round alone and in a secret order,"
         case _:
@@ -194,7 +194,8 @@ def _range_text(values: Sequence[float]) -> str:
 def _measurement_sentences(config: RunConfig, ledger: Ledger) -> Iterator[str]:
     """Yield the sentences on measurements beside training: of the model at clients, and of columns beforehand."""
     measured = ledger.events[: ledger.measured]  # columns are measured before the first round of training
-    if evaluations := [event for event in ledger.events[len(measured) :] if event.histograms]:  # later sums are of the model's scores
+    evaluations = [event for event in ledger.events[ledger.measured :] if event.histograms]  # later histograms are of the model's scores
+    if evaluations:
         release = "sums of what they measured were released by that mechanism with noise"
         if isinstance(evaluations[0].release, BinaryRelease):
             release = "randomised bits about the mean of each client were released"

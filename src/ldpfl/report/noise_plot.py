@@ -56,8 +56,9 @@ def draw_noise(path: Path, sweep: SweepConfig, curves: Sequence[Curve]) -> bool:
     drawn = [curve for curve in curves if curve.score]
     # A curve without a point does not depend on the axes, and is drawn at each point.
     points = list(dict.fromkeys(curve.row.point for curve in drawn if curve.row.point)) or [()]
-    curves_at = {point: [curve for curve in drawn if curve.row.point in ((), point)] for point in points}
-    curves_at = {point: point_curves for point, point_curves in curves_at.items() if any(curve.norm for curve in point_curves)}
+    all_curves_at = {point: [curve for curve in drawn if curve.row.point in ((), point)] for point in points}
+    # Only points with a noise schedule are drawn.
+    curves_at = {point: point_curves for point, point_curves in all_curves_at.items() if any(curve.norm for curve in point_curves)}
     if not curves_at:
         return False
     private_variants = [variant for variant in sweep.variants if any(_is_private(curve) for curve in drawn if curve.row.variant == variant)]
@@ -74,7 +75,8 @@ def _draw_point(figure: SubFigure, private_variants: Sequence[str], point: Point
     budget, noise, accuracy = figure.subplots(1, 3)
     for curve in curves:
         index = private_variants.index(curve.row.variant) if _is_private(curve) else None
-        rounds = len(curve.score[0])
+        first_seed_scores, *_ = curve.score
+        rounds = len(first_seed_scores)
         style = _UNPROTECTED_STYLE if index is None else _line_style(index, len(private_variants), rounds)
         if curve.norm:
             _draw_mean_and_range(budget, curve.paper_epsilon, style)

@@ -100,24 +100,23 @@ class _Figure:
 
 def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
     """Return the values for the template of a run's page."""
-    config, result, kind = folder.config(), folder.result(), folder.kind()
-    progress, finished = "", result is not None
-    if result is None:
-        result = figures_so_far(folder, config)
-        progress = progress_sentence(folder, config, result["rounds"])
+    config, stored, kind = folder.config(), folder.result(), folder.kind()
+    is_finished = stored is not None
+    figures = figures_so_far(folder, config) if stored is None else stored
+    progress = "" if is_finished else progress_sentence(folder, config, figures["rounds"])
     if public:
-        result = without_private_figures(config, result)
-    ledger = folder.ledger()
+        figures = without_private_figures(config, figures)
+    ledger = folder.ledger()  # after the figures, so that it has all of their rounds
     if kind.on_flower:  # the config has only the planned number of clients, or no number for a user's own app
-        result["clients"] = max(event.population for event in ledger.events)
-        if len(ledger.events) > result["rounds"]:
+        figures["clients"] = max(event.population for event in ledger.events)
+        if len(ledger.events) > figures["rounds"]:
             progress += (
                 f" Round {ledger.events[-1].round:,} has begun. The privacy figures count it, because its reports may have been sent."
             )
     statement = account(ledger, config.privacy.delta)
     if folder.is_trial:
         statement = replace(statement, warnings=(TRIAL, *statement.warnings))
-    result = as_released(result, ledger, statement) | {"mechanism": config.mechanism.name}
+    result = as_released(figures, ledger, statement) | {"mechanism": config.mechanism.name}
     best = statement.best
     protects = config.mechanism.protects
     return {
@@ -148,7 +147,7 @@ def _run_values(folder: RunFolder, *, public: bool) -> dict[str, Any]:
         "layers": list(_layer_values(folder, result, public=public)),
         "environment": list(_environment_facts(config, result, kind, ledger)),
         "config": _config_text(folder, hide_seed=config.hides_seed, hide_paths=public),
-        "methods": methods(config, result, ledger, statement, kind) if finished and not folder.is_trial else "",
+        "methods": methods(config, result, ledger, statement, kind) if is_finished and not folder.is_trial else "",
         "citation": bibtex(result["name"]),
     }
 
@@ -229,6 +228,7 @@ def _spent_plot(ledger: Ledger, statement: Statement) -> Markup | str:
     best, count = statement.best, len(ledger.events)
     if best is None or not isfinite(best.epsilon) or count < 2:
         return ""
+    # Evenly spread numbers of rounds, up to all of them. With few rounds, several are equal.
     round_counts = sorted({max(1, round(count * point / _SPENT_POINTS)) for point in range(1, _SPENT_POINTS + 1)})
     points = [(ledger.events[rounds - 1].round, run_epsilon(Ledger(ledger.events[:rounds]), statement.delta)) for rounds in round_counts]
     measuring = ledger.measured

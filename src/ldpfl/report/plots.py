@@ -126,10 +126,10 @@ def plot_protection(axes: Axes, statement: Statement) -> None:
     claim = next((row for row in statement.rows if row.status == "claimed"), None)
     if claim is not None:
         marks.append((claim.epsilon, f"the paper's claim: {figure(claim.epsilon)}", False))
-    marks = sorted(mark for mark in marks if isfinite(mark[0]))
-    low, high = _scale_of_epsilon(axes, [mark[0] for mark in marks], room=30)
-    axes.set_ylim(-0.6, max(1, len(marks)) - 0.4)
-    for height, (epsilon, text, is_bound) in enumerate(reversed(marks)):  # the smallest epsilon is highest
+    finite_marks = sorted((epsilon, text, is_bound) for epsilon, text, is_bound in marks if isfinite(epsilon))
+    low, high = _scale_of_epsilon(axes, [epsilon for epsilon, _, _ in finite_marks], room=30)
+    axes.set_ylim(-0.6, max(1, len(finite_marks)) - 0.4)
+    for height, (epsilon, text, is_bound) in enumerate(reversed(finite_marks)):  # the smallest epsilon is highest
         axes.plot([epsilon], [height], marker="o" if is_bound else "x", markersize=8, color="tab:blue" if is_bound else "tab:red")
         # A mark in the left half of the scale has its text on the right, and one in the right half on the left.
         side, offset = ("left", 9) if epsilon < (low * high) ** 0.5 else ("right", -9)
@@ -223,13 +223,17 @@ def _draw_variants(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: s
     all_positions = []
     for number, variant in enumerate(sweep.variants):
         variant_rows = [row for row in rows if row.variant == variant]
-        positions = [row.budget if by_budget else positions_of_values[values.index(row.point[0][1])] for row in variant_rows if row.point]
+        rows_at_points = [row for row in variant_rows if row.point]
+        if by_budget:
+            positions = [row.budget for row in rows_at_points]
+        else:
+            positions = [positions_of_values[values.index(dict(row.point)[axis])] for row in rows_at_points]
+        means, deviations = _means_and_deviations(variant_rows)
         if len(positions) < len(variant_rows) or not all(map(isfinite, positions)):
-            first_mean = _means_and_deviations(variant_rows)[0][0]
-            panel.axhline(first_mean, color="0.4", linestyle="--", linewidth=1, label=literal(variant))
+            panel.axhline(means[0], color="0.4", linestyle="--", linewidth=1, label=literal(variant))
         elif variant_rows:
-            means = _means_and_deviations(variant_rows)
-            panel.errorbar(positions, *means, color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=literal(variant))
+            label = literal(variant)
+            panel.errorbar(positions, means, deviations, color=f"C{number % 10}", marker="o", markersize=4, capsize=2, label=label)
             all_positions += positions
     if by_budget and all_positions and min(all_positions) > 0 and max(all_positions) > 10 * min(all_positions):
         panel.set_xscale("log")
@@ -262,24 +266,33 @@ def mark_numbers(axes: Axes, values: Sequence[float]) -> None:
 
 def _draw_bytes(panel: Axes, sweep: SweepConfig, rows: Sequence[Row], axis: str | None) -> None:
     """Draw each row's score against its bytes, in its variant's colour, and join the rows of each value of the first ``axis`` by a line."""
-    for index, value in enumerate(sweep.points[axis] if axis else []):
-        connected = sorted((row for row in rows if row.point and row.point[0][1] == value), key=lambda row: row.bytes_per_client)
-        shade = str(0.8 - 0.6 * index / max(1, len(sweep.points[str(axis)]) - 1))
-        label = literal(f"{str(axis).rpartition('.')[2]} {value}")
-        panel.plot([row.bytes_per_client for row in connected], _means_and_deviations(connected)[0], color=shade, linewidth=1, label=label)
+    if axis is not None:
+        _join_equal_values(panel, rows, axis, sweep.points[axis])
     for number, variant in enumerate(sweep.variants):
         variant_rows = [row for row in rows if row.variant == variant]
         label = "" if axis else literal(variant)
         bytes_sent = [row.bytes_per_client for row in variant_rows]
-        means = _means_and_deviations(variant_rows)
-        panel.errorbar(bytes_sent, *means, color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
+        means, deviations = _means_and_deviations(variant_rows)
+        panel.errorbar(bytes_sent, means, deviations, color=f"C{number % 10}", fmt="o", markersize=4, capsize=2, label=label)
     panel.set_xscale("log")
     panel.set_xlabel("bytes that a client sends in a round")
 
 
+def _join_equal_values(panel: Axes, rows: Sequence[Row], axis: str, values: Sequence[object]) -> None:
+    """Join the rows of each of the ``values`` of ``axis`` by a line in grey, from light for the first value to dark for the last."""
+    for index, value in enumerate(values):
+        joined = sorted((row for row in rows if dict(row.point).get(axis) == value), key=lambda row: row.bytes_per_client)
+        means, _ = _means_and_deviations(joined)
+        grey = str(0.8 - 0.6 * index / max(1, len(values) - 1))
+        label = literal(f"{axis.rpartition('.')[2]} {value}")
+        panel.plot([row.bytes_per_client for row in joined], means, color=grey, linewidth=1, label=label)
+
+
 def _means_and_deviations(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     """Return the means and the deviations of the rows' scores, shares in per cent."""
-    return [display_factor(row.metric) * (row.mean or 0.0) for row in rows], [display_factor(row.metric) * row.deviation for row in rows]
+    factors = [display_factor(row.metric) for row in rows]
+    means = [factor * (row.mean or 0.0) for factor, row in zip(factors, rows, strict=True)]
+    return means, [factor * row.deviation for factor, row in zip(factors, rows, strict=True)]
 
 
 def require_plot(path: Path) -> str:

@@ -64,6 +64,7 @@ def _target_verdict(privacy: dict[str, Any], target: float) -> tuple[bool, str]:
     """Return whether the best guarantee over the whole run keeps the target, and a sentence that says so."""
     # An infinite epsilon is the text "infinity" here.
     over_run = [row for row in privacy["guarantees"] if row["scope"] == "run" and row["unit"] in PROTECTED]
+    # A guarantee that is not adaptive does not cover training, in which later inputs depend on earlier reports.
     valid = [row for row in over_run if row["status"] in HOLDS and row["adaptive"] and isinstance(row["epsilon"], float | int)]
     if not valid:
         return False, f"guarantee missed: no epsilon is known, and {target:g} was asked for"

@@ -40,17 +40,18 @@ class _SweepProgress:
         """``rounds`` and ``runs`` are the numbers of all rounds and runs; ``rounds_before`` were finished by an earlier process."""
         self.rounds, self.runs, self.rounds_before, self.started_at = rounds, runs, rounds_before, started_at
         self.rounds_done, self.runs_done = rounds_before, 0
-        self._timed_from: tuple[int, float] | None = None  # rounds done and time when the first round of this process ended
+        self._first_round_end: tuple[int, float] | None = None  # rounds done and time when the first round of this process ended
         self._forecast_given = False
 
     def record(self, rounds_done: int, runs_done: int, now: float) -> str:
         """Record the progress at the time ``now``. Return a forecast once, if the sweep takes long; empty otherwise."""
         self.rounds_done, self.runs_done = rounds_done, runs_done
-        if self._timed_from is None:
+        if self._first_round_end is None:
             if rounds_done > self.rounds_before:
-                self._timed_from = (rounds_done, now)
+                self._first_round_end = (rounds_done, now)
             return ""
-        timed_rounds, seconds = rounds_done - self._timed_from[0], now - self._timed_from[1]
+        untimed_rounds, timed_since = self._first_round_end
+        timed_rounds, seconds = rounds_done - untimed_rounds, now - timed_since
         if self._forecast_given or timed_rounds < 1 or seconds < _MIN_TIMED_S:
             return ""
         self._forecast_given = True

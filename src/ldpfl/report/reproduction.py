@@ -49,7 +49,7 @@ def tidy(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Repro
     for result in results:
         stored_row, paper_figure = result.row, _paper_figure(reproduction, result)
         our_figure, spread = _our_figure(reproduction.shows, result), _our_spread(reproduction.shows, result)
-        proved = result.best_guarantee
+        best_epsilon, trusted = result.best_guarantee or (None, None)
         lines.append(
             {
                 "setting": result.variant,
@@ -60,8 +60,8 @@ def tidy(reproduction: Reproduction, sweep: SweepConfig, results: Sequence[Repro
                 "seeds": result.seeds,
                 "seeds_wanted": result.wanted,
                 "epsilon_claimed": _for_json(stored_row.privacy.get("paper_claim")) if stored_row else None,
-                "epsilon_that_holds": None if proved is None else _for_json(proved[0]),
-                "trusting": None if proved is None else proved[1],
+                "epsilon_that_holds": _for_json(best_epsilon),
+                "trusting": trusted,
                 "protects": stored_row.privacy.get("protected") if stored_row else None,
                 "bytes_a_client_and_round": stored_row.bytes_per_client if stored_row else None,
                 "seconds_a_run": round(stored_row.seconds, 1) if stored_row else None,
@@ -85,10 +85,6 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
     """Return the table for a terminal: our figures beside the paper's, claimed and proved epsilons."""
     lines = tidy(reproduction, sweep, results)
     form = ",.2f" if reproduction.shows == "score" else ",.4g"
-    holds = [
-        "-" if result.row is None or result.best_guarantee is None else epsilon_text(result.best_guarantee[0]) + claim_mark(result.row)
-        for result in results
-    ]
     columns = [
         Column("setting", [result.variant for result in results], is_name=True),
         *(
@@ -101,7 +97,7 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
         ),
         Column("paper", ["-" if line["paper"] is None else f"{line['paper']:{form}}" for line in lines]),
         Column("claimed", [_epsilon_or_dash(line["epsilon_claimed"]) for line in lines], dropped=2),
-        Column("holds", holds),
+        Column("holds", list(map(_best_epsilon_cell, results))),
         Column("seeds", [f"{result.seeds}/{result.wanted}" for result in results], dropped=1),
     ]
     if reproduction.shows != "seconds":
@@ -116,10 +112,18 @@ def reproduction_table(reproduction: Reproduction, sweep: SweepConfig, results: 
     return FittedTable(f"{reproduction.source}: {reproduction.title}", columns, caption)
 
 
+def _best_epsilon_cell(result: ReproducedRow) -> str:
+    """Return the smallest proved epsilon of a result's runs, with a mark if it rests on an author's claim; "-" if there is none."""
+    if result.row is None or result.best_guarantee is None:
+        return "-"
+    epsilon, _ = result.best_guarantee
+    return epsilon_text(epsilon) + claim_mark(result.row)
+
+
 def _our_cell(line: dict[str, Any], form: str) -> str:
     """Return our figure with its spread, or the state of the runs if there is no figure."""
     if line["ours"] is None:
-        return str(line["state"]).partition(":")[0]
+        return str(line["state"]).partition(":")[0]  # without the reason why runs stopped
     spread = "" if line["spread"] is None else f" ± {line['spread']:{form}}"
     return f"{line['ours']:{form}}{spread}"
 
@@ -149,37 +153,38 @@ def _draw_lines(axes: Axes, axis: str, reproduction: Reproduction, sweep: SweepC
     """Draw a line for each variant against ``axis``, with marks for the paper's figures and for stopped runs."""
     values = [float(value) for value in sweep.points[axis]]
     for number, variant in enumerate(sweep.variants):
-        ours = [result for result in results if result.variant == variant and _our_figure(reproduction.shows, result) is not None]
-        heights = [float(_our_figure(reproduction.shows, result) or 0.0) for result in ours]  # `or 0.0` is for mypy
+        variant_results = [result for result in results if result.variant == variant]
         colour = f"C{number % 10}"
-        if ours and not ours[0].point:  # the variant does not depend on the axis
-            axes.axhline(heights[0], color=colour, linestyle="--", linewidth=1, label=literal(variant))
-        elif ours:
-            positions = [float(dict(result.point)[axis]) for result in ours]
-            axes.errorbar(
-                positions,
-                heights,
-                [_our_spread(reproduction.shows, result) or 0.0 for result in ours],
-                color=colour,
-                marker="o",
-                markersize=4,
-                capsize=2,
-                label=literal(variant),
-            )
-        paper_figures = [(result, _paper_figure(reproduction, result)) for result in results if result.variant == variant]
+        _draw_our_line(axes, axis, reproduction.shows, variant_results, colour)
         # Results that do not depend on the axis are marked at its first value.
-        marks = [(float(dict(result.point).get(axis, values[0])), value) for result, value in paper_figures if value is not None]
+        positions = [float(dict(result.point).get(axis, values[0])) for result in variant_results]
+        paper_figures = [_paper_figure(reproduction, result) for result in variant_results]
+        marks = [(position, figure) for position, figure in zip(positions, paper_figures, strict=True) if figure is not None]
         if marks:
             paper_label = literal(f"{variant}, paper")
             axes.plot(*zip(*marks, strict=True), color=colour, marker="D", fillstyle="none", linestyle="none", label=paper_label)
-        given_up = [result for result in results if result.variant == variant and _all_stopped(result)]
-        stopped = [float(dict(result.point).get(axis, values[0])) for result in given_up]
+        stopped = [position for position, result in zip(positions, variant_results, strict=True) if _all_stopped(result)]
         if stopped:  # on the lower edge, whatever the scale is
             on_lower_edge = axes.get_xaxis_transform()
             axes.plot(stopped, [0.02] * len(stopped), "x", color=colour, transform=on_lower_edge, label=literal(f"{variant}, stopped"))
     mark_numbers(axes, values)
     axes.set_xlabel(named_axis(axis))
     axes.set_ylabel(compared_heading(results, reproduction.shows))
+
+
+def _draw_our_line(axes: Axes, axis: str, shows: Shows, results: Sequence[ReproducedRow], colour: str) -> None:
+    """Draw our figures of one variant against ``axis``; a horizontal line if the variant does not depend on it."""
+    known = [(result, float(figure)) for result in results if (figure := _our_figure(shows, result)) is not None]
+    if not known:
+        return
+    first_result, first_figure = known[0]
+    label = literal(first_result.variant)
+    if not first_result.point:  # the variant does not depend on the axis
+        axes.axhline(first_figure, color=colour, linestyle="--", linewidth=1, label=label)
+        return
+    positions, heights = [float(dict(result.point)[axis]) for result, _ in known], [figure for _, figure in known]
+    spreads = [_our_spread(shows, result) or 0.0 for result, _ in known]
+    axes.errorbar(positions, heights, spreads, color=colour, marker="o", markersize=4, capsize=2, label=label)
 
 
 def _draw_bars(axes: Axes, reproduction: Reproduction, results: Sequence[ReproducedRow]) -> None:
@@ -218,11 +223,10 @@ def _our_spread(shows: Shows, result: ReproducedRow) -> float | None:
     """Return the deviation over the seeds of the figure that ``shows`` names; None for fewer than two seeds, or if it is not measured."""
     if result.row is None:
         return None
-    measured = result.distances if shows == "distance" else result.row.score
-    if len(measured) < 2:
-        return None
     if shows == "distance":
-        return statistics.stdev(result.distances)
+        return statistics.stdev(result.distances) if len(result.distances) >= 2 else None
+    if len(result.row.score) < 2:
+        return None
     if shows == "score":
         return display_factor(result.row.metric) * result.row.deviation
     return result.row.noise.get("norm_deviation") if shows == "noise" else None

@@ -34,11 +34,10 @@ def sweep_page(folder: Path, sweep: SweepConfig, overrides: Sequence[str], comma
     planned_cells = [cell for cell, _ in runs]
     sweep_rows, count = rows(results), len({cell.folder_name for cell in planned_cells})
     finished = len({cell.folder_name for cell, _ in results})
-    with_epsilon = [  # `best` is the epsilon and the trusted party
-        (row, best[0]) for row in sweep_rows if row.score and (best := best_figure(row.privacy)) is not None and isfinite(best[0])
-    ]
+    scored_rows = [row for row in sweep_rows if row.score]
+    with_epsilon = [(row, epsilon) for row in scored_rows if (epsilon := _best_epsilon(row)) is not None and isfinite(epsilon)]
     known_variants = {row.variant for row, _ in with_epsilon}
-    without_epsilon = [row.variant for row in sweep_rows if row.score and row.variant not in known_variants]
+    without_epsilon = [row.variant for row in scored_rows if row.variant not in known_variants]
     return rendered(
         "sweep.html",
         title=sweep.name,
@@ -78,18 +77,27 @@ def _common_value(values: Sequence[str], plural: str) -> str:
     return values[0] if len(different) == 1 else f"{len(different)} {plural}"
 
 
+def _best_epsilon(row: Row) -> float | None:
+    """Return the smallest epsilon of a row's whole runs, whoever has to be trusted for it; None if there is none."""
+    best = best_figure(row.privacy)
+    if best is None:
+        return None
+    epsilon, _ = best
+    return epsilon
+
+
 def _row_values(row: Row, sweep: SweepConfig) -> dict[str, Any]:
     """Return the template's values for a row of the sweep's table: the runs of one variant at one point of the axes."""
-    best = best_figure(row.privacy)  # the epsilon and the trusted party
+    epsilon, trusted = best_figure(row.privacy) or (None, "")
     claim = f" ({AUTHORS_CLAIM})" if row.privacy.get("status") == AUTHORS_CLAIM else ""
     return {
         "variant": row.variant,
         "point": [str(value) for _, value in row.point] or ["-"] * len(sweep.axes),
         "score": score_with_spread(row),
         "seeds": f"{len(row.score)} of {len(row.score) + len(row.stopped)}" if row.stopped else len(row.score),
-        "epsilon": "-" if best is None else epsilon_text(best[0]),
-        "worth": "" if best is None else worth_of(best[0]),
-        "trusted": "" if best is None or not isfinite(best[0]) else f"{best[1]}{claim}",
+        "epsilon": "-" if epsilon is None else epsilon_text(epsilon),
+        "worth": "" if epsilon is None else worth_of(epsilon),
+        "trusted": "" if epsilon is None or not isfinite(epsilon) else f"{trusted}{claim}",
         "bytes": f"{row.bytes_per_client:,}" if row.bytes_per_client else "-",
     }
 

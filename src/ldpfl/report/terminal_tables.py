@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -57,7 +57,7 @@ def result_table(result: dict[str, Any]) -> Table:
             table.add_row(ACCURACY, format_score(ACCURACY, result["scores"][ACCURACY]))
         table.add_row("commonest class, always", format_score(COMMONEST, result["scores"][COMMONEST]))
     if baseline is not None and score is not None:
-        # A score with clipped values and without noise, if there is one, separates the loss by clipping from the loss by noise.
+        # A score with clipped ("clamped") values and without noise, if there is one, separates the loss by clipping from that by noise.
         clamped_score = result.get("clamped_score")
         without_noise = baseline if clamped_score is None else clamped_score
         costs = [score_change(metric, without_noise, score)]
@@ -148,17 +148,18 @@ def sweep_table(sweep: SweepConfig, rows: Sequence[Row]) -> FittedTable:
         ),
         Column("seconds", [f"{row.seconds:.0f}" for row in rows], dropped=1),
     ]
-    legend = ["bytes: of one client in one round; local: epsilon of its whole run, trusting nobody"]
+    terms = ["bytes: of one client in one round", "local: epsilon of its whole run, trusting nobody"]
     if "pure" in epsilon_keys:
-        legend[0] += "; pure: this epsilon at delta 0"
+        terms.append("pure: this epsilon at delta 0")
     if "shuffled" in epsilon_keys:
-        legend[0] += "; shuffled: behind an ideal shuffler, or a sum that hides its terms"
-    legend[0] += _no_epsilon_legend(rows, with_pure="pure" in epsilon_keys)
+        terms.append("shuffled: behind an ideal shuffler, or a sum that hides its terms")
+    terms += _no_epsilon_terms(rows, with_pure="pure" in epsilon_keys)
     protected = {row.privacy.get("protected") for row in rows}
     if "record" in protected:
-        legend[0] += "; a record: the epsilon protects one record of a client, not the client as a whole"
+        terms.append("a record: the epsilon protects one record of a client, not the client as a whole")
     if "person" in protected:
-        legend[0] += "; a person: the epsilon protects all records of one person at a client, not the client as a whole"
+        terms.append("a person: the epsilon protects all records of one person at a client, not the client as a whole")
+    legend = ["; ".join(terms)]
     if any(map(claim_mark, rows)):
         legend.append(CLAIM_LEGEND)
     if frontier_ids:
@@ -217,13 +218,14 @@ def claim_mark(row: Row) -> str:
 CLAIM_LEGEND = f"† not proved, but {AUTHORS_CLAIM}: it rests on code that is not ldpfl's"
 
 
-def _no_epsilon_legend(rows: Sequence[Row], *, with_pure: bool) -> str:
-    """Return the part of the legend that explains rows without an epsilon; empty if each row has one."""
-    unprotected = [row for row in rows if _epsilon_cell(row, "local") == NO_EPSILON]
-    without_pure = [row for row in rows if _epsilon_cell(row, "local_pure") == NO_EPSILON and _epsilon_cell(row, "local") != NO_EPSILON]
-    under_local = f"; {NO_EPSILON} under local: no epsilon is known, for example because values leave without noise: nothing is guaranteed"
-    under_pure = f"; {NO_EPSILON} under pure: this noise has no epsilon at delta 0"
-    return (under_local if unprotected else "") + (under_pure if with_pure and without_pure else "")
+def _no_epsilon_terms(rows: Sequence[Row], *, with_pure: bool) -> Iterator[str]:
+    """Yield the terms of the legend that explain rows without an epsilon. ``with_pure``: the table has a column of pure epsilons."""
+    is_unprotected = [_epsilon_cell(row, "local") == NO_EPSILON for row in rows]
+    is_without_pure = [_epsilon_cell(row, "local_pure") == NO_EPSILON for row in rows]
+    if any(is_unprotected):
+        yield f"{NO_EPSILON} under local: no epsilon is known, for example because values leave without noise: nothing is guaranteed"
+    if with_pure and any(pure and not local for pure, local in zip(is_without_pure, is_unprotected, strict=True)):
+        yield f"{NO_EPSILON} under pure: this noise has no epsilon at delta 0"
 
 
 def _noise_figures(row: Row) -> tuple[str, ...]:
