@@ -21,6 +21,7 @@ from ldpfl_verify.shuffled_reports import BlanketedReport, ClonedReport
 from ldpfl_verify.unshuffled_reports import GaussianReport, PureReport, different_reports_delta
 
 Bound = tuple[float | None, str]
+"""Upper bound on epsilon (infinity if none holds, None if nothing was computed), and how it was computed, or why not."""
 
 TOLERANCE = 0.02
 """Largest relative amount by which a bound may exceed the stated epsilon if the guarantee is to count as nearly confirmed."""
@@ -79,7 +80,8 @@ _PARTS_OF_A_CLIENT = {"record", "person"}
 def second_bound(line: StatedGuarantee, charged: Sequence[ChargedRounds]) -> Bound:
     """Return an upper bound on the epsilon of ``line`` over the ``charged`` rounds, and how it was computed.
 
-    The bound is the stated epsilon itself if that is proved to hold: finding a smaller epsilon would take many times as long.
+    The bound is the stated epsilon itself if that is proved to hold: finding a smaller epsilon would take many times as long. It is
+    infinity if no epsilon holds, and None if no accountant of this package computes it.
     """
     units = {group.release.unit for group in charged}
     if any(group.release.kind == "unprotected" for group in charged):
@@ -96,15 +98,16 @@ def second_bound(line: StatedGuarantee, charged: Sequence[ChargedRounds]) -> Bou
     if line.trusted == "local":
         return _unshuffled_bound(charged, line.delta, stated_epsilon)
     channels = {group.channel for group in charged}
-    if line.trusted != ("summed" if channels == {"secure-sum"} else "shuffled") or channels & {"direct", "random-delay"}:
+    fitting_trust = "summed" if channels == {"secure-sum"} else "shuffled"
+    if line.trusted != fitting_trust or channels & {"direct", "random-delay"}:
         bound, _ = _unshuffled_bound(charged, line.delta, stated_epsilon)
         return bound, "computed without a shuffler or a sum, because reports did not travel as the guarantee says"
     shuffled, how = _shuffled_bound(charged, line.delta, stated_epsilon)
     if shuffled is not None and shuffled <= stated_epsilon * SAME:
         return shuffled, how
-    bound, _ = _unshuffled_bound(charged, line.delta, stated_epsilon)
-    if bound is not None and (shuffled is None or bound < shuffled) and bound <= stated_epsilon * (1 + TOLERANCE):
-        return bound, "the bound without a shuffler is enough"
+    unshuffled, _ = _unshuffled_bound(charged, line.delta, stated_epsilon)
+    if unshuffled is not None and (shuffled is None or unshuffled < shuffled) and unshuffled <= stated_epsilon * (1 + TOLERANCE):
+        return unshuffled, "the bound without a shuffler is enough"
     return shuffled, how
 
 
@@ -120,13 +123,14 @@ def _for_one_record(group: ChargedRounds) -> ChargedRounds:
 
 
 def _unshuffled_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
-    """Return the bound against an observer who knows the sender of every report."""
+    """Return the bound against an observer who knows the sender of every report: reports with Gaussian noise, others, or both."""
     pure = [(_parameter_of(group), group.release.units * group.rounds) for group in charged if group.release.kind != "gaussian"]
     gaussian = [group for group in charged if group.release.kind == "gaussian"]
     if delta == 0:
         return (inf, "Gaussian noise has no finite epsilon at delta 0") if gaussian else (float(pure_sum(pure)), "exact sum")
     if any(group.release.rate < 1 for group in gaussian):
         return None, "this package has no accountant for records that take part at random (Poisson sampling)"
+    # Gaussian releases compose to one whose mu^2 is the sum of theirs (Gaussian DP).
     mu = sqrt(sum(_parameter_of(group) ** 2 * group.release.units * group.rounds for group in gaussian))
     if not pure:
         bound = _stated_or_least(stated_epsilon, lambda epsilon: gaussian_delta(mu, epsilon), delta)
@@ -165,7 +169,8 @@ def _equal_reports_bound(epsilon0: float, number: int, delta: float, stated_epsi
     if bound <= stated_epsilon * SAME:
         return bound, "convolution and Renyi divergences"
     truth = 1 / (1 + exp(-epsilon0))  # probability that randomised response tells the truth
-    # The exact sum begins at the losses above the stated epsilon, and ends 40 standard deviations above the mean.
+    # A number B of true answers has the loss epsilon0 (2 B - number). The sum goes from the B whose loss is the stated epsilon to
+    # 40 standard deviations above the mean of B.
     terms = number * (truth - 0.5) - stated_epsilon / epsilon0 / 2 + 40 * sqrt(number * truth * (1 - truth))
     if bound > stated_epsilon * FAR_APART and terms > MAX_TERMS:
         return bound, "convolution and Renyi divergences, far above the stated epsilon"
@@ -180,6 +185,7 @@ def _shuffled_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsil
     if not all(_sums_integers(group) for group in gaussian_sums):
         return None, "floats that each client rounds do not add up exactly as their noise does"
     if len(gaussian_sums) == len(charged) and all(group.release.rate == 1 for group in charged):
+        # In a sum, the noise of all clients of the cohort adds up, so mu^2 is divided by their number.
         mu = sqrt(sum(_parameter_of(group) ** 2 * group.release.units * group.rounds / group.cohort for group in charged))
         delta_without_margin = delta * (1 - GAUSSIAN_SUM_MARGIN)
         bound = _stated_or_least(stated_epsilon, lambda epsilon: gaussian_delta(mu, epsilon), delta_without_margin)
@@ -207,12 +213,12 @@ def _shuffled_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsil
 def _single_bits_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilon: float) -> Bound:
     """Return the bound for shuffled bits. An observer sees only how many clients sent a one."""
     bits = [(CountedBit(_parameter_of(group), group.cohort), group) for group in charged]
-    if len(charged) == 1 and charged[0].release.units * charged[0].rounds == 1:
-        bit = bits[0][0]
+    if sum(group.release.units * group.rounds for group in charged) == 1:
+        ((bit, _),) = bits
         bound = _stated_or_least(stated_epsilon, lambda epsilon: _delta_at(bit, epsilon), delta, bit.max_loss)
         return bound, "every worst case of the other clients, in extended precision"
     bound = composed_epsilon([(bit, group.release.units * group.rounds) for bit, group in bits], delta, stated_epsilon)
-    if bound > stated_epsilon * SAME:
+    if bound > stated_epsilon * SAME:  # a sharper bound holds because inputs do not depend on other bits of their round
         rounds = [(CountedRound(bit, group.release.units), group.rounds) for bit, group in bits]
         bound = min(bound, convolved_epsilon(rounds, delta, stated_epsilon))
     return bound, "every worst case of the other clients, by convolution"
@@ -227,7 +233,8 @@ def _blanketed_reports_bound(charged: Sequence[ChargedRounds], delta: float, sta
             return None, f"the blanket of {group.cohort:,} clients at so small an epsilon takes too long here"
         kinds.append((report, ceil(group.release.units / group.linked) * group.rounds))
     if sum(times for _, times in kinds) == 1:
-        return _stated_or_tabulated(kinds[0][0], delta, stated_epsilon), "blanket of one message, size by size of the anonymity set"
+        ((single_report, _),) = kinds
+        return _stated_or_tabulated(single_report, delta, stated_epsilon), "blanket of one message, size by size of the anonymity set"
     return composed_epsilon(kinds, delta, stated_epsilon), "blanket, by convolution"
 
 
@@ -236,16 +243,17 @@ def _vectors_bound(charged: Sequence[ChargedRounds], delta: float, stated_epsilo
 
     How much of a vector may lie outside depends on the resulting epsilon. An epsilon near the stated one is tried first, then a safe one.
     """
-    method, highest = "blanket of clipped vectors, by convolution", stated_epsilon * (1 + TOLERANCE)
     unshuffled, _ = _unshuffled_bound(charged, delta, stated_epsilon)
     others = sum(group.rounds * (group.cohort - 1) for group in charged)
     if unshuffled is None or min(stated_epsilon, unshuffled) > MAX_VECTOR_EPSILON or others == 0:
         return None, f"shuffling adds no protection to vectors at an epsilon above {MAX_VECTOR_EPSILON:g}, or to a single client"
-    for epsilon in (highest, min(unshuffled, MAX_VECTOR_EPSILON)):
+    for epsilon in (stated_epsilon * (1 + TOLERANCE), min(unshuffled, MAX_VECTOR_EPSILON)):
+        # A total variation of this size in the law of each other vector costs delta (1 + e^epsilon) times as much. That holds for any
+        # smaller epsilon, too, so a bound of at most ``epsilon`` is valid.
         variation = DELTA_SHARE_OF_BLANKET * delta / (1 + exp(epsilon)) / others
         bound = _vectors_epsilon(charged, (1 - DELTA_SHARE_OF_BLANKET) * delta, stated_epsilon, variation)
         if bound <= epsilon:
-            return bound, method
+            return bound, "blanket of clipped vectors, by convolution"
     return unshuffled, "the bound without a shuffler is enough"
 
 
@@ -267,12 +275,13 @@ def _linked_bits_bound(charged: Sequence[ChargedRounds], delta: float, stated_ep
         linked = _linked_units(group)
         if linked > MAX_LINKED_BITS:
             return None, f"{linked:,} bits stay together; this package computes at most {MAX_LINKED_BITS:,}"
+        # A true bit is 2 p times as likely as a uniform one, with the probability p = 1 / (1 + e^-epsilon) of the truth.
         if linked * log(2 / (1 + exp(-_parameter_of(group)))) > MAX_LOG_GAIN_OF_LINKED_BITS:
             return None, f"{linked:,} bits that stay together at so large an epsilon identify their client: shuffling adds no protection"
         kinds.append((LinkedBits(_parameter_of(group), linked, group.cohort), ceil(group.release.units / linked) * group.rounds))
     bound, how = composed_epsilon(kinds, delta, stated_epsilon), "blanket of linked bits, by convolution"
-    many = sum(times for _, times in kinds) > MAX_LINKED_MESSAGES or max(group.cohort for group in charged) > MAX_LINKED_COHORT
-    if bound > stated_epsilon * (1 + TOLERANCE) and many:
+    is_coarse = sum(times for _, times in kinds) > MAX_LINKED_MESSAGES or max(group.cohort for group in charged) > MAX_LINKED_COHORT
+    if bound > stated_epsilon * (1 + TOLERANCE) and is_coarse:
         return None, f"{how}: with so many messages or clients it is too coarse to show that the stated epsilon does not hold"
     return bound, how
 
@@ -348,7 +357,8 @@ def _stated_or_least(stated_epsilon: float, delta_at: Callable[[float], float], 
 def _stated_or_tabulated(release: ReleaseBound, delta: float, stated_epsilon: float) -> float:
     """Return ``stated_epsilon`` if it holds at ``delta``, and otherwise an epsilon that does.
 
-    It is found in a table of delta at many epsilons, and then in a finer table between two of these.
+    It is found in a table of delta at many epsilons, and then in a finer table between two of these. If none of them is enough, it is the
+    largest possible loss.
     """
     if _delta_at(release, stated_epsilon) <= delta * SAME:
         return stated_epsilon
@@ -357,7 +367,7 @@ def _stated_or_tabulated(release: ReleaseBound, delta: float, stated_epsilon: fl
         epsilons = np.linspace(low, high, CURVE_POINTS, dtype=np.longdouble)
         sufficient = np.flatnonzero(release.delta(epsilons) <= delta)
         if not sufficient.size:
-            return high  # the largest possible loss
+            return high
         first = int(sufficient[0])
         low, high = float(epsilons[max(first - 1, 0)]), float(epsilons[first])
     return high

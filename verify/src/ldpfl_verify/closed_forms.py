@@ -26,7 +26,7 @@ def randomised_response_delta(epsilon0: float, reports: int, epsilon: float) -> 
 
     Randomised response is the worst case of all adaptive compositions of ``epsilon0``-DP mechanisms (Kairouz, Oh and Viswanath 2015). The
     privacy loss is epsilon0 (2 B - k) with a binomial number B of true answers out of k. The sum begins at the smallest B whose loss
-    exceeds epsilon. It ends where a geometric series bounds the remaining terms.
+    exceeds epsilon. It ends where a geometric series bounds the remaining terms. Each figure is an interval with the ends ``a`` and ``b``.
     """
     with mpmath.workdps(DIGITS):
         iv.dps = DIGITS
@@ -42,11 +42,11 @@ def randomised_response_delta(epsilon0: float, reports: int, epsilon: float) -> 
         combinations_interval = iv.mpf([combinations * (1 - _LAST_DIGITS), combinations * (1 + _LAST_DIGITS)])
         term = combinations_interval * truth**first_count * (one - truth) ** (reports - first_count)
         discount_ratio, total = iv.exp(-2 * exact_epsilon0), iv.mpf(0)
-        for ones in range(first_count, reports + 1):
+        for count in range(first_count, reports + 1):
             gain = one - discount
             if gain.b > 0:
                 total += term * (gain if gain.a > 0 else iv.mpf([0, gain.b]))
-            ratio = odds * (reports - ones) / (ones + 1)
+            ratio = odds * (reports - count) / (count + 1)  # of the next count's probability to this one's
             if ratio.b < 1 and term.b * ratio.b / (1 - ratio.b) < _LAST_DIGITS * max(total.b, _LAST_DIGITS):
                 total += iv.mpf([0, term.b * ratio.b / (1 - ratio.b)])
                 break
@@ -71,7 +71,7 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, start: float
 
     Args:
         start: where the search begins.
-        sufficient_epsilon: an epsilon that is known to suffice.
+        sufficient_epsilon: an epsilon that is known to suffice. It is returned if the search comes to it.
     """
     if delta_at(0.0) <= delta:
         return 0.0
@@ -80,6 +80,7 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, start: float
         if high >= sufficient_epsilon:
             return sufficient_epsilon
         low, high = high, 2 * high + 1e-6
+    # In logarithms delta is nearly straight. 1e-300 is added because 0 has no logarithm.
     root = float(brentq(lambda epsilon: log(delta_at(epsilon) + 1e-300) - log(delta), low, high, xtol=1e-10 * high))
     while delta_at(root) > delta:  # the root may be slightly too small
         root *= 1 + 1e-9

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf, log, log1p, log2, sqrt
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,7 @@ def renyi_epsilon(kinds: CountedReleases, delta: float) -> float:
         return inf
 
     def epsilon_at(log_order: float) -> float:
+        # The proposition's alpha is 1 + order, and its Renyi divergence is log_moment / order.
         order = exp(log_order)
         factor = order * log(order) - (1 + order) * log1p(order)
         return (sum(times * release.log_moment(order) for release, times in kinds) + factor - log(delta_left)) / order
@@ -134,16 +135,19 @@ def convolved_deltas(release: ReleaseBound, times: int, epsilons: Array) -> Arra
 
 
 def _epsilon_of_sum(laws: Sequence[tuple[_LossDistribution, int]], step: float, delta: float, guess: float) -> float:
-    """Return the epsilon of the sum at ``delta``. Each pass centers the lattice on the last epsilon, until it no longer changes."""
+    """Return the epsilon of the sum at ``delta``. Each pass centers the lattice on the last epsilon, until it no longer changes.
+
+    The result is infinity if 20 passes do not suffice, or if no epsilon on the lattice has this delta.
+    """
     epsilon = guess
     for _ in range(20):
         total = _TiltedSum.of(laws, step, epsilon)
         if total.delta(0.0) <= delta and total.losses[0] <= 0:
             return 0.0
         low, high = max(0.0, float(total.losses[0])), float(total.losses[-1])
-        if total.delta(high) > delta:
+        if total.delta(high) > delta:  # the epsilon lies above the lattice
             epsilon = high if high > epsilon else inf
-        elif total.delta(low) <= delta:
+        elif total.delta(low) <= delta:  # the epsilon lies below the lattice
             epsilon = low
         else:
             before = epsilon
@@ -189,9 +193,10 @@ def _loss_distribution(release: ReleaseBound, step: float, points: int) -> _Loss
         deltas[-1] = 0
     e_to_losses = np.exp(losses)
     steps = np.diff(np.expm1(losses))  # not of ``e_to_losses``, which is 1 at several of the smallest losses
-    slopes = np.append((deltas[:-1] - deltas[1:]) / steps, 0)  # mass of the losses at or above, under the other input
-    slopes = np.maximum.accumulate(slopes[::-1])[::-1]
-    negative_masses = slopes[:-1] - slopes[1:]
+    # A chord of delta against e^epsilon falls with the mass, under the other input, of the losses above its lower end.
+    slopes = np.append((deltas[:-1] - deltas[1:]) / steps, 0)
+    masses_above = np.maximum.accumulate(slopes[::-1])[::-1]
+    negative_masses = masses_above[:-1] - masses_above[1:]
     positive_masses = negative_masses * e_to_losses[1:]
     infinite = float(deltas[-1])
     zero_mass = max(0.0, float(1 - infinite - positive_masses.sum() - negative_masses.sum()))
@@ -231,7 +236,7 @@ class _TiltedSum:
         return float(contributions.sum()) * (1 + DELTA_MARGIN) + rounding + self.truncated + 1e-300
 
     def deltas(self, epsilons: Array) -> Array:
-        """Return :meth:`delta` at each of ``epsilons``."""
+        """Return :meth:`delta` at each of ``epsilons``: P(S) - e^epsilon Q(S), where S holds the losses above epsilon."""
         mass = self.weighted * np.exp(np.minimum(self.log_moment - self.tilt * self.losses, 700.0).astype(np.longdouble))
         mass_under_other_input = mass * np.exp(-self.losses.astype(np.longdouble))
         mass_above, other_mass_above = (np.append(np.cumsum(part[::-1])[::-1], 0) for part in (mass, mass_under_other_input))
@@ -255,18 +260,18 @@ class _TiltedSum:
         # At this tilt, the weighted mean of the sum is epsilon.
         optimum = minimize_scalar(lambda log_tilt: log_moment(exp(log_tilt)) - exp(log_tilt) * epsilon, bounds=(-12, 12), method="bounded")
         tilt = exp(float(optimum.x))
-        tilted = [(law, times, *_tilted_probabilities(law, tilt * step)) for law, times in laws]
-        mean = sum(times * center_of_release for _, times, _, center_of_release, _ in tilted)
-        deviation = sqrt(sum(times * variance for _, times, _, _, variance in tilted))
+        all_tilted = [(law, times, _TiltedRelease.of(law, tilt * step)) for law, times in laws]
+        mean = sum(times * tilted.mean for _, times, tilted in all_tilted)
+        deviation = sqrt(sum(times * tilted.variance for _, times, tilted in all_tilted))
         longest_distribution = max(law.masses.size for law, _ in laws)
         points = 1 << ceil(log2(2 * COVERED_DEVIATIONS * deviation + 2 * longest_distribution + 64))
         if points > MAX_SUM_POINTS:
             raise _SumTooLong
         transform, offset = np.ones(points // 2 + 1, dtype=np.complex128), 0
-        for law, times, weights, center_of_release, _ in tilted:
-            center = round(center_of_release)
+        for law, times, tilted in all_tilted:
+            center = round(tilted.mean)
             offset += times * center
-            transform *= _powered_transform(weights, law.first - center, points, times)
+            transform *= _powered_transform(tilted.probabilities, law.first - center, points, times)
         # A Fourier transform is periodic: losses beyond one end of the lattice appear at the other. So the lattice is centered on the mean.
         first = round(mean) - points // 2
         sums = np.roll(fft.irfft(transform, points), -((first - offset) % points))
@@ -293,13 +298,21 @@ def _log_moment(law: _LossDistribution, order: float) -> float:
     return top + log(float(np.dot(law.masses, np.exp(exponents - top))))
 
 
-def _tilted_probabilities(law: _LossDistribution, order: float) -> tuple[NDArray[np.float64], float, float]:
-    """Return the probabilities under the weights e^(order * loss), and their mean and variance, in lattice steps."""
-    exponents = order * law.places
-    weights = (law.masses * np.exp(exponents - exponents.max())).astype(np.float64)
-    weights /= weights.sum()
-    average = float(np.dot(weights, law.places))
-    return weights, average, float(np.dot(weights, (law.places - average) ** 2))
+class _TiltedRelease(NamedTuple):
+    """Probabilities of one release's losses under the weights e^(order * loss), with the mean and the variance in lattice steps."""
+
+    probabilities: NDArray[np.float64]
+    mean: float
+    variance: float
+
+    @classmethod
+    def of(cls, law: _LossDistribution, order: float) -> _TiltedRelease:
+        """Return the probabilities of the losses of ``law``, which are counted in lattice steps."""
+        exponents = order * law.places
+        weights = (law.masses * np.exp(exponents - exponents.max())).astype(np.float64)
+        weights /= weights.sum()
+        mean = float(np.dot(weights, law.places))
+        return cls(weights, mean, float(np.dot(weights, (law.places - mean) ** 2)))
 
 
 def _tail_bound(log_moment: Callable[[float], float], top: float, tilt: float) -> float:

@@ -25,7 +25,9 @@ def signature_fits(public_key: bytes, message: bytes, signature: bytes) -> bool:
         return False
     digest = hashlib.sha512(signature[:32] + public_key + message).digest()
     challenge = int.from_bytes(digest, "little") % _ORDER
-    negated = (-point[0] % _P, point[1], point[2], -point[3] % _P)
+    x, y, z, t = point
+    negated = (-x % _P, y, z, -t % _P)
+    # The signature fits if scalar * base - challenge * point is the point that its first half encodes.
     return _encoded(_add(_times(scalar, _BASE), _times(challenge, negated))) == signature[:32]
 
 
@@ -46,6 +48,7 @@ def _decoded(encoded: bytes) -> Point | None:
     sign, y = number >> 255, number % 2**255
     if y >= _P:
         return None
+    # On the curve x^2 = (y^2 - 1) / (d y^2 + 1). If this has a root, it is the power below, or that times the root of -1.
     square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
     x = pow(square, (_P + 3) // 8, _P)
     if (x * x - square) % _P:
@@ -59,16 +62,17 @@ def _decoded(encoded: bytes) -> Point | None:
 
 def _encoded(point: Point) -> bytes:
     """Return the 32 bytes that encode ``point``: y, and the lowest bit of x in the highest bit."""
-    inverse = pow(point[2], -1, _P)
-    x, y = point[0] * inverse % _P, point[1] * inverse % _P
+    projective_x, projective_y, z, _ = point
+    inverse = pow(z, -1, _P)
+    x, y = projective_x * inverse % _P, projective_y * inverse % _P
     return (y | (x % 2) << 255).to_bytes(32, "little")
 
 
 def _add(first: Point, second: Point) -> Point:
     """Add two points by the formulas of RFC 8032, section 5.1.4, which hold for equal points as well."""
-    a = (first[1] - first[0]) * (second[1] - second[0])
-    b = (first[1] + first[0]) * (second[1] + second[0])
-    c, d = 2 * first[3] * second[3] * _D, 2 * first[2] * second[2]
+    (x1, y1, z1, t1), (x2, y2, z2, t2) = first, second
+    a, b = (y1 - x1) * (y2 - x2), (y1 + x1) * (y2 + x2)
+    c, d = 2 * t1 * t2 * _D, 2 * z1 * z2
     e, f, g, h = b - a, d - c, d + c, b + a
     return e * f % _P, g * h % _P, f * g % _P, e * h % _P
 

@@ -18,7 +18,7 @@ MAX_COMPARED_PAIRS = 10**6
 
 
 def check_charged(statement: Statement, path: Path) -> None:
-    """Return if ``statement`` is about the ledger at ``path`` and charges its rounds, or rounds that cost more.
+    """Raise unless ``statement`` is about the ledger at ``path`` and charges its rounds, or rounds that cost more.
 
     Raises:
         CertificateError: the ledger is another one, cannot be read, or holds more than the statement charges.
@@ -121,11 +121,10 @@ def _why_random_check_in_not_charged(
 
     ``last_round`` is the number of the last round. Some client joined ``max_joined`` rounds.
     """
-    needed = last_round
     # Behind a shuffler nobody learns which rounds a client joined. Elsewhere, with Gaussian noise, a client pays only for rounds it joined.
     participation_is_hidden = any(group.channel == "ideal-shuffler" and group.release.alike for group in rounds)
-    if all(group.release.kind == "gaussian" for group in rounds) and not participation_is_hidden:
-        needed = max_joined
+    pays_for_joined = all(group.release.kind == "gaussian" for group in rounds) and not participation_is_hidden
+    needed = max_joined if pays_for_joined else last_round
     charged_rounds = sum(group.rounds for group in charged)
     if charged_rounds < needed:
         return f"there were {needed:,} rounds, but only {charged_rounds:,} are charged"

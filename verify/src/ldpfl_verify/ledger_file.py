@@ -188,10 +188,10 @@ def _release_from(tree: Any) -> ClientRelease:
     wrong_fields = f"a release of kind {kind!r} has the fields {', '.join(sorted(tree))[:200]}; expected {', '.join(sorted(known))}"
     if not tree.keys() <= known:
         raise ValueError(wrong_fields)
-    parameter = _PARAMETERS[kind]
-    fields = {name: value for name, value in tree.items() if name not in _NOT_CHARGED and name != parameter}
+    parameter_name = _PARAMETERS[kind]  # None if releases of this kind have no parameter
+    fields = {name: value for name, value in tree.items() if name not in _NOT_CHARGED and name != parameter_name}
     try:
-        release = ClientRelease(**{**fields, "parameter": None if parameter is None else tree[parameter]})
+        release = ClientRelease(**{**fields, "parameter": None if parameter_name is None else tree[parameter_name]})
     except (TypeError, KeyError):
         raise ValueError(wrong_fields) from None
     why = _why_impossible_release(release)
@@ -217,7 +217,8 @@ def _why_impossible_release(release: ClientRelease) -> str:
 
 def _why_impossible(event: Event, before: Event | None, reports: int) -> str:
     """Return why no run has ``event`` after the event ``before``, or an empty text. ``reports`` counts all reports up to ``event``."""
-    last, joined = (before.round, before.joined) if before else (0, 0)
+    # ``joined`` counts the rounds of the client that joined most. It grows by at most one a round.
+    last_round, joined_before = (before.round, before.joined) if before else (0, 0)
     if event.population > MAX_CLIENTS:
         return f"{event.population:,} clients, expected at most {MAX_CLIENTS:,}"
     if max(event.release.units, event.linked, event.round) > MAX_COUNT:
@@ -230,10 +231,10 @@ def _why_impossible(event: Event, before: Event | None, reports: int) -> str:
         return f"{event.population:,} clients that join with probability {event.rate:g} each do not make a cohort of {event.cohort:,}"
     if before and event.population < before.population:
         return f"the population shrank from {before.population:,} to {event.population:,}; clients that left still count"
-    if event.round <= last or (event.round != last + 1 and event.sampling != "secret"):
-        return f"round {event.round} comes after round {last}: a round is missing or repeated"
-    if not joined <= event.joined <= joined + event.round - last or (event.cohort and not event.joined):
-        return f"a client cannot have joined {joined} rounds before this round and {event.joined} with it"
+    if event.round <= last_round or (event.round != last_round + 1 and event.sampling != "secret"):
+        return f"round {event.round} comes after round {last_round}: a round is missing or repeated"
+    if not joined_before <= event.joined <= joined_before + event.round - last_round or (event.cohort and not event.joined):
+        return f"a client cannot have joined {joined_before} rounds before this round and {event.joined} with it"
     if event.sampling == "once" and event.joined > 1:
         return f"sampling is 'once', but a client joined {event.joined} rounds"
     if reports > event.population * event.joined:

@@ -96,8 +96,11 @@ class CountedRound:
         return np.asarray(deltas + self.neglected)
 
     def _log_factor(self, order: float) -> float:
-        """Return the logarithm of a bound on the mean of (1 - e^-y) e^(-order y), if weighted losses exceed epsilon by y > 0."""
-        peak = exp(order * log(order) - (1 + order) * log1p(order))
+        """Return the logarithm of a bound on the mean of (1 - e^-y) e^(-order y), if weighted losses exceed epsilon by y > 0.
+
+        Under a normal distribution the mean is at most the integral, 1 / (order (1 + order)), times the largest normal density.
+        """
+        peak = exp(order * log(order) - (1 + order) * log1p(order))  # the largest value, where e^-y = order / (1 + order)
         _, min_deviation, _, normal_error = self._moments(order)
         if min_deviation <= 1e-50:  # the normal distribution would have no width
             return log(peak)
@@ -107,7 +110,7 @@ class CountedRound:
         """Return the bound without weights: the largest delta of a normal loss with the largest mean and a deviation s from an interval.
 
         E[(1 - e^-y)+] = Phi(a / s) - phi(a / s) m(s - a / s), with a = mean - epsilon and Mills' ratio m. Each of the two terms is taken at
-        its worst deviation.
+        its worst deviation. Where the ratio would overflow, the second term is left out, which makes the bound larger.
         """
         mean, min_deviation, max_deviation, normal_error = self._moments(0.0)
         if min_deviation <= 1e-50:
@@ -135,12 +138,13 @@ class CountOfOnes:
         others_pmf = np.ones(1)
         for count, share in others:
             if count:
-                others_pmf = np.convolve(others_pmf, binomial(count, share)[1])  # all terms are positive, so that no digits are lost
+                _, chances = binomial(count, share)  # at which count they begin does not matter
+                others_pmf = np.convolve(others_pmf, chances)  # all terms are positive, so that no digits are lost
         shifted_by_one, not_shifted = np.append(0.0, others_pmf).astype(np.longdouble), np.append(others_pmf, 0.0).astype(np.longdouble)
         truth, lie = randomised_response(epsilon0)
         first, second = truth * shifted_by_one + lie * not_shifted, lie * shifted_by_one + truth * not_shifted
         possible = (first > 0) & (second > 0)
-        self._first, second = first[possible][::-1], second[possible][::-1]
+        self._first, second = first[possible][::-1], second[possible][::-1]  # the largest count, which has the largest loss, comes first
         self._losses = np.minimum.accumulate(np.log(self._first / second))  # of first against second, falling
         self._above = np.cumsum(self._first), np.cumsum(second)
 

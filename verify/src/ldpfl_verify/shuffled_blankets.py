@@ -111,8 +111,8 @@ class _Blanketed(ABC):
             values, chances, step = self._gains(epsilon, 2.1 * max_sum / MAX_GAIN_POINTS)
             max_sum = self._max_sum(values, chances)
         size = 1 << ceil(log2(2 * max_sum / step + 2))
-        places = np.rint(values / step).astype(np.int64) % size
-        transform_minus_one = fft.rfft(np.bincount(places, chances, size)) - 1
+        places = np.rint(values / step).astype(np.int64) % size  # the transform is periodic: negative gains lie in the upper half
+        transform_minus_one = fft.rfft(np.bincount(places, chances, size)) - 1  # log1p keeps the digits of a transform near 1
         with np.errstate(divide="ignore"):
             log_transform = np.log1p(transform_minus_one)
         total = np.zeros_like(transform_minus_one)
@@ -195,17 +195,20 @@ class ShuffledVector(_Blanketed):
         """
         radius = self._radius
         shrunk = exp(-(radius**2) / 2)
+        # The standard deviation of a gain, whose mean is 1 - e^epsilon.
         spread = sqrt(max(exp(radius**2) * (1 + exp(2 * epsilon)) - 2 * exp(epsilon - radius**2) - (1 - exp(epsilon)) ** 2, 1e-300))
         min_gain, max_gain = (shrunk * (exp(radius * z) - exp(epsilon - radius * z)) for z in (-NORMAL_END - radius, NORMAL_END + radius))
         step = max(spread / STEPS_OF_VECTORS, (max_gain - min_gain) / MAX_GAIN_POINTS, min_step)
         values = np.arange(np.floor(min_gain / step), np.ceil(max_gain / step) + 1) * step
+        # The z of each gain v: e^(a z) is the positive root of x^2 - (v / shrunk) x - e^epsilon, in the form that keeps digits.
         half = values / shrunk / 2
         root = np.sqrt(half**2 + exp(epsilon))
-        grown = np.where(half > 0, half + root, exp(epsilon) / (root - half))  # e^(a z), the positive root of a quadratic equation
-        z = np.log(grown) / radius
+        z = np.log(np.where(half > 0, half + root, exp(epsilon) / (root - half))) / radius
         interval_probabilities = _normal_probabilities(z)
-        interval_means = _normal_probabilities(z - radius) - exp(epsilon) * _normal_probabilities(z + radius)
-        mass_at_upper_end = np.clip((interval_means - interval_probabilities * values[:-1]) / step, 0.0, interval_probabilities)
+        # Mean gain of each interval, times its probability.
+        interval_gains = _normal_probabilities(z - radius) - exp(epsilon) * _normal_probabilities(z + radius)
+        # Each interval's probability is divided between its ends so that they have the same mean gain.
+        mass_at_upper_end = np.clip((interval_gains - interval_probabilities * values[:-1]) / step, 0.0, interval_probabilities)
         chances = np.zeros_like(values)
         chances[:-1] += interval_probabilities - mass_at_upper_end
         chances[1:] += mass_at_upper_end
@@ -217,12 +220,12 @@ class ShuffledVector(_Blanketed):
 def common_share(mu: float, variation: float) -> float | None:
     """Return a share g of U that a vector has in common with all others, if a total variation distance of ``variation`` is paid for.
 
-    ``variation`` bounds the probability of the part of the vector's law that lies above U / g. Return None if g would be too small to help.
+    ``variation`` bounds the probability of the part of g U that lies above the vector's law. Return None if g would be too small to help.
     """
-    report = GaussianReport(mu / 2)
+    report = GaussianReport(mu / 2)  # U is the law of the ball's center, mu / 2 away
 
     def excess(budget: float) -> float:
-        """Return the logarithm of the probability above U / g, over ``variation``, for g = e^-``budget``."""
+        """Return the logarithm of the probability of that part, g delta(``budget``), over ``variation``, for g = e^-``budget``."""
         return log(float(report.delta(np.array([budget], dtype=np.longdouble))[0]) + 1e-300) - budget - log(variation)
 
     if excess(MAX_SHUFFLED_EPSILON) > 0:
@@ -243,9 +246,10 @@ def _likely_max_sum(values: Floats, chances: Floats, count: float) -> float:
         return 0.0
     cell_size = ceil(values.size / COARSE_GAINS)
     starts = np.arange(0, values.size, cell_size)
-    values, chances = np.maximum.reduceat(values, starts), np.add.reduceat(chances, starts)  # rounded up, which makes the sum larger
+    # Gains are rounded up to the largest of their cell, which makes the sum larger.
+    cell_values, cell_chances = np.maximum.reduceat(values, starts), np.add.reduceat(chances, starts)
     best = max_gain * count
     for order in np.logspace(-5, 2, 99) / max_gain:
-        moment = float(np.dot(chances, np.expm1(np.minimum(order * values, 600.0))))
-        best = min(best, (count * np.log1p(moment) + LOG_TAIL) / order)
+        moment_minus_one = float(np.dot(cell_chances, np.expm1(np.minimum(order * cell_values, 600.0))))
+        best = min(best, (count * np.log1p(moment_minus_one) + LOG_TAIL) / order)
     return float(max(best, max_gain))

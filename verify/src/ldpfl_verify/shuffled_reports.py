@@ -68,14 +68,14 @@ class BlanketedReport:
         self.max_loss = epsilon0
         self._low, self._high = share * (1 - BLANKET_ERROR), share * exp(epsilon0) * (1 + BLANKET_ERROR)
         # The likelihood ratio to U is high on this share of U and low on the rest, so that its mean is 1. The shares of both inputs overlap
-        # as little as possible.
+        # as little as possible: if they are above one half, the rest is high under both inputs, else it is low under both.
         high_share = (1 - self._low) / (self._high - self._low)
         self._both, self._informative_share = (self._high, 1 - high_share) if high_share > 0.5 else (self._low, high_share)
         others, chances = binomial(clients - 1, self._low)
-        table = (2 * tail_distance(clients * self._low, 2 * self._informative_share)) ** 2
-        self.takes_long = table > MAX_TABLE_ENTRIES
-        cells = max(MIN_TABLES, MAX_ENTRIES_OF_TABLES // max(1, int(table)))
-        self._set_sizes = with_fewer_sizes(others + 1, chances, cells)
+        table_entries = (2 * tail_distance(clients * self._low, 2 * self._informative_share)) ** 2
+        self.takes_long = table_entries > MAX_TABLE_ENTRIES
+        max_tables = max(MIN_TABLES, MAX_ENTRIES_OF_TABLES // max(1, int(table_entries)))
+        self._set_sizes = with_fewer_sizes(others + 1, chances, max_tables)
         self.neglected = 4 * TAIL + MOMENT_ERROR
 
     def delta(self, epsilons: Array) -> Array:

@@ -27,7 +27,7 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def check_signature(certificate: Certificate, origin: str = "the certificate") -> None:
-    """Return if ``certificate`` has no signature, or one that fits; ``origin`` names it in errors.
+    """Raise unless ``certificate`` has no signature, or one that fits; ``origin`` names it in errors.
 
     Raises:
         CertificateError: the statement was changed after it was signed, or anybody can sign with the key.

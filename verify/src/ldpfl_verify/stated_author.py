@@ -57,7 +57,8 @@ _UNITS: Mapping[str, frozenset[Unit]] = {
 
 def with_believed_author(release: ClientRelease) -> ClientRelease:
     """Return ``release``, with the author :data:`DOUBTED` if it names the project's mechanism and no such mechanism makes it."""
-    return release if release.author not in (OURS, USERS_CODE) or _project_can_make(release) else replace(release, author=DOUBTED)
+    is_doubted = release.author in (OURS, USERS_CODE) and not _project_can_make(release)
+    return replace(release, author=DOUBTED) if is_doubted else release
 
 
 def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelease:
@@ -74,7 +75,8 @@ def with_author_of_bits(release: ClientRelease, realised: object) -> ClientRelea
         raise ValueError(
             f"bits at epsilon {counted:g} have a realised epsilon of {quoted(realised)}: expected above 0 and at most {counted:g}"
         )
-    return release if release.author not in (OURS, USERS_CODE) or realised >= _least_realised(counted) else replace(release, author=DOUBTED)
+    is_doubted = release.author in (OURS, USERS_CODE) and realised < _least_realised(counted)
+    return replace(release, author=DOUBTED) if is_doubted else release
 
 
 def _least_realised(epsilon: float) -> float:

@@ -79,7 +79,8 @@ def different_reports_delta(reports: Sequence[tuple[float, int]], epsilon: float
     numbers: Counter[float] = Counter()
     for epsilon0, number in reports:
         numbers[epsilon0] += number
-    *others, (losses, masses) = sorted((_losses(*group) for group in numbers.items()), key=lambda law: law[0].size)
+    groups = [_losses(epsilon0, number) for epsilon0, number in numbers.items()]
+    *others, (losses, masses) = sorted(groups, key=lambda losses_and_masses: losses_and_masses[0].size)  # the longest group comes last
     if prod(group_losses.size for group_losses, _ in others) > MAX_OUTCOMES:
         return 1.0
     epsilon_left = epsilon - reduce(np.add.outer, [group_losses for group_losses, _ in others], np.zeros((), np.longdouble)).ravel()
@@ -88,7 +89,7 @@ def different_reports_delta(reports: Sequence[tuple[float, int]], epsilon: float
     mass_above = np.append(0, np.cumsum(masses))
     with np.errstate(divide="ignore"):
         log_other = np.append(-np.inf, np.logaddexp.accumulate(np.log(masses) - losses))
-    losses_above = np.searchsorted(-losses, -epsilon_left)
+    losses_above = np.searchsorted(-losses, -epsilon_left)  # how many of the longest group's losses exceed the part that is left
     gains = np.maximum(mass_above[losses_above] - np.exp(np.minimum(epsilon_left + log_other[losses_above], 0)), 0)
     rounding = np.finfo(np.longdouble).eps * (losses.size + np.abs(losses).max() + np.abs(epsilon_left).max()) * mass_above[losses_above]
     return float(chances @ (gains + rounding)) * (1 + 1e-10) + len(numbers) * TAIL
