@@ -114,7 +114,7 @@ def begin_app(
     settings = RunSettings(recipe=recipe, changes=all_changes, out="run", reply_s=_REPLY_S if at_nodes else 0.0, **sum_settings)
     open_bounds = tuple(name for name, bounds in table_settings.get("data.bounds", {}).items() if bounds == NOT_KNOWN)
     check_code(config)
-    is_sized = not names_not_loaded(config)
+    is_sized = not names_not_loaded(config)  # the sizes of the model's arrays are known, because the model is loaded here
     # These calls raise if no policy fits the app, so that nothing is written then.
     if not open_bounds:
         offer = offer_of_settings(settings)

@@ -52,7 +52,7 @@ def config_for_call(
     changes = [*setting_texts(settings), *setting_texts(overrides_by_key(function, overrides, what))]
     config = config_from(what, changes)
     # Unless a seed is given, the noise on a user's own data follows from a secret that is no part of the config.
-    # `what` itself knows which keys the caller stated. In `config` all count as stated, because it was parsed from the full text of `what`.
+    # A RunConfig knows which of its keys were stated. In `config` all of them count as stated, because it was parsed from their full text.
     stated_keys = (what if isinstance(what, RunConfig) else config).model_fields_set
     given_keys = {*stated_keys, *(change.partition("=")[0].strip() for change in changes)}
     if not config.data.brought or "seed" in given_keys:  # the data are built in, or the user gave a seed

@@ -175,7 +175,7 @@ def tuned_settings(texts: Sequence[str]) -> tuple[list[str], dict[str, list[Any]
     """Return the settings of every trial, and the values of those that are tuned, from texts ``KEY=VALUE`` and ``KEY=VALUE,VALUE``.
 
     Raises:
-        ConfigError: a text has no key or no value, or a key is given twice.
+        ConfigError: a text has no key or no value, or names a key for which several values were given before.
     """
     fixed: list[str] = []
     axes: dict[str, list[Any]] = {}

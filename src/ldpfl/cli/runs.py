@@ -213,7 +213,7 @@ def sweep(
     resume_flags = _flags(data_dir, device) + (f" --jobs {jobs}" if jobs > 1 else "")
     flags = {"--data": data, "--target": target, "--client": client, "--person": person, "--task": task, "--model": model, "--name": called}
     all_flags: dict[str, object] = {**flags, "--seeds": seeds if seeds > 1 else None}
-    first_command = _sweep_command(name, all_flags, axis or [], set_ or [], folder) + resume_flags
+    first_command = _sweep_command(name, all_flags, axis or [], set_ or [], folder) + resume_flags  # if there is nothing to resume yet
     resume_command = f"{resume_sweep_command(folder)}{resume_flags}"
     options: dict[str, Any] = {"folder": folder, "data_dir": data_dir, "device": device, "jobs": jobs, "resume": resume}
     sweep_file = folder / SWEEP

@@ -260,9 +260,9 @@ def _table_rows(guarantees: list[dict[str, Any]]) -> Iterator[tuple[str, str, st
             yield protected, trusted, f"{epsilon_text(row['epsilon'])}{at_delta}", CLAIM
         elif row["status"] == "estimate":
             yield protected, trusted, f"~ {epsilon_text(row['epsilon'])}", "estimate"
-        elif row["delta"] == 0 and row["unit"] in PROTECTED:
+        elif row["delta"] == 0 and row["unit"] in PROTECTED:  # kept for the next bound's line
             pure_epsilons[line_key] = epsilon_text(row["epsilon"])
-        elif not row["adaptive"]:
+        elif not row["adaptive"]:  # holds for inputs that are fixed beforehand
             claim = "" if row["status"] == "proved" else f", {row['status']}"
             yield protected, trusted, interval(row["lower"], row["epsilon"]), f"fixed inputs{claim}"
         else:

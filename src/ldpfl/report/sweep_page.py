@@ -79,10 +79,7 @@ def _common_value(values: Sequence[str], plural: str) -> str:
 
 def _best_epsilon(row: Row) -> float | None:
     """Return the smallest epsilon of a row's whole runs, whoever has to be trusted for it; None if there is none."""
-    best = best_figure(row.privacy)
-    if best is None:
-        return None
-    epsilon, _ = best
+    epsilon, _trusted = best_figure(row.privacy) or (None, "")
     return epsilon
 
 

@@ -276,7 +276,7 @@ class _TiltedSum:
         first = round(mean) - points // 2
         sums = np.roll(fft.irfft(transform, points), -((first - offset) % points))
         places = first + np.arange(points, dtype=np.float64)
-        norm = sqrt(float(np.sum(np.abs(transform) ** 2)) * 2 + 1)
+        norm = sqrt(float(np.sum(np.abs(transform) ** 2)) * 2 + 1)  # at least that of all coefficients, of which ``transform`` has half
         releases = sum(times for _, times in laws)
         truncated = min(1.0, sum(times * law.infinite for law, times in laws)) + _tail_bound(log_moment, float(places[-1]) * step, tilt)
         return cls(places * step, np.maximum(sums, 0.0), log_moment(tilt), tilt, truncated, releases * FOURIER_ERROR * norm)

@@ -84,7 +84,7 @@ class CountedRound:
     def delta(self, epsilons: Array) -> Array:
         """Return an upper bound of delta at each of ``epsilons``: the smallest of several, with weights of 131 orders and without."""
         float_epsilons = epsilons.astype(np.float64)
-        logs = np.zeros_like(float_epsilons)
+        logs = np.zeros_like(float_epsilons)  # of bounds on delta, which is at most 1
         for order in np.logspace(-4, 2.5, 131).tolist():
             if order not in self._bound_by_order:
                 self._bound_by_order[order] = self.log_moment(order), self._log_factor(order)
